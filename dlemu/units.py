@@ -1,0 +1,56 @@
+"""Bytes, seconds and rates to text, and "512GiB" to bytes."""
+
+import re
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """Return the bytes that a size means: 4096, "512GiB" (2^30) or "1.5 TB" (10^12).
+
+    A bare prefix ("64K") is binary, as in fio.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    if isinstance(text, (int, float)):
+        if not (0 <= text < float("inf")):
+            raise ValueError(f"{text!r} is not a size in bytes")
+        return round(text)
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB")
+    number, prefix, binary, unit = match.groups()
+    base = 1000 if unit and prefix and not binary else 1024
+    return round(float(number) * base ** _POWERS[prefix.upper()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return bytes in the binary unit that leaves one to four digits before the point."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} TiB" if num_bytes < 1024 else f"{num_bytes / 1024:,.1f} PiB"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Return a rate in decimal units, as drives are sold: "3.18 GB/s"."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if abs(bytes_per_second) >= size:
+            return f"{bytes_per_second / size:.3g} {unit}"
+    return f"{bytes_per_second:.0f} B/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration at the precision a person wants: "12 µs", "3.5 ms", "1:02:05"."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
