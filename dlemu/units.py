@@ -23,7 +23,7 @@ def parse_bytes(text: str | int | float) -> int:
         raise ValueError(f"{text!r} is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB")
     number, prefix, binary, unit = match.groups()
     base = 1000 if unit and prefix and not binary else 1024
-    return round(float(number) * base ** _POWERS[prefix.upper()])
+    return round(float(number) * float(base) ** _POWERS[prefix.upper()])
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,0 +1,164 @@
+"""Who reads what when: one epoch as arrays, dealt from one order over all samples.
+
+Every sample is read at most once per epoch, and every accelerator has the same number of steps, or
+one of them would wait at a barrier for ever. What does not fill a last step is left out; with a
+shuffle that is another rest each epoch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import WorkloadError
+from dlemu.files import Samples
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """One epoch's reading.
+
+    `samples` is int64 (steps, accelerators, batch): the samples of every batch in the order in
+    which training gets them.
+    """
+
+    samples: Samples
+    sequence: Samples | None = None
+    """Streams only: all samples in the order in which storage is read."""
+    fetched: NDArray[np.int64] | None = None
+    """Streams only, (steps, accelerators, 2): part of `sequence` that is read for a batch."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of every accelerator."""
+        return len(self.samples)
+
+    def fetch(self, step: int, accelerator: int) -> Samples:
+        """Return the samples that are read from storage for a batch, in order.
+
+        Without a shuffle buffer these are the batch's own; with one, some are held for later.
+        """
+        if self.sequence is None or self.fetched is None:
+            samples: Samples = self.samples[step, accelerator]
+            return samples
+        first, last = self.fetched[step, accelerator]
+        return self.sequence[first:last]
+
+    def first_steps(self, num_steps: int) -> "EpochPlan":
+        """Return the plan cut to at most so many steps."""
+        fetched = None if self.fetched is None else self.fetched[:num_steps]
+        return EpochPlan(self.samples[:num_steps], self.sequence, fetched)
+
+
+def plan_epoch(
+    num_samples: int,
+    *,
+    batch_size: int,
+    num_accelerators: int,
+    epoch: int,
+    seed: int,
+    samples_per_file: int = 1,
+    shuffle_files: bool = True,
+    shuffle_samples: bool = True,
+) -> EpochPlan:
+    """Return the plan for files in which any sample can be read alone.
+
+    Raises:
+        WorkloadError: there are too few samples for two steps.
+    """
+    num_steps = _num_steps(num_samples, batch_size, num_accelerators)
+    generator = np.random.default_rng((seed, epoch))
+    if shuffle_samples or (shuffle_files and samples_per_file == 1):
+        order = generator.permutation(num_samples)
+    else:
+        order = _file_order(num_samples, samples_per_file, generator if shuffle_files else None)
+    dealt = order[: num_steps * num_accelerators * batch_size]
+    return EpochPlan(dealt.reshape(num_steps, num_accelerators, batch_size))
+
+
+def plan_streams(
+    num_samples: int,
+    *,
+    batch_size: int,
+    num_accelerators: int,
+    num_streams: int,
+    epoch: int,
+    seed: int,
+    samples_per_file: int,
+    shuffle_files: bool,
+    shuffle_samples: bool,
+    shuffle_size: int,
+) -> EpochPlan:
+    """Return the plan for files that are read from end to end, as tf.data reads TFRecords.
+
+    Files stand in shuffled order; each of an accelerator's `num_streams` workers reads its own
+    part of that sequence, and gives every num_streams-th batch: step s comes from stream
+    s % num_streams. A shuffle buffer of `shuffle_size` samples stands behind each stream.
+
+    Raises:
+        WorkloadError: there are too few samples for two steps.
+    """
+    num_steps = _num_steps(num_samples, batch_size, num_accelerators)
+    generator = np.random.default_rng((seed, epoch))
+    sequence = _file_order(num_samples, samples_per_file, generator if shuffle_files else None)
+    samples = np.empty((num_steps, num_accelerators, batch_size), np.int64)
+    fetched = np.empty((num_steps, num_accelerators, 2), np.int64)
+    start = 0
+    for accelerator in range(num_accelerators):
+        for stream in range(num_streams):
+            num_batches = len(range(stream, num_steps, num_streams))
+            if num_batches == 0:
+                continue
+            part = sequence[start : start + num_batches * batch_size]
+            if shuffle_samples:
+                order = _through_buffer(len(part), shuffle_size, generator)
+                ends = np.maximum.accumulate(order)[batch_size - 1 :: batch_size] + 1
+            else:
+                order = np.arange(len(part))
+                ends = np.arange(1, num_batches + 1) * batch_size
+            samples[stream::num_streams, accelerator] = part[order].reshape(-1, batch_size)
+            fetched[stream::num_streams, accelerator, 1] = start + ends
+            fetched[stream::num_streams, accelerator, 0] = start + np.append(0, ends[:-1])
+            start += len(part)
+    return EpochPlan(samples, sequence, fetched)
+
+
+def _num_steps(num_samples: int, batch_size: int, num_accelerators: int) -> int:
+    per_step = batch_size * num_accelerators
+    num_steps = num_samples // per_step
+    if num_steps < 2:
+        raise WorkloadError(
+            f"{num_samples} samples are too few for 2 steps: {num_accelerators} accelerators with "
+            f"batches of {batch_size} take {per_step} a step, and the first step is left out of "
+            f"AU; raise dataset.num_files_train"
+        )
+    return num_steps
+
+
+def _file_order(
+    num_samples: int, samples_per_file: int, generator: np.random.Generator | None
+) -> Samples:
+    """Return all samples, file by file; files in random order if there is a generator."""
+    if generator is None:
+        return np.arange(num_samples, dtype=np.int64)
+    files = generator.permutation(num_samples // samples_per_file)
+    within = np.arange(samples_per_file, dtype=np.int64)
+    return (files[:, None] * samples_per_file + within).ravel()
+
+
+def _through_buffer(num: int, size: int, generator: np.random.Generator) -> Samples:
+    """Return the order in which items 0..num-1 leave a shuffle buffer (tf.data's shuffle).
+
+    The buffer holds `size` items; each draw takes a random slot, which the next item then fills.
+    What leaves at draw t is what the previous draw of that slot put there: item t' + size, or the
+    item that the slot began with. So the whole order follows from the slots drawn, with no loop.
+    """
+    size = min(size, num)
+    slots = generator.integers(0, size, num - size)
+    by_slot = np.argsort(slots, kind="stable")
+    drawn = slots[by_slot]
+    leaves = np.empty(num - size, np.int64)
+    again = np.append(False, drawn[1:] == drawn[:-1])
+    leaves[by_slot] = np.where(again, np.append(0, by_slot[:-1]) + size, drawn)
+    rest = np.setdiff1d(np.arange(num), leaves, assume_unique=True)
+    return np.concatenate([leaves, generator.permutation(rest)])

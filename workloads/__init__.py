@@ -1,0 +1,1 @@
+"""The Hydra config tree: workloads and drives, each number with its source; no code."""
