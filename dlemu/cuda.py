@@ -1,0 +1,175 @@
+"""Memory of one GPU and copies into it, through the CUDA driver library and nothing else.
+
+`libcuda.so.1` comes with the GPU's driver. Its context is the one that PyTorch, CuPy and DALI use
+in the same process, so that addresses can be exchanged with them.
+"""
+
+import ctypes
+import functools
+import mmap
+from typing import Self
+
+from dlemu.errors import RunError
+
+PAGE_BYTES = 4096
+"""What O_DIRECT and cuFile want offsets, sizes and addresses to be a multiple of."""
+
+# What is called, with its arguments; all return a CUresult. The suffix names the 64-bit interface.
+_FUNCTIONS: dict[str, list[type]] = {
+    "cuInit": [ctypes.c_uint],
+    "cuDriverGetVersion": [ctypes.c_void_p],
+    "cuDeviceGetCount": [ctypes.c_void_p],
+    "cuDeviceGet": [ctypes.c_void_p, ctypes.c_int],
+    "cuDeviceGetName": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
+    "cuDevicePrimaryCtxRetain": [ctypes.c_void_p, ctypes.c_int],
+    "cuDevicePrimaryCtxRelease_v2": [ctypes.c_int],
+    "cuCtxSetCurrent": [ctypes.c_void_p],
+    "cuMemAlloc_v2": [ctypes.c_void_p, ctypes.c_size_t],
+    "cuMemFree_v2": [ctypes.c_uint64],
+    "cuMemHostRegister_v2": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
+    "cuMemHostUnregister": [ctypes.c_void_p],
+    "cuMemcpyHtoD_v2": [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t],
+    "cuMemcpyDtoH_v2": [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t],
+    "cuGetErrorString": [ctypes.c_int, ctypes.c_void_p],
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Load and initialise the driver library.
+
+    Raises:
+        RunError: there is no driver or no GPU.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RunError(
+            f"no GPU: {error}; install NVIDIA's driver, or start the container with --gpus all"
+        ) from None
+    for name, arguments in _FUNCTIONS.items():
+        getattr(library, name).argtypes = arguments
+    return library
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call one function of the driver; ctypes lets other threads run meanwhile."""
+    library = _library()
+    result = getattr(library, name)(*arguments)
+    if result:
+        text = ctypes.c_char_p()
+        library.cuGetErrorString(result, ctypes.byref(text))
+        raise RunError(f"{name} failed: {(text.value or b'unknown error').decode()} ({result})")
+
+
+def num_gpus() -> int:
+    """Return how many GPUs this process may use.
+
+    Raises:
+        RunError: there is no driver, or it finds no GPU.
+    """
+    _call("cuInit", 0)
+    count = ctypes.c_int()
+    _call("cuDeviceGetCount", ctypes.byref(count))
+    return count.value
+
+
+def driver_version() -> tuple[int, int]:
+    """Return the newest CUDA that the driver serves, as (13, 0)."""
+    version = ctypes.c_int()
+    _call("cuDriverGetVersion", ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
+
+
+class Gpu:
+    """One GPU's primary context.
+
+    CUDA keeps the current context per thread: each thread calls `use` before it reads or copies.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        count = num_gpus()
+        if not 0 <= index < count:
+            raise RunError(f"GPU {index} does not exist; this process may use {count}")
+        device = ctypes.c_int()
+        _call("cuDeviceGet", ctypes.byref(device), index)
+        self._device = device.value
+        name = ctypes.create_string_buffer(256)
+        _call("cuDeviceGetName", name, len(name), self._device)
+        self.name = name.value.decode()
+        self._context = ctypes.c_void_p()
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self.use()
+
+    def use(self) -> None:
+        """Make this GPU the calling thread's."""
+        _call("cuCtxSetCurrent", self._context)
+
+    def close(self) -> None:
+        _call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DeviceMemory:
+    """Memory of the calling thread's GPU, its address aligned to 4096 bytes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        base = ctypes.c_uint64()
+        _call("cuMemAlloc_v2", ctypes.byref(base), num_bytes + PAGE_BYTES)
+        self._base = base.value
+        self.address = -(-self._base // PAGE_BYTES) * PAGE_BYTES
+        self.num_bytes = num_bytes
+
+    def fill(self, source: int, num_bytes: int) -> None:
+        """Copy from the host address `source`; returns when the copy is done."""
+        _call("cuMemcpyHtoD_v2", self.address, source, num_bytes)
+
+    def drain(self, target: int, num_bytes: int, offset: int = 0) -> None:
+        """Copy from `offset` on to the host address `target`; returns when the copy is done."""
+        _call("cuMemcpyDtoH_v2", target, self.address + offset, num_bytes)
+
+    def to_bytes(self, offset: int = 0, num_bytes: int | None = None) -> bytes:
+        """Return a copy of the content from `offset` on, all of it if `num_bytes` is None."""
+        host = ctypes.create_string_buffer(
+            self.num_bytes - offset if num_bytes is None else num_bytes
+        )
+        self.drain(ctypes.addressof(host), len(host), offset)
+        return host.raw
+
+    def close(self) -> None:
+        _call("cuMemFree_v2", self._base)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HostMemory:
+    """Page-aligned memory of the host; `pin` it and the GPU copies from it without a detour."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.view = memoryview(mmap.mmap(-1, num_bytes))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
+        self._pinned = False
+
+    def pin(self) -> None:
+        _call("cuMemHostRegister_v2", self.address, len(self.view), 0)
+        self._pinned = True
+
+    def close(self) -> None:
+        if self._pinned:
+            _call("cuMemHostUnregister", self.address)
+            self._pinned = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
