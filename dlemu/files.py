@@ -46,6 +46,15 @@ class Layout:
         """Samples of the whole set."""
         return self.num_files * self.samples_per_file
 
+    @property
+    def streamed(self) -> bool:
+        """Whether files are read from end to end: no sample of theirs can be read alone.
+
+        A TFRecord has no directory, and npz and npy interleave samples (their axis is the last);
+        HDF5 keeps each sample in one piece.
+        """
+        return self.samples_per_file > 1 and self.format != "hdf5"
+
     def file_of(self, samples: Samples) -> Samples:
         """Return the file number of each sample."""
         return samples // self.samples_per_file

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
-from dlemu.files import Samples
+from dlemu.files import Layout, Samples
+from dlemu.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,43 @@ class EpochPlan:
         """Return the plan cut to at most so many steps."""
         fetched = None if self.fetched is None else self.fetched[:num_steps]
         return EpochPlan(self.samples[:num_steps], self.sequence, fetched)
+
+
+def make_plan(
+    workload: Workload, layout: Layout, *, num_accelerators: int, epoch: int
+) -> EpochPlan:
+    """Return an epoch's plan for a workload; `train.seed` orders it.
+
+    Raises:
+        WorkloadError: there are too few samples for two steps.
+    """
+    reader = workload.reader
+    if layout.streamed:
+        plan = plan_streams(
+            layout.num_samples,
+            batch_size=reader.batch_size,
+            num_accelerators=num_accelerators,
+            num_streams=max(reader.read_threads, 1),
+            epoch=epoch,
+            seed=workload.train.seed,
+            samples_per_file=layout.samples_per_file,
+            shuffle_files=reader.file_shuffle != "off",
+            shuffle_samples=reader.sample_shuffle != "off",
+            shuffle_size=reader.shuffle_size,
+        )
+    else:
+        plan = plan_epoch(
+            layout.num_samples,
+            batch_size=reader.batch_size,
+            num_accelerators=num_accelerators,
+            epoch=epoch,
+            seed=workload.train.seed,
+            samples_per_file=layout.samples_per_file,
+            shuffle_files=reader.file_shuffle != "off",
+            shuffle_samples=reader.sample_shuffle != "off",
+        )
+    limit = workload.train.total_training_steps
+    return plan if limit == -1 else plan.first_steps(limit)
 
 
 def plan_epoch(

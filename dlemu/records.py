@@ -1,0 +1,191 @@
+"""One record per step and accelerator, and the folder that a run leaves behind.
+
+Raw steps are stored and every metric is computed from them, so that a definition can be corrected
+later and `dlemu report` can apply another edition's.
+
+    summary.json       what the run came to; `status` tells whether it may be believed
+    steps.<rank>.npy   the records, one structured array a rank
+    config.yaml        the workload as it was run
+    host.<rank>.jsonl  what each host's devices and CPUs did meanwhile
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.workload import Workload
+
+SUMMARY = "summary.json"
+CONFIG = "config.yaml"
+
+STEP = np.dtype(
+    [
+        ("epoch", np.int32),
+        ("step", np.int32),
+        ("accelerator", np.int32),
+        ("num_samples", np.int32),
+        ("num_bytes", np.int64),  # really read for the batch
+        ("start", np.float64),  # seconds on the rank's own clock
+        ("wait", np.float64),  # for the batch
+        ("compute", np.float64),  # measured
+        ("barrier", np.float64),  # for the other accelerators
+        ("computation_time", np.float64),  # asked for
+        ("read", np.float64),  # seconds of the workers in read calls, summed
+        ("decode", np.float64),  # in parsing, checking, cutting
+        ("hand_over", np.float64),  # in giving the batch to training
+    ]
+)
+
+Steps = NDArray[np.void]
+"""A structured array of STEP, any shape."""
+
+
+def make_folder(workload: Workload) -> Path:
+    """Make and return the run's folder; to be called by rank 0 alone.
+
+    Raises:
+        WorkloadError: it holds a run already, or cannot be written.
+    """
+    if workload.output.folder is not None:
+        folder = Path(workload.output.folder)
+    else:
+        now = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = Path("outputs") / workload.name / now
+        number = 1
+        while folder.exists():
+            number += 1
+            folder = folder.with_name(f"{now}-{number}")
+    if (folder / SUMMARY).exists():
+        raise WorkloadError(
+            f"output.folder {folder} holds a run already; name another, or remove it"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(dump_workload(workload))
+    except OSError as error:
+        raise WorkloadError(
+            f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
+        ) from None
+    return folder
+
+
+def dump_workload(workload: Workload) -> str:
+    """Return a workload as YAML that load_workload reads back."""
+    tree = _tree(workload.model_dump(mode="json"))
+    tree.pop("given", None)
+    tree.pop("ignored", None)
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def write_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Write a rank's records, whole or not at all."""
+    path = folder / f"steps.{rank}.npy"
+    part = path.with_name(f".{path.name}.part")
+    with _disk(path), part.open("wb") as file:
+        np.save(file, steps)
+    part.replace(path)
+
+
+def read_steps(folder: Path) -> Steps:
+    """Return the records of all ranks of a run, one row a step and accelerator.
+
+    Raises:
+        RunError: the folder holds none, or a damaged file.
+    """
+    paths = sorted(folder.glob("steps.*.npy"), key=lambda path: int(path.name.split(".")[1]))
+    if not paths:
+        raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
+    parts = []
+    for path in paths:
+        try:
+            part = np.load(path)
+        except (ValueError, OSError, EOFError) as error:
+            raise RunError(f"{path} is damaged: {error}") from None
+        if part.dtype != STEP:
+            raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write summary.json, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    write_json(folder / SUMMARY, summary)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.
+
+    Raises:
+        RunError: there is none, or it is no JSON.
+    """
+    path = folder / SUMMARY
+    try:
+        summary = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if not isinstance(summary, dict):
+        raise RunError(f"{path} is damaged: it holds no object")
+    return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with _disk(path):
+        with part.open("w") as file:
+            json.dump(_tree(value), file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+class _disk:
+    """Turns a full or read-only disk into one line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise RunError(
+                f"{self.path} cannot be written ({error.strerror}); free space or set output.folder"
+            ) from None
+
+
+def _tree(value: Any) -> Any:
+    """Return plain values that JSON and YAML take; what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _tree(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _tree(value.tolist())
+    if isinstance(value, np.generic):
+        return _tree(value.item())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_tree(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value

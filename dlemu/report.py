@@ -1,0 +1,132 @@
+"""A run as people read it: the table, the verdict, and what stands behind it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dlemu.metrics import EpochMetrics, Metrics
+from dlemu.units import format_bytes, format_rate
+from dlemu.workload import Workload
+
+_MIB = 2**20
+
+_ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
+    ("accelerator utilisation (%)", lambda e, _: e.au_percentage, ".2f"),
+    ("  with the first step (%)", lambda e, _: e.whole_epoch_au_percentage, ".2f"),
+    ("samples/s", lambda e, _: e.samples_per_second, ".2f"),
+    ("read, nominal (MiB/s)", lambda e, mean: e.samples_per_second * mean / _MIB, ".1f"),
+    ("read, really (MiB/s)", lambda e, _: e.read_bytes_per_second / _MIB, ".1f"),
+    ("first step (s)", lambda e, _: e.first_step_seconds, ".3f"),
+    ("wait for a batch (ms)", lambda e, _: 1e3 * e.wait_seconds, ".2f"),
+]
+
+
+def render_metrics(workload: Workload, metrics: Metrics) -> str:
+    """Return the table per epoch and the verdict line."""
+    return "\n".join([*_table(workload, metrics), "", verdict_line(workload, metrics)])
+
+
+def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
+    """Return a run's whole report: table, verdict, the limit and what was measured beside it."""
+    lines = [*_table(workload, metrics), ""]
+    failed = summary.get("status") == "failed"
+    if failed:
+        lines.append(f"NO VERDICT: {summary.get('error', 'the run failed')}")
+    else:
+        lines.append(verdict_line(workload, metrics, summary))
+    limit = summary.get("limit")
+    if limit:
+        lines.append(f"limit: {limit['name']}. {limit['evidence']}")
+        if limit.get("advice"):
+            lines.append(f"try: {limit['advice']}")
+    lines += _below(workload, metrics)
+    lines += [f"note: {note}" for note in summary.get("notes", ())]
+    return "\n".join(lines)
+
+
+def verdict_line(
+    workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
+) -> str:
+    """Return PASS or FAIL with the figures that decide; how many accelerators that makes."""
+    au, wanted = metrics.au_percentage, 100 * workload.metric.au
+    word = "PASS" if passed(workload, metrics) else "FAIL"
+    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted (edition {metrics.edition})"
+    summary = summary or {}
+    limit = (summary.get("limit") or {}).get("name")
+    if limit == "storage":
+        feeds = metrics.num_accelerators * au / wanted
+        line += f"; this storage feeds {int(feeds + 1e-9)} accelerators ({feeds:.1f})"
+    share = (summary.get("measured") or {}).get("page_cache_share")
+    if share is not None and share > 0.05:
+        line += f"; BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
+    return line
+
+
+def passed(workload: Workload, metrics: Metrics) -> bool:
+    """Return whether the AU meets the threshold; public figures have two decimals."""
+    return round(metrics.au_percentage, 2) >= round(100 * workload.metric.au, 2)
+
+
+def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, memory: str) -> str:
+    """Return both terms of the dataset's size and which one won."""
+    reader, dataset = workload.reader, workload.dataset
+    mean = dataset.mean_bytes
+    marks = {size.won: "  <- decides"}
+    return "\n".join(
+        [
+            f"{workload.name}: {num_accelerators} emulated accelerators, "
+            f"batches of {reader.batch_size}, samples of {format_bytes(mean)}",
+            f"samples for 500 steps      {size.samples_for_steps:>16,}   "
+            f"500 x {reader.batch_size} x {num_accelerators}{marks.get('steps', '')}",
+            f"samples for 5 x memory     {size.samples_for_memory:>16,.1f}   "
+            f"5 x {memory} / {mean:g} B{marks.get('memory', '')}",
+            f"files                      {size.num_files:>16,}   "
+            f"of {dataset.num_samples_per_file:,} samples, {dataset.format}",
+            f"total                      {size.num_bytes / 2**30:>16,.1f} GiB",
+            "",
+            f"dlemu datagen workload={workload.name} dataset.num_files_train={size.num_files} "
+            "dataset.data_folder=/path/on/the/storage",
+        ]
+    )
+
+
+def _table(workload: Workload, metrics: Metrics) -> list[str]:
+    epochs = metrics.epochs
+    plural = "" if len(epochs) == 1 else "s"
+    accelerators = f"{metrics.num_accelerators} emulated accelerator"
+    accelerators += "" if metrics.num_accelerators == 1 else "s"
+    lines = [
+        f"{workload.name}: {accelerators}, {len(epochs)} epoch{plural} of "
+        f"{epochs[0].num_steps} steps, batches of {workload.reader.batch_size}",
+        "",
+        f"{'per epoch':<28}{'mean':>12}{'min':>12}{'max':>12}",
+        f"{'':<28}" + "  ----------" * 3,
+    ]
+    mean_bytes = workload.dataset.mean_bytes
+    for name, value, form in _ROWS:
+        values = [value(epoch, mean_bytes) for epoch in epochs]
+        cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
+        lines.append(f"{name:<28}{cells}")
+    return lines
+
+
+def _below(workload: Workload, metrics: Metrics) -> list[str]:
+    """Return a line that names the epochs under the threshold, if there are any."""
+    wanted = round(100 * workload.metric.au, 2)
+    below = [e for e in metrics.epochs if round(e.au_percentage, 2) < wanted]
+    if not below or len(below) == len(metrics.epochs):
+        return []
+    named = ", ".join(f"{epoch.epoch + 1} ({epoch.au_percentage:.2f}%)" for epoch in below)
+    return [f"epochs under the threshold: {named}"]
+
+
+def demand_line(workload: Workload, num_accelerators: int) -> str:
+    """Return what the accelerators ask of the storage at full utilisation."""
+    one = workload.demand
+    if one == float("inf"):
+        return "demand: no computation time, so as much as the storage gives"
+    return (
+        f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
+        f"at 100% utilisation"
+    )
