@@ -70,7 +70,7 @@ def _end_sleeps_exactly() -> bool:
 
     Only the thread itself can ask. Threads and processes that it starts afterwards inherit it.
     """
-    return ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0) == 0
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0) == 0)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.clock import Clock, TimerError, WallClock, timer_error
+from dlemu.clock import Clock, WallClock, timer_error
 from tests.virtual import VirtualClock
 
 COSMOFLOW_STEP = 0.0035
@@ -48,14 +48,14 @@ def test_a_deadline_that_has_passed_takes_no_time(clock: Clock) -> None:
 
 
 def test_a_step_is_exact_and_cheap() -> None:
-    tries: list[TimerError] = []
     for _ in range(3):  # the machine may be busy with something else
-        tries.append(timer_error(WallClock.calibrate(), seconds=COSMOFLOW_STEP, num_sleeps=300))
-        print(tries[-1])
-    assert any(
-        error.mean <= 0.002 * COSMOFLOW_STEP and error.p99 <= 50e-6 and error.cpu_share <= 0.03
-        for error in tries
-    ), tries
+        error = timer_error(WallClock.calibrate(), seconds=COSMOFLOW_STEP, num_sleeps=300)
+        print(error)
+        if error.mean <= 0.002 * COSMOFLOW_STEP and error.p99 <= 50e-6:
+            break
+    assert error.mean <= 0.002 * COSMOFLOW_STEP
+    assert error.p99 <= 50e-6
+    assert error.cpu_share <= 0.03
 
 
 def test_calibration_beats_plain_sleep() -> None:

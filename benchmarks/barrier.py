@@ -1,0 +1,70 @@
+"""What waiting at the barrier costs: mpirun -n 16 python -m benchmarks.barrier [NUM_HOSTS].
+
+With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over MPI.
+"""
+
+import os
+import platform
+import statistics
+import sys
+import time
+
+from dlemu.world import Mpi, World
+
+NUM_ROUNDS = 200
+WAIT_SECONDS = 2.0
+
+
+def measure_latency(world: World) -> list[float]:
+    """Return seconds from the last arrival to the last release, per round; on rank 0.
+
+    Each round another rank is the last, by 5 ms.
+    """
+    times = []
+    for index in range(NUM_ROUNDS):
+        if index % world.num_ranks == world.rank:
+            time.sleep(0.005)
+        arrived = time.perf_counter()
+        world.barrier()
+        times.append((arrived, time.perf_counter()))
+    of_ranks = world.gather(times) or []
+    return [
+        max(released for _, released in one) - max(arrived for arrived, _ in one)
+        for one in zip(*of_ranks, strict=True)
+    ]
+
+
+def measure_waiting(world: World) -> list[float]:
+    """Return the share of a core that each rank uses while it waits for the last one; on rank 0."""
+    world.barrier()
+    cpu, begin = time.process_time(), time.perf_counter()
+    if world.rank == world.num_ranks - 1:
+        time.sleep(WAIT_SECONDS)
+    world.barrier()
+    share = (time.process_time() - cpu) / (time.perf_counter() - begin)
+    return (world.gather(share) or [])[:-1]
+
+
+def main(num_hosts: int) -> None:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    world = Mpi(host=f"host{comm.rank * num_hosts // comm.size}" if num_hosts > 1 else None)
+    world.barrier()
+    latency = measure_latency(world)
+    waiting = measure_waiting(world)
+    if world.rank == 0:
+        ranks = f"{world.num_ranks} ranks, {world.num_hosts} hosts"
+        print(f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}\n")
+        print(f"| {ranks} | median | min | max |\n|---|---|---|---|")
+        for name, values in (
+            ("last arrival to last release (ms)", [1e3 * seconds for seconds in latency]),
+            ("CPU of a waiting rank (% of a core)", [100 * share for share in waiting]),
+        ):
+            cells = (statistics.median(values), min(values), max(values))
+            print(f"| {name} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    world.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
