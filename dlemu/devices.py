@@ -39,12 +39,12 @@ class DeviceCounters:
 
     reads: int
     read_bytes: int
-    busy_seconds: float
+    busy_ms: int
     """Time with at least one request in flight; a drive that serves many at once can be busy all
-    the time and still not be at its limit."""
-    queue_seconds: float
-    """Time that requests were in flight, summed over them: over an interval, its growth per second
-    is the mean number in flight."""
+    the time and still not be at its limit. Both times start anew from 0 at 2^32."""
+    queue_ms: int
+    """Time that requests were in flight, summed over them: its growth by the time that passed is
+    the mean number in flight."""
     in_flight: int
 
 
@@ -66,8 +66,8 @@ class BlockDevice:
         return DeviceCounters(
             reads=sum(path.reads for path in paths),
             read_bytes=sum(path.read_bytes for path in paths),
-            busy_seconds=max(path.busy_seconds for path in paths),
-            queue_seconds=sum(path.queue_seconds for path in paths),
+            busy_ms=max(path.busy_ms for path in paths),
+            queue_ms=sum(path.queue_ms for path in paths),
             in_flight=sum(path.in_flight for path in paths),
         )
 
@@ -152,8 +152,8 @@ def parse_stat(text: str) -> DeviceCounters:
     return DeviceCounters(
         reads=numbers[0],
         read_bytes=numbers[2] * _SECTOR,
-        busy_seconds=numbers[9] / 1000,
-        queue_seconds=numbers[10] / 1000,
+        busy_ms=numbers[9],
+        queue_ms=numbers[10],
         in_flight=numbers[8],
     )
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from dlemu.devices import PROC
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
-_READS = re.compile(rb"^(?:rchar|read_bytes): (\d+)", re.MULTILINE)
-_PSS = re.compile(rb"^Pss:\s*(\d+) kB", re.MULTILINE)
+_SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s*(\d+)")  # "nonvoluntary" comes second
+_READS = re.compile(rb"(?:rchar|read_bytes): (\d+)")
+_PSS = re.compile(rb"\nPss:\s*(\d+) kB")
 
 _Counts = tuple[int | None, ...]
 
