@@ -1,0 +1,275 @@
+"""The most accelerators that a storage feeds, found by measuring.
+
+    history of runs  -->  next_run: which number now, and why  -->  measure  -->  history ...
+
+The next run follows from the history alone, so that a search which was interrupted goes on from
+its saved points as if nothing had happened. The arithmetic: storage that is the limit moves the
+same bytes for any number of accelerators, so N x AU stays constant, and one saturated run says
+where AU meets the threshold. The search measures the first number that should fail, then
+confirms the one below it. docs/sizing.md has the method and how well it did in simulation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from dlemu.errors import WorkloadError
+
+HOST_LIMITS = frozenset({"host cpu", "memory", "loader", "oversleep", "barrier", "step overhead"})
+"""Limits of a run that are the host's: the storage could feed more."""
+
+# Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
+# percentile 0.84. The prior weighs as much as two runs' worth of evidence.
+_PRIOR_SD = 0.3
+_PRIOR_WEIGHT = 2
+# The first run of all reads up to about this many points low: nothing is warm yet.
+_FIRST_RUN_LOW = 1.0
+# AU with nothing to wait for: 98.7 to 98.8 in the published cells, less some noise.
+_CEILING = 98.0
+# More than 1.5 times what a storage feeds can make it collapse, and tell nothing.
+_OVERLOAD = 1.5
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: so many accelerators, what they reached, and what held them back."""
+
+    num_accelerators: int
+    au_percentage: float
+    samples_per_second: float
+    read_bytes_per_second: float
+    limit: str | None = None
+    """As `verdict` names it; None: nobody looked."""
+    seconds: float = 0.0
+    """Time that the run took."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the search is about to do, for whoever prints or saves it."""
+
+    point: Point | None
+    """The run just made; None before the first."""
+    next: int | None
+    """Accelerators of the next run; None: the search is over."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The answer of a search."""
+
+    num_accelerators: int
+    """The most that pass; 0 where one alone fails."""
+    real_accelerators: float
+    """Where AU meets the threshold, as a real number; where nothing failed, only a lower bound."""
+    at_least: bool
+    """The host was the limit, or nothing failed: the storage may feed more than this."""
+    threshold: float
+    """AU asked for, in percent."""
+    points: tuple[Point, ...]
+    """Every run, in order."""
+    confirmations: tuple[Point, ...]
+    """The last consecutive runs at `num_accelerators`; all pass."""
+    interval: tuple[float, float | None]
+    """About 95 % for `real_accelerators`, from the noise of the runs; None: no upper bound."""
+    limit: str
+    """What held back the runs that failed (`Point.limit`), or `none`, or `unclear`."""
+
+    @property
+    def seconds(self) -> float:
+        """Time that all runs took."""
+        return math.fsum(point.seconds for point in self.points)
+
+
+def search(
+    measure: Callable[[int], Point],
+    *,
+    threshold: float,
+    max_accelerators: int,
+    start: int = 1,
+    confirm: int = 5,
+    max_repeats: int = 0,
+    ceiling: float | None = None,
+    known: Sequence[Point] = (),
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Sizing:
+    """Measure until the most accelerators whose AU meets the threshold are known.
+
+    Args:
+        measure: makes one run with so many accelerators.
+        threshold: least AU that passes, in percent.
+        max_accelerators: the search tries no more than these.
+        start: first number to try; a prediction saves runs.
+        confirm: consecutive passing runs that confirm the answer.
+        max_repeats: near misses that a number may have before it counts as failed. A confirming
+            run must pass anyway, so that repeats cost more runs than they mend (docs/sizing.md).
+        ceiling: AU in percent where nothing waits for storage; None: found from the runs.
+        known: points of a search that was interrupted, in order; they are not measured again.
+        on_event: is told each point with what comes next, before that is measured.
+
+    Raises:
+        WorkloadError: the threshold or the range of numbers cannot be.
+    """
+    if not 0 < threshold <= 100:
+        raise WorkloadError(f"metric.au must be above 0 and at most 1 (100 %), got {threshold:g} %")
+    if not 1 <= start <= max_accelerators:
+        raise WorkloadError(
+            f"size.start must be from 1 to size.max_accelerators={max_accelerators}, got {start}"
+        )
+    points = list(known)
+    measured: Point | None = None
+    while True:
+        history = _History(points, threshold, max_accelerators, max_repeats, ceiling)
+        number, reason = history.next_run(start, confirm)
+        on_event(Event(measured, number, reason))
+        if number is None:
+            return history.result(max(1, confirm))
+        measured = measure(number)
+        points.append(measured)
+
+
+class _History:
+    """The runs so far, and what they say about each number of accelerators."""
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        threshold: float,
+        most: int,
+        max_repeats: int,
+        ceiling: float | None,
+    ) -> None:
+        self.points, self.threshold, self.most = points, threshold, most
+        self.max_repeats = max_repeats
+        self.runs: dict[int, list[float]] = {}
+        for point in points:
+            self.runs.setdefault(point.num_accelerators, []).append(point.au_percentage)
+        self.means = {number: fmean(runs) for number, runs in self.runs.items()}
+        squares = [(au - self.means[n]) ** 2 for n, runs in self.runs.items() for au in runs]
+        freedom = len(squares) - len(self.runs) + _PRIOR_WEIGHT
+        self.sd = math.sqrt((math.fsum(squares) + _PRIOR_WEIGHT * _PRIOR_SD**2) / freedom)
+        self.ceiling = _CEILING if ceiling is None else ceiling
+        self.fails = min(filter(self._failed, self.runs), default=most + 1)
+        """The fewest accelerators that fail; one beyond the range where none did."""
+        passing = [n for n, runs in self.runs.items() if n < self.fails and runs[-1] >= threshold]
+        self.passes = max(passing, default=0)
+        """The most accelerators below those whose last run passed."""
+
+    def next_run(self, start: int, confirm: int) -> tuple[int | None, str]:
+        """Return how many accelerators to try next (None: enough is known), and why."""
+        if not self.points:
+            return start, "start"
+        if self.fails == 1:
+            return None, "one accelerator alone is under the threshold"
+        last = self.points[-1].num_accelerators
+        passed = len(self._confirmations())
+        if last < self.fails and passed == 0:
+            return last, "within the noise of the threshold: once more"
+        if last < self.fails <= last + self._resolution(last):
+            if passed < max(1, confirm):
+                return last, f"confirm: {passed} of {confirm} passed"
+            return None, f"{passed} consecutive runs passed"
+        feeds = self._feeds()
+        if feeds is None and self.fails - self.passes > 1:
+            return self._grown(), f"{self.passes} wait for no storage: more"
+        fits = min(max(math.floor(feeds or 0), self.passes), self.fails - 1)
+        resolution = self._resolution(fits)
+        if fits > 0 and fits + resolution >= self.fails:
+            return fits, f"confirm: 0 of {confirm} passed"
+        return fits + resolution, f"the runs say {feeds:.2f}: this should be the first to fail"
+
+    def result(self, confirm: int) -> Sizing:
+        """Return what the runs say, now that there are enough."""
+        number = self.passes if self.fails > 1 else 0
+        confirmations = self._confirmations()[-confirm:] if number else ()
+        feeds = self._feeds()
+        failing = [p for p in self.points if p.num_accelerators == self.fails]
+        limit = (failing or self.points)[-1].limit or "unclear"
+        at_least = not failing or limit in HOST_LIMITS
+        if feeds is None:
+            feeds = number * self.means.get(number, 0.0) / self.threshold
+        near = self._near()
+        # Of one run each 2 sd is 95 %; some more because the sd is itself an estimate.
+        noise = 2.5 * self.sd / math.sqrt(max(1, len(near)))
+        if near == [self.points[0]]:
+            noise += _FIRST_RUN_LOW
+        spread = feeds * noise / self.threshold
+        return Sizing(
+            num_accelerators=number,
+            real_accelerators=feeds,
+            at_least=at_least,
+            threshold=self.threshold,
+            points=tuple(self.points),
+            confirmations=tuple(confirmations),
+            interval=(feeds - spread, None if at_least else feeds + spread),
+            limit=limit,
+        )
+
+    def _failed(self, number: int) -> bool:
+        """Say whether so many fail; a near miss is repeated if it may be, or was the first run."""
+        misses = [au for au in self.runs[number] if au < self.threshold]
+        near, repeats = 2 * self.sd, self.max_repeats
+        if self.points[0].num_accelerators == number and self.points[0].au_percentage in misses:
+            near, repeats = near + _FIRST_RUN_LOW, max(repeats, 1)
+        return len(misses) > repeats or any(au < self.threshold - near for au in misses)
+
+    def _confirmations(self) -> list[Point]:
+        """Return the passing runs at the end of the history, all at the last number."""
+        confirming: list[Point] = []
+        for point in reversed(self.points):
+            same = point.num_accelerators == self.points[-1].num_accelerators
+            if not same or point.au_percentage < self.threshold:
+                break
+            confirming.insert(0, point)
+        return confirming
+
+    def _resolution(self, number: int) -> int:
+        """Return how many accelerators the noise of a run is worth, at least one."""
+        return max(1, round(number * self.sd / self.threshold))
+
+    def _saturated(self, number: int) -> bool:
+        """Say whether AU at this number is bounded by what the storage, or the host, can move.
+
+        AU that is the same with a tenth more or fewer accelerators is at its ceiling. And where
+        fewer accelerators moved more, overload has made the storage collapse.
+        """
+        mean, tolerance = self.means[number], max(1.0, 3 * self.sd)
+        fewer = max((n for n in self.means if n * 1.1 <= number), default=None)
+        more = min((n for n in self.means if number * 1.1 <= n), default=None)
+        reference = self.ceiling if fewer is None else self.means[fewer]
+        if mean >= reference - max(tolerance, (reference - self.threshold) / 2):
+            return False
+        if more is not None and self.means[more] >= mean - tolerance:
+            return False
+        moved = max((n * au for n, au in self.means.items() if n < number), default=0)
+        return number * mean >= 0.98 * moved
+
+    def _near(self) -> list[Point]:
+        """Return the saturated runs that tell best where AU meets the threshold."""
+        saturated = {n for n in self.means if self._saturated(n)}
+        points = [p for p in self.points if p.num_accelerators in saturated]
+        if not points:
+            return []
+        off = [abs(p.au_percentage - self.threshold) for p in points]
+        near = [p for p, o in zip(points, off, strict=True) if o <= max(5.0, min(off))]
+        return [p for p in near if p is not self.points[0]] or near
+
+    def _feeds(self) -> float | None:
+        """Return the real number of accelerators at which AU is the threshold, if it shows."""
+        near = self._near()
+        if not near:
+            return None
+        return fmean(p.num_accelerators * p.au_percentage for p in near) / self.threshold
+
+    def _grown(self) -> int:
+        """Return the next number where none so far was held back by what can be moved."""
+        if self.passes == 0:
+            return 1
+        reached = self.passes * self.means[self.passes] / self.threshold
+        # So few accelerators cannot make a drive collapse, and doubling saves a run.
+        grown = max(min(2 * self.passes, 8), self.passes + 1, round(_OVERLOAD * reached))
+        if self.fails <= self.most:
+            grown = min(grown, (self.passes + self.fails) // 2)
+        return min(grown, self.fails - 1)
