@@ -1,6 +1,7 @@
 """What waiting at the barrier costs: mpirun -n 16 python -m benchmarks.barrier [NUM_HOSTS].
 
-With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over MPI.
+With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over MPI. MPI's own is
+measured beside it, in turn.
 """
 
 import os
@@ -8,6 +9,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 from dlemu.world import Mpi, World
 
@@ -15,7 +17,7 @@ NUM_ROUNDS = 200
 WAIT_SECONDS = 2.0
 
 
-def measure_latency(world: World) -> list[float]:
+def measure_latency(world: World, barrier: Callable[[], None]) -> list[float]:
     """Return seconds from the last arrival to the last release, per round; on rank 0.
 
     Each round another rank is the last, by 5 ms.
@@ -25,7 +27,7 @@ def measure_latency(world: World) -> list[float]:
         if index % world.num_ranks == world.rank:
             time.sleep(0.005)
         arrived = time.perf_counter()
-        world.barrier()
+        barrier()
         times.append((arrived, time.perf_counter()))
     of_ranks = world.gather(times) or []
     return [
@@ -34,13 +36,13 @@ def measure_latency(world: World) -> list[float]:
     ]
 
 
-def measure_waiting(world: World) -> list[float]:
+def measure_waiting(world: World, barrier: Callable[[], None]) -> list[float]:
     """Return the share of a core that each rank uses while it waits for the last one; on rank 0."""
     world.barrier()
     cpu, begin = time.process_time(), time.perf_counter()
     if world.rank == world.num_ranks - 1:
         time.sleep(WAIT_SECONDS)
-    world.barrier()
+    barrier()
     share = (time.process_time() - cpu) / (time.perf_counter() - begin)
     return (world.gather(share) or [])[:-1]
 
@@ -50,19 +52,23 @@ def main(num_hosts: int) -> None:
 
     comm = MPI.COMM_WORLD
     world = Mpi(host=f"host{comm.rank * num_hosts // comm.size}" if num_hosts > 1 else None)
-    world.barrier()
-    latency = measure_latency(world)
-    waiting = measure_waiting(world)
-    if world.rank == 0:
-        ranks = f"{world.num_ranks} ranks, {world.num_hosts} hosts"
-        print(f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}\n")
-        print(f"| {ranks} | median | min | max |\n|---|---|---|---|")
-        for name, values in (
-            ("last arrival to last release (ms)", [1e3 * seconds for seconds in latency]),
-            ("CPU of a waiting rank (% of a core)", [100 * share for share in waiting]),
+    barriers: dict[str, Callable[[], None]] = {"dlemu": world.barrier, "MPI": comm.Barrier}
+    rows = []
+    for name in barriers:
+        barriers[name]()
+        for what, values in (
+            ("last arrival to last release (ms)", measure_latency(world, barriers[name])),
+            ("CPU of a waiting rank (ms/s)", measure_waiting(world, barriers[name])),
         ):
-            cells = (statistics.median(values), min(values), max(values))
-            print(f"| {name} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+            if world.rank == 0:
+                cells = (statistics.median(values), min(values), max(values))
+                rows.append([what, name, *(f"{1e3 * cell:.3f}" for cell in cells)])
+    if world.rank == 0:
+        print(f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}\n")
+        heading = f"{world.num_ranks} ranks, {world.num_hosts} hosts"
+        print(f"| {heading} | barrier | median | min | max |\n|---|---|---|---|---|")
+        for row in sorted(rows):
+            print(f"| {' | '.join(row)} |")
     world.close()
 
 

@@ -1,0 +1,91 @@
+"""A rank that meets the others and keeps what it saw: python -m tests.ranks FOLDER HOSTS CASE.
+
+HOSTS is the host each rank plays, "a,a,b". A rank's result goes to FOLDER/<rank>.json, because
+launchers may lose the output of ranks that they end.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import RunError
+from dlemu.world import Mpi, World
+
+# So long sleeps a rank that is stuck; no test waits for it.
+STUCK_SECONDS = 60
+
+
+def meet(world: World) -> dict[str, Any]:
+    """Meet 20 times, each time with another rank late."""
+    times = []
+    for index in range(20):
+        if index % world.num_ranks == world.rank:
+            time.sleep(0.01)
+        arrived = time.perf_counter()
+        world.barrier(timeout=30 if index % 2 else None)
+        times.append((arrived, time.perf_counter()))
+    return {
+        "place": [world.host_index, world.num_hosts, world.local_rank, world.num_local_ranks],
+        "gathered": world.gather(world.rank * 10),
+        "all_gathered": world.all_gather(world.host),
+        "broadcast": world.broadcast({"from": world.rank}),
+        "times": times,
+    }
+
+
+def wait(world: World) -> dict[str, Any]:
+    """Return the CPU time that a wait of 2 s for the last rank took."""
+    world.barrier()
+    cpu = time.process_time()
+    if world.rank == world.num_ranks - 1:
+        time.sleep(2)
+    world.barrier()
+    return {"cpu_share": (time.process_time() - cpu) / 2}
+
+
+def stop(world: World, case: str, culprit: int) -> None:
+    """Let one rank end or hang while the others wait for it."""
+    world.barrier()
+    if world.rank == culprit:
+        time.sleep(0.2)
+        if case == "raise":
+            raise RunError("/data/img_1.npz: is gone")
+        if case == "bug":
+            raise ZeroDivisionError("1/0")
+        if case == "kill":
+            if os.fork() == 0:  # a worker lives on, and must not hide the death
+                time.sleep(2)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(STUCK_SECONDS)
+    if case == "stuck" and world.rank == (culprit + 1) % world.num_ranks:
+        raise RunError("/data/img_1.npz: is gone")
+    world.barrier(timeout=0.5 if case == "timeout" else None)
+
+
+def main(folder: Path, hosts: list[str], case: str, culprit: int) -> None:
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    result: dict[str, Any] = {}
+    try:
+        with Mpi(host=hosts[rank]) as world:
+            if case == "meet":
+                result = meet(world)
+            elif case == "wait":
+                result = wait(world)
+            else:
+                stop(world, case, culprit)
+    except RunError as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+        sys.exit(1)
+    finally:
+        (folder / f"{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4]))
