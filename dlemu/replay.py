@@ -9,7 +9,6 @@ from dlemu.clock import Clock
 from dlemu.loaders import Batch
 from dlemu.records import STEP, Steps
 from dlemu.workload import Distribution
-from dlemu.world import World
 
 
 def replay_epoch(
@@ -17,7 +16,7 @@ def replay_epoch(
     *,
     epoch: int,
     computation_times: NDArray[np.float64],
-    world: World,
+    barrier: Callable[[], None],
     clock: Clock,
     on_step: Callable[[int], None] = lambda step: None,
     compute: Callable[[float], None] | None = None,
@@ -43,7 +42,7 @@ def replay_epoch(
         last = int(ends.argmax())
         wait_until(float(ends[last]))
         ends[last] = clock.now()
-        world.barrier()
+        barrier()
         met = clock.now()
         row = steps[step]
         row["epoch"] = epoch
@@ -80,4 +79,3 @@ def draw_computation_times(
         generator = np.random.default_rng((seed, epoch, accelerator))
         columns.append([computation_time.draw(generator) for _ in range(num_steps)])
     return np.array(columns).T
-

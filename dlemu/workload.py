@@ -562,10 +562,9 @@ def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
         if name in ("ignored", "given"):
             continue
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section) and inner is not Distribution:
+        yield f"{above}{name}"
+        if isinstance(inner, type) and issubclass(inner, Section):
             yield from _known_keys(inner, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"
 
 
 def _unknown(key: str) -> str:

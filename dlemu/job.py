@@ -1,0 +1,429 @@
+"""One run: a dataset, the ranks that read it, and the folder that tells what came of it.
+
+What the command line, the sizing and library users all call. Every function here is called by all
+ranks alike; only rank 0 makes the folder, writes the summary and speaks.
+"""
+
+import platform
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlemu.clock import Clock, WallClock
+from dlemu.datagen import generate, read_manifest, survey
+from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
+from dlemu.evidence import Observation
+from dlemu.files import DatasetSize, Layout, dataset_size, layout_of
+from dlemu.host import host_memory_bytes
+from dlemu.loaders import Loader, open_loader
+from dlemu.metrics import Metrics, measure
+from dlemu.pagecache import drop, drop_all_caches
+from dlemu.plan import make_plan
+from dlemu.records import Steps, make_folder, write_steps, write_summary
+from dlemu.replay import draw_computation_times, replay_epoch
+from dlemu.report import demand_line, passed
+from dlemu.units import format_bytes
+from dlemu.verdict import find_limit
+from dlemu.watchdog import Watchdog
+from dlemu.workload import Workload
+from dlemu.world import World
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory that could cache the dataset, over all hosts."""
+
+    num_bytes: int
+    text: str
+    """Where it comes from, to be shown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, on rank 0."""
+
+    folder: Path
+    metrics: Metrics
+    summary: Mapping[str, Any]
+    passed: bool
+
+
+def num_accelerators(workload: Workload, world: World) -> int:
+    """Return the emulated accelerators of a job over all its ranks."""
+    return world.num_ranks * workload.accelerators_per_rank
+
+
+def measure_memory(workload: Workload, world: World) -> Memory:
+    """Return the hosts' memory: what was given, or what each host has."""
+    if workload.host_memory is not None:
+        num_hosts = max(world.num_hosts, workload.num_hosts)
+        return Memory(
+            workload.host_memory * num_hosts,
+            f"{num_hosts} x {format_bytes(workload.host_memory)} (host_memory, as given)",
+        )
+    own, source = host_memory_bytes()
+    by_host = dict(world.all_gather((world.host_index, own)))
+    total = sum(by_host.values())
+    if world.num_hosts == 1 and workload.num_hosts > 1:
+        total *= workload.num_hosts
+        return Memory(total, f"{workload.num_hosts} x {format_bytes(own)} ({source})")
+    if world.num_hosts > 1:
+        return Memory(total, f"{format_bytes(total)} (of {world.num_hosts} hosts)")
+    return Memory(total, f"{format_bytes(total)} ({source})")
+
+
+def settle_size(
+    workload: Workload, world: World, *, accelerators: int
+) -> tuple[Workload, DatasetSize, Memory]:
+    """Return the workload with "auto" replaced by the rule's number of files."""
+    memory = measure_memory(workload, world)
+    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory.num_bytes)
+    if workload.dataset.num_files_train == "auto":
+        workload = workload.with_keys({"dataset.num_files_train": size.num_files})
+    return workload, size, memory
+
+
+def find_dataset(
+    workload: Workload, world: World
+) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
+    """Return the workload settled on what lies in its data folder, and the folder's layout.
+
+    The bool tells whether a manifest vouches for sizes and places; the texts are worth showing.
+
+    Raises:
+        DatasetError: there is no dataset, or it does not fit the workload.
+    """
+    notes: tuple[str, ...] = ()
+    auto = workload.dataset.num_files_train == "auto"
+    accelerators = num_accelerators(workload, world)
+    workload, size, _ = settle_size(workload, world, accelerators=accelerators)
+    found: tuple[Workload, bool, tuple[str, ...]] | DlemuError | None = None
+    if world.rank == 0:
+        try:
+            found = _look_at(workload, size if auto else None)
+        except DlemuError as error:
+            found = error
+    found = world.broadcast(found)
+    if isinstance(found, DlemuError):
+        if world.rank == 0:
+            raise found
+        world.barrier()  # which rank 0's failure ends
+    assert isinstance(found, tuple)
+    workload, known, notes = found
+    return workload, layout_of(workload), known, notes
+
+
+def _look_at(
+    workload: Workload, wanted: DatasetSize | None
+) -> tuple[Workload, bool, tuple[str, ...]]:
+    folder = workload.data_folder
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        have = manifest.layout.num_files
+        if wanted is not None and have >= wanted.num_files:
+            workload = workload.with_keys({"dataset.num_files_train": have})
+        manifest.check(layout_of(workload), folder)
+        return workload, True, ()
+    if not folder.is_dir():
+        raise DatasetError(
+            f"dataset.data_folder {folder} is not there; generate it: dlemu datagen "
+            f"workload={workload.name} dataset.data_folder={folder} "
+            f"dataset.num_files_train={workload.num_files}"
+        )
+    notes = survey(folder, workload)
+    return workload, False, (f"no manifest in {folder}: {notes}",)
+
+
+def generate_dataset(workload: Workload, world: World, **options: Any) -> None:
+    """Write a workload's dataset, on all ranks."""
+    generate(workload, world=world, **options)
+
+
+def run_job(
+    workload: Workload,
+    *,
+    world: World,
+    clock: Clock | None = None,
+    say: Say = print,
+) -> Outcome | None:
+    """Replay a workload and return what came of it on rank 0, None on the others.
+
+    Raises:
+        DlemuError: the workload, its dataset or the run failed; summary.json says so too.
+    """
+    started = datetime.now(UTC)
+    clock = clock or WallClock.calibrate()
+    if world.rank != 0:
+        say = _say_nothing
+    workload = _with_seed(workload, world)
+    workload, layout, known, notes = find_dataset(workload, world)
+    accelerators = num_accelerators(workload, world)
+    make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
+    folder = _shared_folder(workload, world)
+    summary = _summary_start(workload, world, started, notes)
+    if world.rank == 0:
+        write_summary(folder, summary)
+    try:
+        observation, steps = _replay(workload, layout, known, folder, world, clock, say)
+        parts = world.gather(steps)
+        evidence = observation.gather(parts)
+    except BaseException as error:
+        if world.rank == 0:
+            _write_failure(folder, summary, error)
+        raise
+    if parts is None or evidence is None:
+        return None
+    metric = workload.metric
+    try:
+        metrics = measure(
+            parts,
+            edition=metric.edition,
+            exclude_start_steps=metric.exclude_start_steps,
+            exclude_end_steps=metric.exclude_end_steps,
+        )
+        limit = find_limit(evidence.with_metrics(metrics))
+        summary |= summarize(workload, metrics) | {
+            "status": "complete",
+            "end": datetime.now(UTC).isoformat(timespec="seconds"),
+            "measured": evidence.measured | _whole_epochs(metrics),
+            "limit": {"name": limit.name, "evidence": limit.evidence, "advice": limit.advice},
+            "notes": [*summary["notes"], *evidence.notes],
+        }
+        share, bound = evidence.page_cache_share, metric.max_cached_share
+        if bound is not None and share is not None and share > bound:
+            summary["status"] = "failed"
+            summary["error"] = (
+                f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most "
+                f"{bound:g} may; use a larger dataset, reader.odirect=true or a cold cache"
+            )
+        write_summary(folder, summary)
+    except BaseException as error:
+        _write_failure(folder, summary, error)
+        raise
+    return Outcome(folder, metrics, summary, passed(workload, metrics))
+
+
+def summarize(workload: Workload, metrics: Metrics) -> dict[str, Any]:
+    """Return the fields of summary.json that follow from the steps, by DLIO's names."""
+    au = [epoch.au_percentage for epoch in metrics.epochs]
+    rate = [epoch.samples_per_second for epoch in metrics.epochs]
+    nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
+    return {
+        "num_accelerators": metrics.num_accelerators,
+        "metric": {
+            "edition": metrics.edition,
+            "train_au_percentage": au,
+            "train_au_mean_percentage": float(np.mean(au)),
+            "train_au_stdev_percentage": float(np.std(au)),
+            "train_au_meet_expectation": "success" if passed(workload, metrics) else "fail",
+            "train_throughput_samples_per_second": rate,
+            "train_throughput_mean_samples_per_second": float(np.mean(rate)),
+            "train_throughput_stdev_samples_per_second": float(np.std(rate)),
+            "train_io_mean_MB_per_second": float(np.mean(nominal)),
+            "train_io_stdev_MB_per_second": float(np.std(nominal)),
+        },
+    }
+
+
+def _whole_epochs(metrics: Metrics) -> dict[str, Any]:
+    return {
+        "read_bytes": metrics.read_bytes,
+        "read_bytes_per_second": metrics.read_bytes_per_second,
+        "whole_epoch_au_percentage": [e.whole_epoch_au_percentage for e in metrics.epochs],
+        "first_step_seconds": [epoch.first_step_seconds for epoch in metrics.epochs],
+    }
+
+
+def _replay(
+    workload: Workload,
+    layout: Layout,
+    known: bool,
+    folder: Path,
+    world: World,
+    clock: Clock,
+    say: Say,
+) -> tuple[Observation, Steps]:
+    """Run the epochs; return what was observed and (steps,) records of this rank."""
+    per_rank = workload.accelerators_per_rank
+    own = range(world.rank * per_rank, (world.rank + 1) * per_rank)
+    everyone = num_accelerators(workload, world)
+    _make_cold(workload, layout, world, say)
+    say(demand_line(workload, everyone))
+    parts: list[Steps] = []
+    loader = open_loader(
+        workload,
+        layout,
+        workload.data_folder,
+        accelerators=own,
+        known_places=known,
+        keep=False,
+    )
+    with (
+        _closing(loader),
+        Observation(workload, layout, folder, world, loader) as observation,
+        Watchdog(workload.output.stall_seconds, world, loader) as watchdog,
+    ):
+        for epoch in range(workload.train.epochs):
+            plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
+            times = draw_computation_times(
+                workload.train.computation_time,
+                num_steps=plan.num_steps,
+                accelerators=own,
+                epoch=epoch,
+                seed=workload.train.seed,
+            )
+            world.barrier()
+            observation.begin(epoch)
+            steps = replay_epoch(
+                loader.epoch(epoch, plan),
+                epoch=epoch,
+                computation_times=times,
+                barrier=watchdog.barrier,
+                clock=clock,
+                on_step=watchdog.step,
+            )
+            observation.end(epoch)
+            parts.append(steps.ravel())
+            write_steps(folder, world.rank, np.concatenate(parts))
+            say(_epoch_line(epoch, steps, workload))
+    steps = np.concatenate(parts)
+    lost = steps["wait"].sum() + steps["barrier"].sum()
+    share = lost / (lost + steps["compute"].sum())
+    observation.probe(max(world.all_gather(float(share))))
+    return observation, steps
+
+
+def _make_cold(workload: Workload, layout: Layout, world: World, say: Say) -> None:
+    """Drop the dataset from every host's page cache, and say how much of it stayed."""
+    if world.local_rank == 0:
+        if workload.output.drop_all_caches:
+            drop_all_caches()
+        elif workload.output.drop_caches:
+            paths = [workload.data_folder / layout.path(file) for file in range(layout.num_files)]
+            try:
+                result = drop(paths)
+            except FileNotFoundError as error:
+                raise DatasetError(
+                    f"{error.filename} is missing; dlemu verify tells what else is"
+                ) from None
+            except OSError as error:
+                raise DatasetError(f"{error.filename}: {error.strerror}") from None
+            stayed = result.resident_after
+            if stayed is not None:
+                say(
+                    f"cold start: {result.num_files} files dropped from the page cache, "
+                    f"{100 * stayed:.1f}% of their pages stayed"
+                )
+    world.barrier()
+
+
+def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
+    seconds = steps["wait"] + steps["compute"] + steps["barrier"]
+    samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
+    au = 100 * steps["computation_time"][1:].sum() / max(seconds[1:].sum(), 1e-9)
+    return (
+        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
+        f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
+    )
+
+
+def _with_seed(workload: Workload, world: World) -> Workload:
+    """Return the workload with a seed of this run's own where a shuffle is `random`."""
+    reader = workload.reader
+    if "random" not in (reader.file_shuffle, reader.sample_shuffle):
+        return workload
+    return workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
+
+
+def _shared_folder(workload: Workload, world: World) -> Path:
+    """Return the run's folder, made by rank 0 and known to all."""
+    made: Path | WorkloadError | None = None
+    if world.rank == 0:
+        try:
+            made = make_folder(workload)
+        except WorkloadError as error:
+            made = error
+    made = world.broadcast(made)
+    if isinstance(made, WorkloadError):
+        if world.rank == 0:
+            raise made
+        world.barrier()  # which rank 0's failure ends
+    assert isinstance(made, Path)
+    # Hosts that do not share the folder keep their own records until rank 0 gathers them.
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _summary_start(
+    workload: Workload, world: World, started: datetime, notes: tuple[str, ...]
+) -> dict[str, Any]:
+    extra = []
+    if workload.ignored:
+        extra.append(f"ignored: {', '.join(workload.ignored)}")
+    if workload.reader.data_loader == "tensorflow":
+        extra.append("reader.data_loader tensorflow: read by pytorch's loader in tf.data's order")
+    return {
+        "status": "incomplete",
+        "workload": workload.name,
+        "num_accelerators": num_accelerators(workload, world),
+        "num_ranks": world.num_ranks,
+        "num_hosts": world.num_hosts,
+        "hostname": world.host,
+        "start": started.isoformat(timespec="seconds"),
+        "metric": {},
+        "measured": {},
+        "limit": None,
+        "notes": [*notes, *extra],
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of dlemu, Python, the kernel and the libraries that read."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "nvidia-dali-cuda130"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _write_failure(folder: Path, summary: dict[str, Any], error: BaseException) -> None:
+    """Record that the run came to nothing; the disk may be what failed."""
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    text = str(error) if isinstance(error, DlemuError) else repr(error)
+    summary |= {
+        "status": "incomplete" if interrupted else "failed",
+        "error": "interrupted" if interrupted else text,
+        "end": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    try:
+        write_summary(folder, summary)
+    except RunError as second:
+        if str(second) != text:
+            print(f"dlemu: {second}", file=sys.stderr)
+
+
+class _closing:
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __enter__(self) -> Loader:
+        return self._loader
+
+    def __exit__(self, *_: object) -> None:
+        self._loader.close()
+
+
+def _say_nothing(text: str) -> None:
+    """Ranks other than 0 are silent."""

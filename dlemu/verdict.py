@@ -1,0 +1,206 @@
+"""Which resource bound a run, by what evidence, and what to change.
+
+A FAIL whose limit is not storage must never read as the storage's fault: storage is named only if
+readers waited in reads while CPUs were free, and more readers would not have got more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dlemu.metrics import Metrics
+from dlemu.units import format_rate, format_seconds
+
+LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
+
+_CEILING = 0.02
+"""Losses below this share of the window are nothing to look for."""
+_CPU_FULL = 0.85
+"""Share of the usable CPUs above which they are full: the kernel's own work is not seen here."""
+_STARVED = 0.15
+"""Share of the workers' time in which they stood ready and had no CPU."""
+_READING = 0.6
+"""Share of the workers' time in reads from which on they are waiting for storage."""
+_MORE = 1.15
+"""A device that gives this much more to more readers was not the limit."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The binding resource."""
+
+    name: LimitName
+    evidence: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostEvidence:
+    """What one host's counters said over the epochs; None where the kernel does not tell."""
+
+    host: str
+    seconds: float
+    device: str | None
+    """Name of the busiest drive under the data folder."""
+    device_busy_share: float | None
+    read_bytes_per_second: float
+    """Delivered by storage, or, where that cannot be seen, taken by the loaders."""
+    probe_bytes_per_second: float | None
+    """What many readers at once got from the same files after the run."""
+    num_probe_readers: int
+    cpu_share: float | None
+    """CPU time of ranks and workers / usable CPUs."""
+    host_cpu_share: float | None
+    runqueue_seconds: float | None
+    throttled_seconds: float | None
+    usable_cpus: float
+    num_workers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that the verdict looks at."""
+
+    metrics: Metrics
+    hosts: Sequence[HostEvidence]
+    rank_names: Sequence[str]
+    """(accelerators,) "rank 3 on host a" of each accelerator."""
+    read_seconds: float
+    """Of all workers, in read calls."""
+    decode_seconds: float
+    hand_over_seconds: float
+    worker_seconds: float
+    """Of all workers, from the epochs' starts to their ends."""
+    page_cache_share: float | None
+    data_loader: str
+    read_threads: int
+
+
+def find_limit(evidence: Evidence) -> Limit:
+    """Return the resource that kept the AU down, or `none`, or `unclear` with the reason."""
+    epochs = evidence.metrics.epochs
+    wait = float(np.mean([epoch.wait_share for epoch in epochs]))
+    barrier = float(np.mean([epoch.barrier_share for epoch in epochs]))
+    over = float(np.mean([epoch.oversleep_share for epoch in epochs]))
+    if wait + barrier + over < _CEILING:
+        lost = 100 * (wait + barrier + over)
+        return Limit("none", f"accelerators lost {lost:.1f}% of their time; this is the ceiling")
+    if over > max(wait, barrier):
+        return Limit(
+            "oversleep",
+            f"compute took {100 * over:.1f}% longer than asked, more than waiting for data "
+            f"({100 * wait:.1f}%): this host could not wake its accelerators in time",
+            "use fewer accelerators a host, or leave cores to the ranks",
+        )
+    slow = _slow_rank(evidence, barrier)
+    if slow is not None:
+        return slow
+    # Time at the barrier without a slow rank is others' waiting: it has the same cause.
+    return _limit_of_waiting(evidence, wait + barrier)
+
+
+def _slow_rank(evidence: Evidence, barrier: float) -> Limit | None:
+    """Return `barrier` if one rank made the others wait."""
+    names = np.array(evidence.rank_names)
+    if len(set(evidence.rank_names)) < 2 or barrier < _CEILING:
+        return None
+    waits = np.mean([epoch.accelerator_wait for epoch in evidence.metrics.epochs], axis=0)
+    by_rank = {name: float(waits[names == name].mean()) for name in dict.fromkeys(names.tolist())}
+    slowest = max(by_rank, key=lambda name: by_rank[name])
+    others = float(np.median([wait for name, wait in by_rank.items() if name != slowest]))
+    # Ranks that share a slow drive all wait; one that waits thrice as long is another matter.
+    if by_rank[slowest] < 3 * others:
+        return None
+    return Limit(
+        "barrier",
+        f"{slowest} waited {format_seconds(by_rank[slowest])} a step for its batches, the others "
+        f"{format_seconds(others)}, and then {100 * barrier:.0f}% of the time for it",
+        f"look at what is different about {slowest}: its storage path, its CPUs, its neighbours",
+    )
+
+
+def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
+    """Return why batches came late: no CPU, slow storage, or too few readers."""
+    host = max(evidence.hosts, key=lambda each: each.cpu_share or 0.0)
+    reading = evidence.read_seconds / max(evidence.worker_seconds, 1e-9)
+    starved = _share(host.runqueue_seconds, host)
+    throttled = (host.throttled_seconds or 0.0) / max(host.seconds, 1e-9)
+    cpu = host.cpu_share
+    waited = f"accelerators waited {100 * lost:.0f}% of the time"
+    if throttled > 0.1 or (cpu is not None and cpu > _CPU_FULL) or (starved or 0) > _STARVED:
+        parts = [f"{waited}; on host {host.host}"]
+        if cpu is not None:
+            parts.append(f"ranks and workers used {100 * cpu:.0f}% of {host.usable_cpus:g} CPUs,")
+        if starved is not None:
+            parts.append(
+                f"stood ready without a CPU for {100 * min(starved, 1):.0f}% of their time"
+            )
+        if throttled > 0.1:
+            parts.append(f"and were stopped by the CPU quota for {throttled:.2f} s each second")
+        return Limit(
+            "host cpu",
+            " ".join(parts) + _storage_aside(host),
+            "use more cores or hosts, reader.data_loader=threads, or reader.odirect=true; "
+            "nothing is said about the storage",
+        )
+    probed = host.probe_bytes_per_second
+    more = None if probed is None else probed / max(host.read_bytes_per_second, 1.0)
+    got = f"{host.device or 'the storage'} gave {format_rate(host.read_bytes_per_second)}"
+    if host.device_busy_share is not None:
+        got += f" and was busy {100 * host.device_busy_share:.0f}% of the time"
+    cpus = "" if cpu is None else f"; CPUs {100 * cpu:.0f}%"
+    if evidence.page_cache_share is not None and evidence.page_cache_share > 0.05:
+        cpus += f"; page cache served {100 * evidence.page_cache_share:.1f}%"
+    if more is not None and more > _MORE:
+        return Limit(
+            "loader",
+            f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {got}, but gives "
+            f"{format_rate(probed or 0)} to {host.num_probe_readers} readers{cpus}",
+            f"raise reader.read_threads (now {evidence.read_threads}) or reader.io_depth",
+        )
+    if reading > _READING:
+        seen = "" if more is None else f", and no more to {host.num_probe_readers} readers"
+        return Limit(
+            "storage",
+            f"{got}{seen}; workers waited in reads {100 * reading:.0f}% of the time{cpus}",
+            "use more or faster drives, or fewer accelerators",
+        )
+    if reading < 1 - _READING:
+        return Limit(
+            "loader",
+            f"{waited}, but workers only {100 * reading:.0f}% of theirs in reads{cpus}: "
+            f"{_elsewhere(evidence)}",
+            f"raise reader.read_threads (now {evidence.read_threads})",
+        )
+    return Limit(
+        "unclear",
+        f"{waited}; {got}; workers spent {100 * reading:.0f}% of their time in reads, too little "
+        f"to call it storage and too much to call it the loader{cpus}",
+        "run again with more reader.read_threads: if nothing changes, it is the storage",
+    )
+
+
+def _share(seconds: float | None, host: HostEvidence) -> float | None:
+    if seconds is None:
+        return None
+    return seconds / max(host.seconds * max(host.num_workers, 1), 1e-9)
+
+
+def _storage_aside(host: HostEvidence) -> str:
+    if host.device is None or host.device_busy_share is None:
+        return ""
+    return f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
+
+
+def _elsewhere(evidence: Evidence) -> str:
+    """Return where the workers' time went instead."""
+    parts = {
+        "decoding": evidence.decode_seconds,
+        "handing over": evidence.hand_over_seconds,
+    }
+    rest = evidence.worker_seconds - evidence.read_seconds - sum(parts.values())
+    parts["waiting for work or sleeping (reader.preprocess_time)"] = rest
+    name = max(parts, key=lambda part: parts[part])
+    return f"{100 * parts[name] / max(evidence.worker_seconds, 1e-9):.0f}% went into {name}"
