@@ -1,0 +1,1 @@
+"""Datasets: their bytes, how they are written, the manifest, and their verification."""

@@ -1,0 +1,150 @@
+"""HDF5: samples along the first axis of one contiguous dataset, `records_0`, and `labels`."""
+
+import functools
+import io
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError
+from dlemu.formats.format import PAGE_BYTES, FileSamples, Places, Read, Sink
+
+streamed = False
+
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+_RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
+# Where a file's end is written, by version of the superblock (HDF5 format specification 3.0, II.A).
+_END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+_SIDE = 0x5EEDF00D  # stands for the first side of a sample in a template, and for nothing else
+
+
+def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    import h5py
+
+    try:
+        with h5py.File(_ReadOnly(read, file_bytes), "r") as file:
+            names = [name for name in _RECORDS if name in file.id]
+            if not names:
+                raise DatasetError(f"it has no dataset records_0, but {', '.join(file)[:80]}")
+            dataset = h5py.h5d.open(file.id, names[0])
+            start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
+            shape, dtype = dataset.shape, dataset.dtype
+            filters = dataset.get_create_plist().get_nfilters()
+    except DatasetError:
+        raise
+    # Whatever the library says of a damaged file, and what its wrapper makes of that.
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
+        raise DatasetError(f"no sound HDF5 file: {' '.join(str(error).split())[:120]}") from None
+    if start is None or filters:
+        raise DatasetError("records_0 is chunked, compressed or empty; save it as one contiguous")
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        raise DatasetError(f"elements of type {dtype} cannot be read in place; use native numbers")
+    if start + num_bytes > file_bytes:
+        raise DatasetError(
+            f"records_0 ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+        )
+    if num_samples > 1 and shape[:1] != (num_samples,):
+        raise DatasetError(f"records_0's first axis must be {num_samples} samples, got {shape}")
+    return _places(start, np.full(num_samples, num_bytes // num_samples))
+
+
+def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+    return _places(PAGE_BYTES, sizes)
+
+
+def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1)
+    return total
+
+
+def check_head(head: bytes, file_bytes: int) -> None:
+    if not head.startswith(_MAGIC) or head[8] not in _END_AT:
+        raise DatasetError(f"no HDF5 file: it begins with {head[:8]!r}")
+    at = _END_AT[head[8]]
+    end = int.from_bytes(head[at : at + 8], "little")
+    if end > file_bytes:
+        raise DatasetError(f"its header says {end} bytes, the file has {file_bytes}; it was cut")
+
+
+def write(sink: Sink, file: FileSamples) -> None:
+    first, *rest = file.sample_shape
+    head = _template(len(file.samples), tuple(rest), file.dtype)
+    for unit in (1, int(file.sizes.sum()) // first):
+        head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
+    at = _END_AT[head[8]]
+    sink.write(head[:at] + _u64(PAGE_BYTES + int(file.sizes.sum())) + head[at + 8 :])
+    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        sink.payload(sample, size)
+
+
+def _u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+@functools.cache
+def _template(num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
+    """Return what HDF5 writes before the payload, with _SIDE for a sample's first side.
+
+    The library itself writes it, into a sparse file: its oldest layout, which has no checksums, so
+    that sizes can be filled in. Labels are all the fill value, 0, and take no space; so nothing but
+    the payload needs alignment, and it begins at the first page whatever the shape.
+    """
+    import h5py
+
+    with (
+        open(os.memfd_create("template"), "w+b", buffering=0) as sparse,
+        h5py.File(
+            sparse,
+            "w",
+            libver="earliest",
+            alignment_threshold=PAGE_BYTES,
+            alignment_interval=PAGE_BYTES,
+        ) as file,
+    ):
+        file.create_dataset("labels", (num_samples,), np.int64)
+        contiguous = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        contiguous.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        contiguous.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        contiguous.set_obj_track_times(False)
+        dataset = h5py.h5d.create(
+            file.id,
+            _RECORDS[0],
+            h5py.h5t.py_create(dtype, logical=True),
+            h5py.h5s.create_simple((num_samples, _SIDE, *rest)),
+            contiguous,
+        )
+        assert dataset.get_offset() == PAGE_BYTES
+        file.flush()
+        return os.pread(sparse.fileno(), PAGE_BYTES, 0)
+
+
+def _places(start: int, sizes: NDArray[np.int64]) -> Places:
+    ends = np.cumsum(sizes)
+    return Places(offsets=start + ends - sizes, lengths=sizes)
+
+
+class _ReadOnly(io.RawIOBase):
+    """A file whose bytes come from `read`, as h5py takes one."""
+
+    def __init__(self, read: Read, num_bytes: int) -> None:
+        self._read, self._num_bytes, self._at = read, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        data = self._read(self._at, min(len(buffer), max(0, self._num_bytes - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,136 @@
+"""NumPy's .npy: a header in text, then one array; several samples lie along its last axis."""
+
+import ast
+import io
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError
+from dlemu.formats.format import PAGE_BYTES, FileSamples, Places, Read, Sink
+
+streamed = True
+
+_MAGIC = b"\x93NUMPY"
+_LONGEST_HEADER = 10_000  # np.load refuses longer ones, too
+_MOST_AXES = 64  # of NumPy 2
+
+
+class Array(NamedTuple):
+    """What a header says of the array behind it."""
+
+    start: int
+    """Bytes of the header."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def header(shape: tuple[int, ...], dtype: np.dtype[np.generic], num_bytes: int = 0) -> bytes:
+    """Return the header as np.save writes it, padded with spaces to `num_bytes` if that is more."""
+    text = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(text, described | {"shape": shape})
+    plain = text.getvalue()
+    if num_bytes <= len(plain):
+        return plain
+    padding = b" " * (num_bytes - len(plain))
+    length = (num_bytes - 10).to_bytes(2, "little")
+    return plain[:8] + length + plain[10:-1] + padding + b"\n"
+
+
+def parse_header(data: bytes) -> Array:
+    """Return what the header at the start of `data` says, or raise DatasetError."""
+    if len(data) < 12 or not data.startswith(_MAGIC):
+        raise DatasetError(f"no .npy header: it begins with {data[:6]!r}")
+    major = data[6]
+    if major not in (1, 2, 3):
+        raise DatasetError(f".npy version must be 1, 2 or 3, got {major}")
+    text_start = 10 if major == 1 else 12
+    start = text_start + int.from_bytes(data[8:text_start], "little")
+    if start > min(len(data), _LONGEST_HEADER):
+        raise DatasetError(f"the .npy header says it has {start} bytes; it was cut or damaged")
+    try:
+        described = ast.literal_eval(data[text_start:start].decode("latin1").strip())
+        descr, order = str(described["descr"]), described["fortran_order"]
+        shape = described["shape"]
+        sides = [n for n in shape if type(n) is int and 0 <= n < 2**63]
+        dtype = np.dtype(descr)
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        raise DatasetError("the .npy header is damaged") from None
+    if not isinstance(shape, tuple) or len(sides) != len(shape) or len(shape) > _MOST_AXES:
+        raise DatasetError("the .npy header is damaged: it has no shape")
+    if dtype.kind not in "biufc":
+        raise DatasetError(f"elements of type {descr[:80]} cannot be read in place; use numbers")
+    if not dtype.isnative:
+        raise DatasetError(f"element type {descr} has a foreign byte order; save it as native")
+    if order is not False:
+        raise DatasetError("fortran_order must be False: save the array in C order")
+    return Array(start, shape, dtype)
+
+
+def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Places:
+    """Return where the samples of the .npy between two offsets of a file lie."""
+    data = read(start, min(PAGE_BYTES, end - start))
+    if data.startswith(_MAGIC) and len(data) == PAGE_BYTES:
+        data += read(start + PAGE_BYTES, min(_LONGEST_HEADER, end - start) - PAGE_BYTES)
+    array = parse_header(data)
+    if array.start + array.num_bytes != end - start:
+        raise DatasetError(
+            f"shape {array.shape} of {array.dtype} is {array.num_bytes} bytes, but "
+            f"{end - start - array.start} are there; the file was cut or damaged"
+        )
+    if num_samples > 1 and array.shape[-1:] != (num_samples,):
+        raise DatasetError(
+            f"the array's last axis must be {num_samples} samples, got shape {array.shape}"
+        )
+    return _places(start + array.start, array.num_bytes, num_samples, array.dtype.itemsize)
+
+
+def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    return locate_within(read, 0, file_bytes, num_samples=num_samples)
+
+
+def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+    return _places(PAGE_BYTES, int(sizes.sum()), len(sizes), element_bytes)
+
+
+def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1)
+    return total
+
+
+def check_head(head: bytes, file_bytes: int) -> None:
+    array = parse_header(head)
+    if array.start + array.num_bytes != file_bytes:
+        raise DatasetError(
+            f"the header says {array.start + array.num_bytes} bytes, the file has {file_bytes}"
+        )
+
+
+def write(sink: Sink, file: FileSamples) -> None:
+    sink.write(header(array_shape(file), file.dtype, PAGE_BYTES))
+    if len(file.samples) == 1:
+        sink.payload(int(file.samples[0]), int(file.sizes[0]))
+    else:
+        sink.interleaved(file)
+
+
+def array_shape(file: FileSamples) -> tuple[int, ...]:
+    """Return the shape of the one array that holds all samples: the sample axis is the last."""
+    return (*file.sample_shape, len(file.samples))
+
+
+def _places(start: int, num_bytes: int, num_samples: int, element_bytes: int) -> Places:
+    return Places(
+        offsets=np.full(num_samples, start, np.int64),
+        lengths=np.full(num_samples, num_bytes // num_samples, np.int64),
+        interleaved=num_samples,
+        element_bytes=element_bytes,
+    )

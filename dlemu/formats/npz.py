@@ -1,0 +1,209 @@
+"""NumPy's .npz: a zip archive with the samples stored as `x.npy` and their labels as `y.npy`."""
+
+import struct
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError
+from dlemu.formats import npy
+from dlemu.formats.format import PAGE_BYTES, Crc, FileSamples, Places, Read, Sink
+
+streamed = True
+
+# PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local), 4.3.12 (central), 4.3.14 to 4.3.16 (ends).
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_LOCAL_MAGIC, _CENTRAL_MAGIC, _END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+_END64_MAGIC, _LOCATOR64_MAGIC = b"PK\6\6", b"PK\6\7"
+_ENCRYPTED, _SIZES_FOLLOW = 1, 8  # general purpose flags
+_IN_EXTRA = 0xFFFFFFFF  # a 32-bit field whose value is in the zip64 extra field
+_ZIP64, _ALIGNMENT = 1, 0xD935  # ids of extra fields; the second is Android's zipalign
+_VERSION = 45  # zip64
+_FIRST_OF_1980 = 0x21  # the earliest date that zip has
+
+_LOCAL_BYTES = 64  # so that the .npy header behind it, too, is a multiple of 64 bytes
+_LARGEST_DIRECTORY = 1 << 20
+_LARGEST_END = 22 + 0xFFFF  # with the longest comment
+
+# One layout of y for all: its header has 128 bytes up to 10^50 samples.
+_LABEL = np.dtype("<i8")
+_LABEL_HEADER = 128
+
+
+def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    head = read(0, PAGE_BYTES)
+    # np.savez puts x first and its sizes into the local header: one read finds it. Else the
+    # directory at the end, which has the last word, tells.
+    start, num_bytes = _first_member(head) or _find(read, file_bytes)
+    if start + num_bytes > file_bytes:
+        raise DatasetError(
+            f"x.npy ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+        )
+    return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
+
+
+def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+    return npy.places(sizes, element_bytes=element_bytes)
+
+
+def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    labels = _LOCAL_BYTES + _LABEL_HEADER + _LABEL.itemsize * sizes.shape[1]
+    directory = 2 * (_CENTRAL.size + len(b"x.npy") + 4 + 24)
+    ends = _END64.size + _LOCATOR64.size + _END.size
+    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1) + labels + directory + ends
+    return total
+
+
+def check_head(head: bytes, file_bytes: int) -> None:
+    member = _first_member(head)
+    if member is None:
+        return  # sound, but what would be checked is at the file's end
+    start, num_bytes = member
+    if start + num_bytes > file_bytes:
+        raise DatasetError(
+            f"x.npy ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+        )
+    npy.check_head(head[start:], num_bytes)
+
+
+def write(sink: Sink, file: FileSamples) -> None:
+    header = npy.header(npy.array_shape(file), file.dtype, PAGE_BYTES - _LOCAL_BYTES)
+    payload_bytes = int(file.sizes.sum())
+    sink.reserve(PAGE_BYTES)
+    crc, so_far = _crc32(), zlib.crc32(header)
+    if len(file.samples) == 1:
+        so_far = sink.payload(int(file.samples[0]), payload_bytes, crc, so_far)
+    else:
+        so_far = sink.interleaved(file, crc, so_far)
+    x = _Member(b"x.npy", 0, len(header) + payload_bytes, so_far)
+    labels = npy.header((len(file.samples),), _LABEL) + bytes(_LABEL.itemsize * len(file.samples))
+    y = _Member(b"y.npy", PAGE_BYTES + payload_bytes, len(labels), zlib.crc32(labels))
+    sink.write(y.local() + labels + _directory([x, y], y.offset + _LOCAL_BYTES + len(labels)))
+    sink.fill(x.local() + header)
+
+
+def _crc32() -> Crc:
+    from isal import isal_zlib  # 20 times as fast as zlib; readers do without it
+
+    return isal_zlib.crc32
+
+
+class _Member(NamedTuple):
+    name: bytes
+    offset: int
+    num_bytes: int
+    crc: int
+
+    def local(self) -> bytes:
+        """Return the local header: sizes in a zip64 field, as np.savez has them, and padding."""
+        sizes = struct.pack("<2H2Q", _ZIP64, 16, self.num_bytes, self.num_bytes)
+        padding = _LOCAL_BYTES - _LOCAL.size - len(self.name) - len(sizes) - 6
+        extra = sizes + struct.pack("<3H", _ALIGNMENT, 2 + padding, 64) + bytes(padding)
+        known = (_VERSION, 0, 0, 0, _FIRST_OF_1980, self.crc, _IN_EXTRA, _IN_EXTRA)
+        fixed = _LOCAL.pack(_LOCAL_MAGIC, *known, len(self.name), len(extra))
+        return fixed + self.name + extra
+
+    def central(self) -> bytes:
+        """Return the entry of the directory."""
+        extra = struct.pack("<2H3Q", _ZIP64, 24, self.num_bytes, self.num_bytes, self.offset)
+        known = (_VERSION, _VERSION, 0, 0, 0, _FIRST_OF_1980, self.crc, _IN_EXTRA, _IN_EXTRA)
+        lengths = (len(self.name), len(extra), 0)
+        fixed = _CENTRAL.pack(_CENTRAL_MAGIC, *known, *lengths, 0, 0, 0, _IN_EXTRA)
+        return fixed + self.name + extra
+
+
+def _directory(members: list[_Member], start: int) -> bytes:
+    """Return the directory at `start` and the archive's end, in zip64 whatever the size."""
+    entries = b"".join(member.central() for member in members)
+    count, end = len(members), start + len(entries)
+    return b"".join(
+        [
+            entries,
+            _END64.pack(
+                *(_END64_MAGIC, _END64.size - 12, _VERSION, _VERSION, 0, 0),
+                *(count, count, len(entries), start),
+            ),
+            _LOCATOR64.pack(_LOCATOR64_MAGIC, 0, end, 1),
+            _END.pack(_END_MAGIC, 0, 0, count, count, len(entries), _IN_EXTRA, 0),
+        ]
+    )
+
+
+def _first_member(head: bytes) -> tuple[int, int] | None:
+    """Return start and bytes of x.npy if that comes first with its sizes, else None."""
+    if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MAGIC):
+        raise DatasetError(f"no zip archive: it begins with {head[:4]!r}")
+    _, _, flags, method, _, _, _, stored, num_bytes, name, extra = _LOCAL.unpack_from(head)
+    start = _LOCAL.size + name + extra
+    if head[_LOCAL.size : _LOCAL.size + name] != b"x.npy" or start > len(head):
+        return None
+    _check_stored(flags, method)
+    if flags & _SIZES_FOLLOW:
+        return None
+    sizes = _wide(head[_LOCAL.size + name : start], [num_bytes, stored])
+    return start, sizes[0]
+
+
+def _find(read: Read, file_bytes: int) -> tuple[int, int]:
+    """Return start and bytes of x.npy by the directory at the file's end."""
+    end_start = max(0, file_bytes - _LARGEST_END)
+    tail = read(end_start, _LARGEST_END)
+    at = tail.rfind(_END_MAGIC)
+    if at < 0 or len(tail) - at < _END.size:
+        raise DatasetError("the zip archive has no end record; the file was cut")
+    _, _, _, _, _, length, start, _ = _END.unpack_from(tail, at)
+    locator = read(max(0, end_start + at - _LOCATOR64.size), _LOCATOR64.size)
+    if len(locator) == _LOCATOR64.size and locator.startswith(_LOCATOR64_MAGIC):
+        end64 = read(min(_LOCATOR64.unpack(locator)[2], file_bytes), _END64.size)
+        if len(end64) < _END64.size or not end64.startswith(_END64_MAGIC):
+            raise DatasetError("the zip archive's zip64 end record is damaged")
+        *_, length, start = _END64.unpack(end64)
+    if length > _LARGEST_DIRECTORY or start + length > file_bytes:
+        raise DatasetError("the zip archive's directory is damaged")
+    return _search(read, read(start, length), file_bytes)
+
+
+def _search(read: Read, directory: bytes, file_bytes: int) -> tuple[int, int]:
+    """Return start and bytes of x.npy by its entry in the directory."""
+    at = 0
+    while directory.startswith(_CENTRAL_MAGIC, at) and len(directory) - at >= _CENTRAL.size:
+        fields = _CENTRAL.unpack_from(directory, at)
+        flags, method, stored, num_bytes = fields[3], fields[4], fields[8], fields[9]
+        name, extra, comment, offset = *fields[10:13], fields[16]
+        at += _CENTRAL.size
+        if directory[at : at + name] == b"x.npy":
+            _check_stored(flags, method)
+            widened = directory[at + name : at + name + extra]
+            num_bytes, _, offset = _wide(widened, [num_bytes, stored, offset])
+            local = read(offset, _LOCAL.size) if offset < file_bytes else b""
+            if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
+                raise DatasetError("the zip archive's directory is damaged")
+            return offset + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), num_bytes
+        at += name + extra + comment
+    raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
+
+
+def _check_stored(flags: int, method: int) -> None:
+    if flags & _ENCRYPTED:
+        raise DatasetError("x.npy is encrypted; it cannot be read in place")
+    if method != 0:
+        raise DatasetError("x.npy is compressed; it cannot be read in place, use np.savez")
+
+
+def _wide(extra: bytes, values: list[int]) -> list[int]:
+    """Return the values, those of 0xFFFFFFFF replaced from the zip64 extra field, in order."""
+    at = 0
+    while at + 4 <= len(extra):
+        field, length = struct.unpack_from("<2H", extra, at)
+        at += 4
+        if field == _ZIP64 and at + length <= len(extra):
+            wide = iter(struct.unpack_from(f"<{length // 8}Q", extra, at))
+            return [next(wide, value) if value == _IN_EXTRA else value for value in values]
+        at += length
+    return values

@@ -1,0 +1,236 @@
+"""TFRecord: framed tf.train.Example messages with the features `image` and `size`."""
+
+import bisect
+import functools
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError
+from dlemu.formats.format import FileSamples, Places, Read, Sink
+
+streamed = True
+
+_LENGTH = struct.Struct("<QI")  # of the record, and its checksum
+FRAME_BYTES = _LENGTH.size + 4
+"""What stands around each record: its length before, its checksum behind."""
+_WINDOW = 4096
+# Bounds on what a damaged file can make us do.
+_MOST_FIELDS = 1000
+_LONGEST_NAME = 256
+_LARGEST_IMAGE = 1 << 48
+
+
+def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    offsets = np.empty(num_samples, np.int64)
+    lengths = np.empty(num_samples, np.int64)
+    at = 0
+    for sample in range(num_samples):
+        window = _Window(read, at, file_bytes)
+        try:
+            length = _record_length(window.take(at, _LENGTH.size), file_bytes - at)
+            message = _Span(at + _LENGTH.size, at + _LENGTH.size + length)
+            image = _image(window, message)
+        except DatasetError as error:
+            raise DatasetError(f"record {sample} at byte {at}: {error}") from None
+        offsets[sample], lengths[sample] = image.start, image.end - image.start
+        at = message.end + 4
+    if at != file_bytes:
+        raise DatasetError(
+            f"{num_samples} records end at byte {at}, the file at {file_bytes}; "
+            "dataset.num_samples_per_file says how many there are"
+        )
+    return Places(offsets, lengths)
+
+
+def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+    heads = _head_bytes(sizes)
+    ends = np.cumsum(_LENGTH.size + heads + sizes + 4)
+    return Places(offsets=ends - 4 - sizes, lengths=sizes)
+
+
+def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = (FRAME_BYTES + _head_bytes(sizes) + sizes).sum(axis=1)
+    return total
+
+
+def index(sizes: NDArray[np.int64]) -> bytes:
+    """Return the index of a file: a line `offset framed_length` for each record."""
+    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
+    starts = np.cumsum(framed) - framed
+    lines = zip(starts.tolist(), framed.tolist(), strict=True)
+    return "".join(f"{start} {length}\n" for start, length in lines).encode()
+
+
+def check_head(head: bytes, file_bytes: int) -> None:
+    _record_length(head[: _LENGTH.size], file_bytes)
+
+
+def write(sink: Sink, file: FileSamples) -> None:
+    tail = b""
+    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        head = _example_head(size)
+        length = struct.pack("<Q", len(head) + size)
+        # One call for what stands between two payloads.
+        sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
+        tail = masked_crc(sink.payload(sample, size, _crc32c, google_crc32c.value(head)))
+    sink.write(tail)
+
+
+def masked_crc(crc: int) -> bytes:
+    """Return a CRC-32C as TFRecord writes it: masked, lest checksums be summed themselves."""
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def _crc32c(data: NDArray[np.uint8], value: int) -> int:
+    return google_crc32c.extend(value, data)  # type: ignore[no-any-return]
+
+
+class _Span(NamedTuple):
+    start: int
+    end: int
+
+
+class _Window:
+    """Bytes of one record near one another, read a page at a time."""
+
+    num_fields = 0
+    """Fields found so far."""
+
+    def __init__(self, read: Read, start: int, file_bytes: int) -> None:
+        self._read, self._file_bytes = read, file_bytes
+        self._start = start
+        self._data = read(start, _WINDOW)
+
+    def take(self, start: int, length: int) -> bytes:
+        """Return the bytes from `start` on; fewer at the file's end. `length` is a page at most."""
+        if not self._start <= start <= start + length <= self._start + len(self._data):
+            self._start = min(start, self._file_bytes)
+            self._data = self._read(self._start, _WINDOW)
+        return self._data[start - self._start : start - self._start + length]
+
+
+def _record_length(frame: bytes, left: int) -> int:
+    """Return a record's length from its frame's first 12 bytes, its checksum compared."""
+    if len(frame) < _LENGTH.size:
+        raise DatasetError("the file ends within a record's length; it was cut")
+    length, crc = _LENGTH.unpack(frame)
+    if masked_crc(google_crc32c.value(frame[:8])) != crc.to_bytes(4, "little"):
+        raise DatasetError("the checksum of the record's length is wrong; the file is damaged")
+    if FRAME_BYTES + length > left:
+        raise DatasetError(f"the record has {length} bytes, the file {left}; it was cut")
+    return int(length)
+
+
+# Protocol buffers: a message is a run of fields, each a tag (number << 3 | wire type) and a value.
+# Example.features = 1; Features.feature = 1, a map whose entries are key = 1 and value = 2;
+# Feature.bytes_list = 1; BytesList.value = 1 (tensorflow/core/example/{example,feature}.proto).
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_TAG_1, _TAG_2 = bytes([1 << 3 | _BYTES]), bytes([2 << 3 | _BYTES])
+_TAG_INT64_LIST = bytes([3 << 3 | _BYTES])
+
+
+def _image(window: _Window, example: _Span) -> _Span:
+    """Return where the one value of the feature `image` lies."""
+    names = []
+    for features in _fields(window, example, 1):
+        for entry in _fields(window, features, 1):
+            keys = [
+                window.take(key.start, min(key.end - key.start, _LONGEST_NAME))
+                for key in _fields(window, entry, 1)
+            ]
+            names += [key.decode(errors="replace") for key in keys]
+            if keys == [b"image"]:
+                values = [
+                    value
+                    for feature in _fields(window, entry, 2)
+                    for bytes_list in _fields(window, feature, 1)
+                    for value in _fields(window, bytes_list, 1)
+                ]
+                if len(values) != 1:
+                    raise DatasetError(f"its feature image must hold 1 value, got {len(values)}")
+                return values[0]
+    raise DatasetError(f"it has no feature image, but {', '.join(names)[:80] or 'none'}")
+
+
+def _fields(window: _Window, message: _Span, number: int) -> Iterator[_Span]:
+    """Yield where the values of the field lie, of those that are bytes, text or messages."""
+    at = message.start
+    while at < message.end:
+        tag, at = _varint(window, at, message.end)
+        wire_type = tag & 7
+        if wire_type == _VARINT:
+            _, end = _varint(window, at, message.end)
+        elif wire_type == _BYTES:
+            length, at = _varint(window, at, message.end)
+            end = at + length
+        elif wire_type in (_FIXED64, _FIXED32):
+            end = at + (8 if wire_type == _FIXED64 else 4)
+        else:
+            raise DatasetError("it is no tf.train.Example")
+        window.num_fields += 1
+        if end > message.end or window.num_fields > _MOST_FIELDS:
+            raise DatasetError("it is no tf.train.Example")
+        if tag == number << 3 | _BYTES:
+            yield _Span(at, end)
+        at = end
+
+
+def _varint(window: _Window, at: int, end: int) -> tuple[int, int]:
+    """Return the number at `at`, seven bits a byte, and where the next field begins."""
+    value = 0
+    for index, byte in enumerate(window.take(at, min(10, end - at))):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, at + index + 1
+    raise DatasetError("it is no tf.train.Example")
+
+
+def _encoded(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])
+
+
+def _delimited(tag: bytes, num_bytes: int) -> bytes:
+    return tag + _encoded(num_bytes)
+
+
+def _example_head(size: int) -> bytes:
+    """Return an Example up to its image's bytes, which come last."""
+    number = _delimited(_TAG_1, len(_encoded(size))) + _encoded(size)
+    feature = _delimited(_TAG_INT64_LIST, len(number)) + number
+    entry = _delimited(_TAG_1, 4) + b"size" + _delimited(_TAG_2, len(feature)) + feature
+    first = _delimited(_TAG_1, len(entry)) + entry
+
+    head, length = b"", size
+    for tag, before in ((_TAG_1, b""), (_TAG_1, b""), (_TAG_2, _delimited(_TAG_1, 5) + b"image")):
+        head = before + _delimited(tag, length) + head
+        length = len(head) + size
+    head = first + _delimited(_TAG_1, length) + head
+    return _delimited(_TAG_1, len(head) + size) + head
+
+
+def _head_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes before the image of each Example."""
+    least, steps = _head_steps()
+    longer: NDArray[np.int64] = least + np.searchsorted(steps, sizes, side="right")
+    return longer
+
+
+@functools.cache
+def _head_steps() -> tuple[int, NDArray[np.int64]]:
+    """Return the shortest head's bytes, and the image sizes from which it has a byte more each."""
+    shortest, longest = len(_example_head(0)), len(_example_head(_LARGEST_IMAGE))
+    images = range(_LARGEST_IMAGE + 1)
+    steps = [
+        bisect.bisect_left(images, num_bytes, key=lambda size: len(_example_head(size)))
+        for num_bytes in range(shortest + 1, longest + 1)
+    ]
+    return shortest, np.array(steps, np.int64)
