@@ -97,7 +97,7 @@ def network_read_bytes(mount: Mount, *, proc: Path = PROC) -> int | None:
 
 def parse_mountinfo(text: str) -> list[Mount]:
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         before, separator, after = line.partition(" - ")
         head, tail = before.split(" "), after.split(" ")
         if not separator or len(head) < 6 or len(tail) < 3:
@@ -123,7 +123,8 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
     ]
     while children:
         found = min(children, key=lambda mount: len(mount.point))
-        children = [m for m in on_the_way if m.parent == found.id and m.id != found.id]
+        on_the_way.remove(found)
+        children = [mount for mount in on_the_way if mount.parent == found.id]
     return found
 
 
@@ -131,7 +132,7 @@ def parse_mountstats(text: str) -> dict[str, int]:
     """Return the bytes read from the server, of each mount point that counts them."""
     read_bytes = {}
     point = None
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("device "):
             point = _unescape(line.split(" mounted on ", 1)[-1].split(" with fstype ", 1)[0])
         elif point is not None and line.lstrip().startswith("bytes:"):
@@ -228,6 +229,7 @@ def _unescape(word: str) -> str:
 def read_text(path: Path) -> str:
     """Return a kernel file's text, "" where it is absent or closed to us."""
     try:
-        return path.read_text(errors="surrogateescape")
+        # Not read_text(): it would make a line's end of a carriage return in a folder's name.
+        return path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return ""

@@ -101,8 +101,7 @@ def cgroup_folders(
 
 def _chain(controller: str, text: str, mounts: list[Mount]) -> list[Path]:
     paths: dict[str, Path] = {}
-    for line in text.splitlines():
-        _, controllers, group = line.split(":", 2)
+    for controllers, group in re.findall(r"^\d+:([^:\n]*):(.*)$", text, re.MULTILINE):
         paths.update(dict.fromkeys(controllers.split(","), Path(group)))
     name = controller if controller in paths else ""  # edition 2 names no controllers
     if name not in paths:
