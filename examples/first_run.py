@@ -1,0 +1,42 @@
+"""A first run: write a small dataset, replay it, and read what the report says.
+
+    python examples/first_run.py FOLDER
+
+FOLDER should lie on the storage in question. 120 MB are written there, far too few for a true
+answer: `dlemu datasize` tells how many are needed.
+"""
+
+import sys
+from pathlib import Path
+
+import dlemu
+from dlemu.report import render_run
+
+
+def main(folder: Path) -> int:
+    """Generate below `folder`, run, print the report; return the exit status."""
+    workload = dlemu.load_workload(
+        "unet3d_h100",
+        {
+            "dataset.data_folder": str(folder / "data"),
+            "dataset.num_files_train": 84,
+            # A hundredth of UNet3D's samples, and of the seconds that an H100 takes for them.
+            "dataset.record_length_bytes": 1_466_006,
+            "dataset.record_length_bytes_stdev": 683_418,
+            "dataset.record_length_bytes_resize": 20_971,
+            "train.computation_time": 0.0323,
+            "train.epochs": 2,
+            "output.folder": str(folder / "run"),
+        },
+    )
+    with dlemu.make_world() as world:
+        dlemu.generate(workload, world=world)
+        outcome = dlemu.run_job(workload, world=world)
+        if outcome is not None:
+            print(render_run(workload, outcome.metrics, outcome.summary))
+            print(f"results: {outcome.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
