@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dlemu.errors import WorkloadError
+from dlemu.workload import Drive, Workload
 
 DATASHEET_ERROR = 0.30
 """Relative error of a prediction from a datasheet alone (docs/sizing.md)."""
@@ -88,13 +89,10 @@ class CalibrationFile(BaseModel):
         Raises:
             WorkloadError: none fits.
         """
-        for calibration in self.calibrations:
-            if (workload, loader, odirect) == (
-                calibration.workload,
-                calibration.loader,
-                calibration.odirect,
-            ):
-                return calibration
+        asked = (workload, loader, odirect)
+        for found in self.calibrations:
+            if asked == (found.workload, found.loader, found.odirect):
+                return found
         raise WorkloadError(
             f"predict.calibration has nothing for {workload} with reader.data_loader={loader} and "
             f"reader.odirect={str(odirect).lower()}; measure it with dlemu calibrate"
@@ -135,6 +133,19 @@ class PredictionInput:
         ):
             if not 0 < value < math.inf:
                 raise WorkloadError(f"{key} must be above 0 for a prediction, got {value:g}")
+
+    @classmethod
+    def of(cls, workload: Workload, drive: Drive) -> Self:
+        """Return what a workload asks for, with its `drives` of this kind."""
+        return cls(
+            computation_time=workload.train.computation_time.mean,
+            batch_bytes=workload.bytes_per_step,
+            threshold=100 * workload.metric.au,
+            drive_read_bytes_per_second=drive.read_bandwidth,
+            num_drives=workload.drives,
+            num_hosts=workload.num_hosts,
+            accelerators=workload.predict.accelerators,
+        )
 
     @property
     def demand(self) -> float:
@@ -212,17 +223,14 @@ def calibrate(
     it did not fall, the host's rate is what was reached, and so too low rather than too high.
     """
     step = computation_time * 100 / one_au_percentage
+    demand = batch_bytes / computation_time
     return Calibration(
         workload=workload,
         loader=loader,
         odirect=odirect,
         overhead=max(0.0, step - computation_time - jitter * np.euler_gamma),
         jitter=jitter,
-        host_read_bytes_per_second=full_accelerators
-        * full_au_percentage
-        / 100
-        * batch_bytes
-        / computation_time,
+        host_read_bytes_per_second=full_accelerators * full_au_percentage / 100 * demand,
         drive_read_bytes_per_second=drive_read_bytes_per_second,
         page_cache_share=page_cache_share,
     )
