@@ -202,8 +202,9 @@ class Mpi(World):
             raise PeerError(self._failure)
         pending = set(ranks)
         silent: set[int] | None = None
+        since = time.perf_counter()
         while pending:
-            for rank, message in self._links.receive(pending, begin, deadline):
+            for rank, message in self._links.receive(pending, since, deadline):
                 if message in (_ARRIVED, _RELEASED):
                     pending.discard(rank)
                 elif message == _GONE:
@@ -274,10 +275,11 @@ class Mpi(World):
 class _Links:
     """Carries messages between a rank and its neighbours: by socket on its host, else by MPI."""
 
-    # Tests of MPI may cost 5 % of the time waited so far, in latency as in CPU, within bounds.
+    # Between two tests of MPI, sleep for this share of the time waited so far: what a test finds
+    # is so much late, and a test costs some 15 µs of CPU. Hence the bounds.
     _PAUSE_SHARE = 0.05
-    _SHORTEST_PAUSE = 5e-5
-    _LONGEST_PAUSE = 2e-3
+    _SHORTEST_PAUSE = 1e-4
+    _LONGEST_PAUSE = 1e-3
     # Nothing but a failure can come by MPI while ranks of this host are awaited.
     _LOCAL_PAUSE = 0.05
 
@@ -332,12 +334,12 @@ class _Links:
             self._sent.append(self._comm.isend((self._comm.rank, message), rank))
 
     def receive(
-        self, pending: set[int], begin: float, deadline: float
+        self, pending: set[int], since: float, deadline: float
     ) -> Iterable[tuple[int, bytes]]:
         """Sleep until neighbours say something; return it, with their ranks.
 
-        Comes back empty at the deadline or before it. How soon depends on who is awaited, and for
-        how long already.
+        Comes back empty at the deadline or before it; how soon depends on who is awaited, and
+        since when.
         """
         now = time.perf_counter()
         pause = max(deadline - now, 0.0)
@@ -345,14 +347,15 @@ class _Links:
             if pending <= self._sockets.keys():
                 longest = self._LOCAL_PAUSE
             else:
-                longest = min(self._PAUSE_SHARE * (now - begin), self._LONGEST_PAUSE)
+                longest = min(self._PAUSE_SHARE * (now - since), self._LONGEST_PAUSE)
             pause = min(pause, max(longest, self._SHORTEST_PAUSE))
-            if pause < 1e-3:  # epoll counts in milliseconds
+            if pause <= self._LONGEST_PAUSE:  # epoll counts in milliseconds, rounded up
                 time.sleep(pause)
                 pause = 0.0
         ready = self._poll.poll(None if pause == math.inf else pause)
         messages = [(self._ranks[file], self._read(self._ranks[file])) for file, _ in ready]
-        while self._has_remotes and (message := self._comm.improbe()) is not None:
+        # Twice: Open MPI takes in what has arrived only after it has looked, in vain.
+        while self._has_remotes and (message := self._comm.improbe() or self._comm.improbe()):
             messages.append(message.recv())
         return messages
 
