@@ -34,7 +34,8 @@ class Cell:
     accelerators: int
     au_percentage: float
     """Mean of the five runs."""
-    valid: bool
+    throughput: float | None
+    """Bytes per second as published, of nominal samples; None in a cell marked invalid."""
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class Cell:
     @property
     def passing(self) -> int:
         """Accelerators that pass: as published, none in a cell marked invalid."""
-        return self.accelerators if self.valid else 0
+        return 0 if self.throughput is None else self.accelerators
 
     @property
     def real_accelerators(self) -> float:
@@ -95,6 +96,7 @@ def read_cells() -> list[Cell]:
 def _cell(row: dict[str, str]) -> Cell:
     job = workload.load_workload(WORKLOADS[row["workload"]], {"drives": int(row["drives"])})
     path = DRIVES / f"{row['drive'].lower().replace('-', '_')}.yaml"
+    throughput = row["throughput_MiBps"]
     drive = workload.Drive.model_validate(workload.read_yaml(path))
     return Cell(
         workload=row["workload"],
@@ -102,7 +104,7 @@ def _cell(row: dict[str, str]) -> Cell:
         job=PredictionInput.of(job, drive),
         accelerators=int(row["simulated_h100"]),
         au_percentage=fmean(float(row[f"AU_{run}"]) for run in range(1, 6)),
-        valid=row["throughput_MiBps"] != "invalid",
+        throughput=None if throughput == "invalid" else float(throughput) * 2**20,
     )
 
 

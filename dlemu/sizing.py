@@ -232,19 +232,17 @@ class _History:
     def _saturated(self, number: int) -> bool:
         """Say whether AU at this number is bounded by what the storage, or the host, can move.
 
-        AU that is the same with a tenth more or fewer accelerators is at its ceiling. And where
-        fewer accelerators moved more, overload has made the storage collapse.
+        It is not where AU is as good as with a tenth fewer, at its ceiling, or where more
+        accelerators moved more. And where fewer moved more, overload made the storage collapse.
         """
-        mean, tolerance = self.means[number], max(1.0, 3 * self.sd)
+        mean = self.means[number]
         fewer = max((n for n in self.means if n * 1.1 <= number), default=None)
-        more = min((n for n in self.means if number * 1.1 <= n), default=None)
         reference = self.ceiling if fewer is None else self.means[fewer]
-        if mean >= reference - max(tolerance, (reference - self.threshold) / 2):
+        noise = max(1.0, 3 * self.sd)
+        if mean >= reference - max(noise, (reference - self.threshold) / 2):
             return False
-        if more is not None and self.means[more] >= mean - tolerance:
-            return False
-        moved = max((n * au for n, au in self.means.items() if n < number), default=0)
-        return number * mean >= 0.98 * moved
+        most = max(n * au for n, au in self.means.items())
+        return number * mean >= most * (1 - max(0.02, noise / self.threshold))
 
     def _near(self) -> list[Point]:
         """Return the saturated runs that tell best where AU meets the threshold."""

@@ -1,0 +1,245 @@
+"""The closed form against its identities, its own inverse, and the published cells."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import published
+from dlemu.errors import WorkloadError
+from dlemu.prediction import (
+    Calibration,
+    CalibrationFile,
+    PredictionInput,
+    calibrate,
+    predict,
+)
+from dlemu.workload import Drive, load_workload, read_yaml
+
+UNET3D = PredictionInput(
+    computation_time=0.323,
+    batch_bytes=7 * 146_600_628,
+    threshold=90,
+    drive_read_bytes_per_second=14.5e9,
+)
+HOST = Calibration(
+    workload="unet3d_h100",
+    loader="pytorch",
+    odirect=True,
+    overhead=0.004,
+    host_read_bytes_per_second=24.5e9,
+)
+
+
+def test_a_datasheet_gives_a_range() -> None:
+    prediction = predict(replace(UNET3D, num_drives=4))
+
+    demand = 7 * 146_600_628 / 0.323
+    assert asdict(prediction) == {
+        "num_accelerators": 20,  # 4 x 14.5 GB/s / 3.177 GB/s / 0.9 = 20.28
+        "low": 14,
+        "high": 26,
+        "real_accelerators": pytest.approx(4 * 14.5e9 / demand / 0.9),
+        "au_percentage": pytest.approx(100 * 4 * 14.5e9 / demand / 20),
+        "au_low": pytest.approx(70 * 4 * 14.5e9 / demand / 20),
+        "au_high": 100.0,
+        "read_bytes_per_second": pytest.approx(4 * 14.5e9),
+        "read_low": pytest.approx(0.7 * 4 * 14.5e9),
+        "read_high": pytest.approx(20 * demand),
+        "limit": "storage",
+        "calibrated": False,
+        "extrapolated": False,
+    }
+
+
+def test_the_host_is_the_limit_of_ample_drives() -> None:
+    prediction = predict(replace(UNET3D, num_drives=8), HOST)
+
+    assert prediction.num_accelerators == 8
+    assert prediction.real_accelerators == pytest.approx(24.5e9 / UNET3D.demand / 0.9)
+    assert (prediction.low, prediction.high) == (7, 9), "±10 % once it is calibrated"
+    assert prediction.limit == "host cpu"
+    two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
+    assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
+
+
+def test_one_accelerator_that_fails_is_none() -> None:
+    sata = replace(UNET3D, drive_read_bytes_per_second=0.55e9)
+
+    prediction = predict(sata, HOST)
+
+    assert (prediction.num_accelerators, prediction.limit) == (0, "storage")
+    assert prediction.au_percentage == pytest.approx(100 * 0.55e9 / UNET3D.demand), "of one"
+
+
+def test_a_given_number_gets_its_utilisation_and_rate() -> None:
+    three = predict(replace(UNET3D, accelerators=3), HOST)
+    assert (three.num_accelerators, three.limit) == (3, "none")
+    assert three.au_percentage == pytest.approx(100 * 0.323 / 0.327)
+    assert three.read_bytes_per_second == pytest.approx(3 * 0.323 / 0.327 * UNET3D.demand)
+
+    six = predict(replace(UNET3D, accelerators=6), HOST)
+    assert (six.num_accelerators, six.limit) == (6, "storage")
+    assert six.read_bytes_per_second == pytest.approx(14.5e9)
+    assert predict(UNET3D, HOST).num_accelerators == 5
+
+
+def test_the_page_cache_and_a_cold_read_replace_the_datasheet() -> None:
+    measured = HOST.model_copy(
+        update={"drive_read_bytes_per_second": 8e9, "page_cache_share": 0.2, "error": 0.02}
+    )
+
+    prediction = predict(UNET3D, measured)
+
+    assert prediction.real_accelerators == pytest.approx(10e9 / UNET3D.demand / 0.9)
+    assert (prediction.low, prediction.high) == (3, 3), "10 GB/s feed 3.50, ±2 %"
+
+
+def test_a_barrier_of_many_accelerators() -> None:
+    """sizing.md: 93.2 % predicted with σ = 3 ms, 91.5 to 93.0 % measured at 411."""
+    many = replace(UNET3D, num_drives=1000, num_hosts=60)
+    jittery = HOST.model_copy(update={"jitter": 0.003, "overhead": 0.004})
+
+    prediction = predict(replace(many, accelerators=411), jittery)
+
+    assert prediction.au_percentage == pytest.approx(93.2, abs=0.2)
+    assert prediction.extrapolated and not predict(UNET3D, jittery).extrapolated
+    late = jittery.model_copy(update={"jitter": 0.006})
+    assert predict(many, late).limit == "barrier"
+    slow = HOST.model_copy(update={"overhead": 0.05})
+    assert predict(many, slow).limit == "step overhead"
+    assert predict(many, slow).num_accelerators == 0
+
+
+@given(
+    rate=st.floats(1e8, 1e12),
+    host=st.floats(1e8, 1e12),
+    drives=st.integers(1, 64),
+    hosts=st.integers(1, 64),
+    overhead=st.floats(0, 0.1),
+    jitter=st.floats(0, 0.01),
+    threshold=st.floats(50, 99),
+)
+def test_the_most_that_pass_pass_and_one_more_fails(
+    rate: float,
+    host: float,
+    drives: int,
+    hosts: int,
+    overhead: float,
+    jitter: float,
+    threshold: float,
+) -> None:
+    job = replace(
+        UNET3D,
+        threshold=threshold,
+        drive_read_bytes_per_second=rate,
+        num_drives=drives,
+        num_hosts=hosts,
+    )
+    figures = HOST.model_copy(
+        update={"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
+    )
+
+    most = predict(job, figures)
+
+    assert most.low <= most.num_accelerators <= most.high
+    assert most.au_low <= most.au_percentage <= most.au_high
+    one_more = predict(replace(job, accelerators=most.num_accelerators + 1), figures)
+    assert one_more.au_percentage < threshold + 1e-6
+    if most.num_accelerators:
+        assert most.au_percentage >= threshold - 1e-6
+        rate_of_all = most.num_accelerators * most.au_percentage / 100 * job.demand
+        assert most.read_bytes_per_second == pytest.approx(rate_of_all)
+    doubled = predict(replace(job, num_drives=2 * drives), figures)
+    assert doubled.num_accelerators >= most.num_accelerators
+
+
+def test_a_calibration_gives_its_own_runs_back() -> None:
+    figures = calibrate(
+        workload="unet3d_h100",
+        loader="pytorch",
+        odirect=True,
+        computation_time=0.323,
+        batch_bytes=UNET3D.batch_bytes,
+        one_au_percentage=98.5,
+        full_accelerators=10,
+        full_au_percentage=77.0,
+        jitter=0.001,
+    )
+    ample = replace(UNET3D, num_drives=100)
+
+    assert predict(replace(ample, accelerators=1), figures).au_percentage == pytest.approx(98.5)
+    assert predict(replace(ample, accelerators=10), figures).au_percentage == pytest.approx(77.0)
+
+
+def test_calibrations_are_found_by_the_very_job() -> None:
+    file = CalibrationFile(host="host1", calibrations=(HOST,))
+
+    read = CalibrationFile.parse(file.model_dump_json(), path="host1.json")
+
+    assert read == file
+    assert read.find(workload="unet3d_h100", loader="pytorch", odirect=True) == HOST
+    with pytest.raises(WorkloadError) as error:
+        read.find(workload="unet3d_h100", loader="threads", odirect=True)
+    assert str(error.value) == (
+        "predict.calibration has nothing for unet3d_h100 with reader.data_loader=threads and "
+        "reader.odirect=true; measure it with dlemu calibrate"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"host": "a", "calibrations": [{}]}', '{"hosts": 1}'])
+def test_what_is_no_calibration_gets_one_line(text: str) -> None:
+    with pytest.raises(WorkloadError, match=r"^a\.json is not a calibration.*dlemu calibrate$"):
+        CalibrationFile.parse(text, path="a.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threshold": 120.0}, "metric.au must be above 0 and at most 1 (100 %), got 1.2"),
+        ({"computation_time": 0.0}, "train.computation_time must be above 0"),
+        ({"num_drives": 0}, "drives must be above 0"),
+        ({"accelerators": 0}, "predict.accelerators must be above 0"),
+        ({"drive_read_bytes_per_second": math.nan}, "drive.read_bandwidth must be above 0"),
+    ],
+)
+def test_what_cannot_be_predicted_gets_one_line(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        replace(UNET3D, **changes)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)
+
+
+def test_every_drive_names_its_source() -> None:
+    folder = Path(__file__).parents[1] / "workloads" / "drive"
+    drives = {path.stem: Drive.model_validate(read_yaml(path)) for path in folder.glob("*.yaml")}
+
+    assert set(drives) == {"d3_s4520", "d5_p5336", "d7_p5520", "d7_ps1010"}
+    assert all(drive.source for drive in drives.values())
+    job = load_workload("unet3d_h100", {"drives": 1})
+    assert PredictionInput.of(job, drives["d7_ps1010"]) == UNET3D
+
+
+def test_published_cells_are_predicted() -> None:
+    cells = published.read_cells()
+    fitted = published.fit(cells)
+
+    score = published.score((cell, fitted) for cell in cells)
+
+    assert len(cells) == len(score.errors) == 36
+    assert fitted.num_parameters <= 7
+    assert score.close >= 30
+    left_out = published.score(
+        (cell, published.fit([other for other in cells if other is not cell])) for cell in cells
+    )
+    assert left_out.close >= 30
+
+
+def test_published_throughput_is_number_times_utilisation_times_demand() -> None:
+    valid = [cell for cell in published.read_cells() if cell.throughput is not None]
+
+    assert len(valid) == 32
+    for cell in valid:
+        assert cell.throughput == pytest.approx(cell.read_bytes_per_second, rel=0.022), cell.name
