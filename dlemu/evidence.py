@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,11 +54,20 @@ class Observation:
     """Watches a run on this rank's host; the first rank of each host does the work."""
 
     def __init__(
-        self, workload: Workload, layout: Layout, folder: Path, world: World, loader: Loader
+        self,
+        workload: Workload,
+        layout: Layout,
+        folder: Path,
+        world: World,
+        loader: Loader,
+        accelerators: range,
     ) -> None:
         self._workload, self._layout, self._world, self._loader = workload, layout, world, loader
-        ranks = world.all_gather((world.host_index, os.getpid()))
-        self._pids = [pid for host, pid in ranks if host == world.host_index]
+        self._num_accelerators = len(accelerators)
+        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
+        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
+        self._pids = [pid for pid, _ in here]
+        self._num_host_workers = sum(num for _, num in here)
         self._observer: HostObserver | None = None
         if world.local_rank == 0:
             self._observer = HostObserver(
@@ -95,12 +105,12 @@ class Observation:
     @property
     def num_workers(self) -> int:
         """Readers of this rank."""
-        return self._workload.accelerators_per_rank * max(1, self._workload.reader.read_threads)
+        return self._num_accelerators * max(1, self._workload.reader.read_threads)
 
     @property
     def _num_probe_readers(self) -> int:
-        outstanding = self.num_workers * self._world.num_local_ranks
-        return min(64, max(16, 2 * outstanding * self._workload.reader.io_depth))
+        outstanding = self._num_host_workers * self._workload.reader.io_depth
+        return min(64, max(16, 2 * outstanding))
 
     def probe(self, lost_share: float) -> None:
         """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
@@ -133,15 +143,16 @@ class Observation:
             self._epochs,
             self._probe,
             self._num_probe_readers,
-            self.num_workers * self._world.num_local_ranks,
+            self._num_host_workers,
             notes,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
-        names = self._world.gather(f"rank {self._world.rank} on host {self._world.host}")
+        name = f"rank {self._world.rank} on host {self._world.host}"
+        names = self._world.gather([name] * self._num_accelerators)
         if hosts is None or names is None or steps is None:
             return None
         reports = [host for host in hosts if host is not None]
-        return _combine(self._workload, reports, names, steps)
+        return _combine(self._workload, reports, list(chain(*names)), steps)
 
 
 def _combine(
@@ -169,7 +180,6 @@ def _combine(
     )
     share = None if total is None or not sum(read) else max(0.0, 1 - total / sum(read))
     evidence = [_host_evidence(host, everything, len(hosts)) for host in hosts]
-    per_rank = workload.accelerators_per_rank
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in evidence]))
     measured = {
@@ -198,7 +208,7 @@ def _combine(
         notes=notes,
         _evidence={
             "hosts": evidence,
-            "rank_names": [name for name in names for _ in range(per_rank)],
+            "rank_names": names,
             "read_seconds": measured["read_seconds"],
             "decode_seconds": measured["decode_seconds"],
             "hand_over_seconds": measured["hand_over_seconds"],

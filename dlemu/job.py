@@ -7,7 +7,7 @@ ranks alike; only rank 0 makes the folder, writes the summary and speaks.
 import platform
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -22,10 +22,10 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.evidence import Observation
 from dlemu.files import DatasetSize, Layout, dataset_size, layout_of
 from dlemu.host import host_memory_bytes
-from dlemu.loaders import Loader, open_loader
+from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure
 from dlemu.pagecache import drop, drop_all_caches
-from dlemu.plan import make_plan
+from dlemu.plan import EpochPlan, make_plan
 from dlemu.records import Steps, make_folder, write_steps, write_summary
 from dlemu.replay import draw_computation_times, replay_epoch
 from dlemu.report import demand_line, passed
@@ -59,7 +59,12 @@ class Outcome:
 
 def num_accelerators(workload: Workload, world: World) -> int:
     """Return the emulated accelerators of a job over all its ranks."""
-    return world.num_ranks * workload.accelerators_per_rank
+    return workload.num_accelerators or world.num_ranks * workload.accelerators_per_rank
+
+
+def accelerators_of(rank: int, num_ranks: int, total: int) -> range:
+    """Return the accelerators that a rank emulates: as many as the others, or one more."""
+    return range(rank * total // num_ranks, (rank + 1) * total // num_ranks)
 
 
 def measure_memory(workload: Workload, world: World) -> Memory:
@@ -253,23 +258,24 @@ def _replay(
     say: Say,
 ) -> tuple[Observation, Steps]:
     """Run the epochs; return what was observed and (steps,) records of this rank."""
-    per_rank = workload.accelerators_per_rank
-    own = range(world.rank * per_rank, (world.rank + 1) * per_rank)
     everyone = num_accelerators(workload, world)
+    own = accelerators_of(world.rank, world.num_ranks, everyone)
     _make_cold(workload, layout, world, say)
     say(demand_line(workload, everyone))
     parts: list[Steps] = []
-    loader = open_loader(
-        workload,
-        layout,
-        workload.data_folder,
-        accelerators=own,
-        known_places=known,
-        keep=False,
-    )
+    loader: Loader = _Idle()
+    if own:
+        loader = open_loader(
+            workload,
+            layout,
+            workload.data_folder,
+            accelerators=own,
+            known_places=known,
+            keep=False,
+        )
     with (
         _closing(loader),
-        Observation(workload, layout, folder, world, loader) as observation,
+        Observation(workload, layout, folder, world, loader, own) as observation,
         Watchdog(workload.output.stall_seconds, world, loader) as watchdog,
     ):
         for epoch in range(workload.train.epochs):
@@ -412,6 +418,24 @@ def _write_failure(folder: Path, summary: dict[str, Any], error: BaseException) 
     except RunError as second:
         if str(second) != text:
             print(f"dlemu: {second}", file=sys.stderr)
+
+
+class _Idle:
+    """The loader of a rank that emulates no accelerator: there are more ranks than those."""
+
+    direct = True
+
+    def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
+        return iter([[] for _ in range(plan.num_steps)])
+
+    def waiting_for(self) -> str:
+        return "has no accelerator to read for"
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        pass
 
 
 class _closing:

@@ -39,9 +39,10 @@ def replay_epoch(
         loaded = np.maximum([batch.ready for batch in taken], start)
         asked = computation_times[step]
         ends = loaded + asked
-        last = int(ends.argmax())
-        wait_until(float(ends[last]))
-        ends[last] = clock.now()
+        if taken:  # a rank without accelerators only meets the others
+            last = int(ends.argmax())
+            wait_until(float(ends[last]))
+            ends[last] = clock.now()
         barrier()
         met = clock.now()
         row = steps[step]

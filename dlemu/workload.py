@@ -393,7 +393,7 @@ class Workload(Section):
     """Number of such drives (`dlemu predict`)."""
     accelerators_per_rank: Positive = 1
     num_accelerators: Positive | None = None
-    """Emulated accelerators over all hosts, where no ranks say so (datasize, datagen)."""
+    """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
     """Hosts, where no ranks say so (datasize, datagen, predict)."""
     host_memory: Annotated[int, BeforeValidator(_size), Field(gt=0)] | None = None
