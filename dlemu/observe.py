@@ -13,8 +13,16 @@ from typing import Any, Generic, Self, TypeVar
 
 from dlemu.devices import PROC, SYS, devices_under, mount_under, network_read_bytes, read_text
 from dlemu.host import cgroup_folders, cpu_throttling, usable_cpus
-from dlemu.intervals import HostCpu, Observation
+from dlemu.intervals import (
+    HostCpu,
+    IntervalSummary,
+    Observation,
+    read_observations,
+    summarize,
+)
 from dlemu.processes import ProcessTree
+
+__all__ = ["HostObserver", "IntervalSummary", "Observation", "read_observations", "summarize"]
 
 T = TypeVar("T")
 
@@ -87,7 +95,7 @@ class HostObserver:
             raise self._failure
 
     def mark(self, label: str) -> Observation:
-        """Observe a border, now; memory is measured soon after, by the thread."""
+        """Observe a border, now. Memory is left to the thread: to measure it can take a second."""
         if self._failure is not None:
             raise self._failure
         with self._lock:

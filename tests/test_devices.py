@@ -2,13 +2,10 @@
 
 import os
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.devices import (
@@ -21,6 +18,7 @@ from dlemu.devices import (
     parse_mountstats,
     parse_stat,
 )
+from tests.drives import own_drive
 
 STAT = "   26742     8153  2097258     3857     5393    37764  2775368     4609        7     3016"
 STAT += "     8529      781        0    41472       43      644       18\n"
@@ -233,12 +231,14 @@ def test_a_stat_file_that_is_short_is_refused() -> None:
         parse_stat("1 2 3")
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_breaks_the_parsers(text: str) -> None:
     mount_of(Path("/a/b"), parse_mountinfo(text))
     parse_mountstats(text)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1))
 def test_a_folder_of_any_name_is_found(name: str) -> None:
     escaped = re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", name)
@@ -260,33 +260,20 @@ def test_this_hosts_root_agrees_with_stat() -> None:
     assert devices_under(folder), "so there is a drive"
 
 
-@pytest.fixture
-def mounted_image(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 image of 16 MiB under the working directory, mounted through a loop device."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount")
-    folder = Path.cwd() / "build" / f"loop-{os.getpid()}"
-    point = folder / "mounted"
-    point.mkdir(parents=True)
-    try:
-        image = folder / "image"
-        with image.open("wb") as file:
-            file.truncate(1 << 24)
-        subprocess.run(["mkfs.ext4", "-q", image], check=True)
-        done = subprocess.run(["mount", "-o", "loop", image, point], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no loop mounts here: {done.stderr.strip()}")
-        try:
-            yield point
-        finally:
-            subprocess.run(["umount", point], check=True)
-    finally:
-        shutil.rmtree(folder)
+@pytest.mark.root
+def test_a_mounted_image_is_led_back_to_the_drive() -> None:
+    build = Path.cwd() / "build"
+    build.mkdir(exist_ok=True)
+    with own_drive(1 << 24, images=build) as folder:
+        mount = mount_under(folder)
+        assert mount is not None
+        assert mount.number.startswith("7:"), "a loop device"
+        assert devices_under(folder) == devices_under(build)
 
 
 @pytest.mark.root
-def test_a_mounted_image_is_led_back_to_the_drive(mounted_image: Path) -> None:
-    assert devices_under(mounted_image) == devices_under(Path.cwd())
-    mount = mount_under(mounted_image)
-    assert mount is not None
-    assert mount.number.startswith("7:"), "a loop device"
+def test_an_image_in_memory_is_a_drive_of_its_own() -> None:
+    with own_drive(1 << 24) as folder:
+        (device,) = devices_under(folder)
+        assert device.name.startswith("loop")
+        assert device.counters() is not None
