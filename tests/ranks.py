@@ -59,7 +59,7 @@ def stop(world: World, case: str, culprit: int) -> None:
         if case == "kill":
             if os.fork() == 0:  # a worker lives on, and must not hide the death
                 os.closerange(0, 3)  # mpirun waits for those
-                time.sleep(STUCK_SECONDS)
+                time.sleep(15)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(STUCK_SECONDS)
