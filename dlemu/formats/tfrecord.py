@@ -66,6 +66,14 @@ def index(sizes: NDArray[np.int64]) -> bytes:
     return "".join(f"{start} {length}\n" for start, length in lines).encode()
 
 
+def index_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of the index of each file; sizes are (files, samples)."""
+    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
+    starts = np.cumsum(framed, axis=1) - framed
+    total: NDArray[np.int64] = (_num_digits(starts) + _num_digits(framed) + 2).sum(axis=1)
+    return total
+
+
 def check_head(head: bytes, file_bytes: int) -> None:
     _record_length(head[: _LENGTH.size], file_bytes)
 
@@ -234,3 +242,7 @@ def _head_steps() -> tuple[int, NDArray[np.int64]]:
         for num_bytes in range(shortest + 1, longest + 1)
     ]
     return shortest, np.array(steps, np.int64)
+
+
+def _num_digits(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return 1 + np.searchsorted(10 ** np.arange(1, 19), numbers, side="right")

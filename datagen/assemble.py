@@ -1,0 +1,135 @@
+"""A file's bytes in order, in pieces: a format says what comes, the content fills it in."""
+
+import mmap
+from collections.abc import Callable
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.datagen.content import Content
+from dlemu.formats import PAGE_BYTES, Crc, FileSamples, Sink
+
+PIECE_BYTES = 1 << 20
+"""Bytes made, checked and written at once: large for a drive, and still in the CPU's cache."""
+
+Put = Callable[[NDArray[np.uint8], int], None]
+"""`put(piece, offset)` writes or compares a piece at an offset, a multiple of PAGE_BYTES."""
+
+
+def aligned_buffer(num_bytes: int = PIECE_BYTES) -> NDArray[np.uint8]:
+    """Return a buffer at a page's border, as O_DIRECT wants it."""
+    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+
+
+class Assembly(Sink):
+    """One file, handed to `put` in pieces that fill `buffer`, the last one excepted.
+
+    What room was reserved for comes last of all.
+    """
+
+    def __init__(self, content: Content, buffer: NDArray[np.uint8], put: Put) -> None:
+        self._content, self._buffer, self._put = content, buffer, put
+        self._offset = 0  # of the buffer's start in the file
+        self._used = 0
+        self._crc = 0
+        self._reserved = 0
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        self._copy(np.frombuffer(data, np.uint8))
+
+    def payload(self, sample: int, num_bytes: int, crc: Crc | None = None, value: int = 0) -> int:
+        done = 0
+        while done < num_bytes:
+            part = self._room(num_bytes - done)
+            self._content.fill(part, sample, done)
+            if crc is not None:
+                value = crc(part, value)
+            done += len(part)
+        return value
+
+    def interleaved(self, file: FileSamples, crc: Crc | None = None, value: int = 0) -> int:
+        element, num_samples = file.dtype.itemsize, len(file.samples)
+        num_bytes = int(file.sizes[0])
+        step = max(1, PIECE_BYTES // (num_samples * element)) * element
+        for start in range(0, num_bytes, step):
+            rows = np.empty((num_samples, min(step, num_bytes - start)), np.uint8)
+            for row, sample in zip(rows, file.samples.tolist(), strict=True):
+                self._content.fill(row, sample, start)
+            mixed = rows.reshape(num_samples, -1, element).swapaxes(0, 1).reshape(-1)
+            if crc is not None:
+                value = crc(mixed, value)
+            self._copy(mixed)
+        return value
+
+    def reserve(self, num_bytes: int) -> None:
+        assert self._offset == self._used == 0 and num_bytes % PAGE_BYTES == 0
+        self._offset = self._reserved = num_bytes
+
+    def fill(self, data: bytes) -> None:
+        assert len(data) == self._reserved
+        self._head = data
+
+    def finish(self) -> tuple[int, int]:
+        """Hand over what is left; return the file's bytes and their CRC-32C."""
+        num_bytes = self._offset + self._used
+        self._hand_over()
+        if not self._reserved:
+            return num_bytes, self._crc
+        behind, self._crc = self._crc, 0
+        self._offset = 0
+        self.write(self._head)
+        self._hand_over()
+        return num_bytes, joined_crc(self._crc, behind, num_bytes - self._reserved)
+
+    def _copy(self, data: NDArray[np.uint8]) -> None:
+        done = 0
+        while done < len(data):
+            part = self._room(len(data) - done)
+            part[:] = data[done : done + len(part)]
+            done += len(part)
+
+    def _room(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return so many bytes to fill next, or what is left of the buffer."""
+        if self._used == len(self._buffer):
+            self._hand_over()
+        part = self._buffer[self._used : self._used + num_bytes]
+        self._used += len(part)
+        return part
+
+    def _hand_over(self) -> None:
+        piece = self._buffer[: self._used]
+        self._crc = google_crc32c.extend(self._crc, piece)
+        self._put(piece, self._offset)
+        self._offset += self._used
+        self._used = 0
+
+
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest power in the highest bit
+_ONE, _X8 = 1 << 31, 1 << 23
+
+
+def joined_crc(first: int, second: int, num_bytes: int) -> int:
+    """Return the CRC-32C of two parts one behind the other, the second of `num_bytes` bytes.
+
+    A CRC is a remainder: `first` times x^(8 num_bytes), plus `second` (as zlib's crc32_combine).
+    """
+    shift, power = _ONE, _X8
+    while num_bytes:
+        if num_bytes & 1:
+            shift = _product(shift, power)
+        power = _product(power, power)
+        num_bytes >>= 1
+    return _product(shift, first) ^ second
+
+
+def _product(left: int, right: int) -> int:
+    """Return the product of two polynomials, modulo Castagnoli's."""
+    product, bit = 0, _ONE
+    while bit:
+        if left & bit:
+            product ^= right
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+        bit >>= 1
+    return product

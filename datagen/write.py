@@ -1,0 +1,277 @@
+"""Write a dataset: each rank its share of the files, whole or not at all, so that it can go on.
+
+A file is written under a temporary name, synced, renamed, and then entered in its rank's journal
+with its checksum. Whoever starts again, on any number of ranks, takes from the journals what is
+done. They make way for the manifest when all is.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.datagen.assemble import Assembly, aligned_buffer
+from dlemu.datagen.content import Content
+from dlemu.datagen.listing import PARTIAL, list_files
+from dlemu.datagen.manifest import (
+    FILE_TYPE,
+    MANIFEST,
+    Manifest,
+    Recipe,
+    read_manifest,
+    sync_folder,
+    write_whole,
+)
+from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
+from dlemu.errors import DatasetError, RunError
+from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.units import format_bytes
+from dlemu.workload import Workload
+from dlemu.world import World
+
+_WORK = ".dlemu"  # folder of an unfinished dataset
+_RECIPE = "recipe.json"
+_DONE = "done.journal"
+# `check` covers the other two: a killed writer may leave half an entry.
+_ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
+
+
+def generate(
+    workload: Workload, *, world: World, on_progress: OnProgress | None = None
+) -> Manifest:
+    """Write what is missing of a workload's dataset; all ranks call it and return its manifest.
+
+    `on_progress` is called on rank 0, about once a second.
+
+    Raises:
+        DatasetError: the folder holds another dataset.
+        RunError: the disk is, or would be, full. What was written stays and need not be again.
+        PeerError: another rank failed.
+    """
+    recipe, folder = Recipe.of(workload), workload.data_folder
+    try:
+        missing = world.broadcast(_prepare(folder, recipe) if world.rank == 0 else None)
+        assert missing is not None
+        if len(missing):
+            _write(folder, recipe, missing, world, on_progress)
+        if world.rank == 0:
+            _finish(folder, recipe)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunError(
+            f"{folder} is full ({os.strerror(error.errno)}); free space and start datagen again, "
+            "it continues with the files that are missing"
+        ) from error
+    world.barrier()
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return dataclasses.replace(manifest, files_written=len(missing))
+
+
+def _prepare(folder: Path, recipe: Recipe) -> NDArray[np.int64]:
+    """Make the folders and return the files that are to be written, int64 (files,)."""
+    work = folder / _WORK
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        manifest.recipe.refuse(recipe, folder)
+    elif (work / _RECIPE).exists():
+        Recipe.from_tree(json.loads((work / _RECIPE).read_bytes())).refuse(recipe, folder)
+
+    found = list_files(folder, recipe.layout)
+    others = [path for path in found.others if not path.endswith(PARTIAL)]
+    unknown = manifest is None and not (work / _RECIPE).exists() and found.sizes.max() >= 0
+    if others or unknown:
+        raise DatasetError(
+            f"{folder} holds files of another dataset ({others[0] if others else 'no manifest'}); "
+            "use another dataset.data_folder, or remove that folder"
+        )
+    sizes, index_sizes = recipe.file_sizes(), recipe.index_sizes()
+    whole = found.sizes == sizes
+    if index_sizes is not None:
+        whole &= found.index_sizes == index_sizes
+    known, crcs = _read_journals(work, recipe.layout.num_files)
+    if manifest is not None:
+        known[:], crcs[:] = True, manifest.files["crc32c"]
+    missing = np.flatnonzero(~(whole & known))
+    if manifest is not None and not len(missing):
+        return missing
+
+    _check_space(folder, sizes, found.sizes, missing)
+    _make_folders(folder, recipe)
+    write_whole(work / _RECIPE, json.dumps(recipe.to_tree()).encode())
+    done = np.flatnonzero(whole & known)
+    # One journal of what is done, and none with half an entry at its end.
+    write_whole(work / _DONE, _entries(done, crcs[done]).tobytes())
+    for path in work.glob("rank*.journal"):
+        path.unlink()
+    (folder / MANIFEST).unlink(missing_ok=True)  # files of it were lost
+    for partial in found.others:
+        (folder / partial).unlink()
+    return missing
+
+
+def _make_folders(folder: Path, recipe: Recipe) -> None:
+    layout = recipe.layout
+    first = range(min(layout.num_files, max(1, layout.num_subfolders)))
+    paths = [layout.path(file) for file in first]
+    if layout.format == "tfrecord":
+        paths += [layout.index_path(file) for file in first]
+    for path in {os.path.dirname(path) for path in paths} | {_WORK}:
+        (folder / path).mkdir(parents=True, exist_ok=True)
+
+
+def _check_space(
+    folder: Path, sizes: NDArray[np.int64], found: NDArray[np.int64], missing: NDArray[np.int64]
+) -> None:
+    """Refuse what cannot fit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    system = os.statvfs(folder)
+    pages = -(-sizes[missing] // PAGE_BYTES) * PAGE_BYTES
+    need = int(pages.sum()) + len(sizes) * FILE_TYPE.itemsize
+    have = system.f_bavail * system.f_frsize + int(np.maximum(found[missing], 0).sum())
+    if need > have:
+        raise RunError(
+            f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
+            "free space, use another dataset.data_folder, or lower dataset.num_files_train"
+        )
+
+
+def _write(
+    folder: Path,
+    recipe: Recipe,
+    missing: NDArray[np.int64],
+    world: World,
+    on_progress: OnProgress | None,
+) -> None:
+    """Write this rank's share of the missing files, and wait for the others'."""
+    content, sizes = Content(recipe.layout.seed), recipe.file_sizes()
+    path = folder / _WORK / f"rank{world.rank}.journal"
+    journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+    try:
+        work_through(
+            missing[world.rank :: world.num_ranks],
+            [_Writer(folder, recipe, content, journal) for _ in range(FILES_IN_FLIGHT)],
+            world=world,
+            files_total=len(missing),
+            bytes_total=int(sizes[missing].sum()),
+            on_progress=on_progress,
+        )
+    finally:
+        os.close(journal)
+    world.barrier()  # all journals are closed, and so seen by rank 0 on a network's file system
+
+
+def _entries(files: NDArray[np.int64], crcs: NDArray[np.uint32]) -> NDArray[np.void]:
+    entries = np.zeros(len(files), _ENTRY)
+    entries["file"], entries["crc32c"] = files, crcs
+    entries["check"] = _check(entries)
+    return entries
+
+
+def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
+    mixed = entries["file"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ entries["crc32c"]
+    check: NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
+    return check
+
+
+def _read_journals(work: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+    """Return which files are done, and their checksums."""
+    known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
+    for path in work.glob("*.journal"):
+        data = path.read_bytes()
+        entries = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+        entries = entries[(entries["check"] == _check(entries)) & (entries["file"] < num_files)]
+        known[entries["file"]] = True
+        crcs[entries["file"]] = entries["crc32c"]
+    return known, crcs
+
+
+def _finish(folder: Path, recipe: Recipe) -> None:
+    """Put the manifest in the place of the journals."""
+    work = folder / _WORK
+    if not work.exists():
+        return
+    if not (folder / MANIFEST).exists():
+        known, crcs = _read_journals(work, recipe.layout.num_files)
+        assert known.all(), "each rank has entered each of its files"
+        for parent, _, _ in os.walk(folder):
+            sync_folder(Path(parent))
+        files = np.zeros(len(crcs), FILE_TYPE)
+        files["bytes"], files["crc32c"] = recipe.file_sizes(), crcs
+        Manifest(recipe, files, int(files["bytes"].sum())).write(folder)
+    shutil.rmtree(work)
+
+
+class _Writer:
+    """Writes files, one after the other."""
+
+    def __init__(self, folder: Path, recipe: Recipe, content: Content, journal: int) -> None:
+        self.files_done = self.bytes_done = 0
+        self.stopped = False
+        self._folder, self._recipe, self._content = folder, recipe, content
+        self._journal = journal
+        self._format = FORMATS[recipe.layout.format]
+        self._buffer = aligned_buffer()
+        self._file = -1
+
+    def do(self, file: int) -> None:
+        layout = self._recipe.layout
+        index = self._recipe.write_index(file)
+        if index is not None:
+            path = self._folder / layout.index_path(file)
+            with _partial(path, direct=False) as number:
+                _write_all(number, np.frombuffer(index, np.uint8), 0)
+        with _partial(self._folder / layout.path(file), direct=True) as self._file:
+            assembly = Assembly(self._content, self._buffer, self._put)
+            self._format.write(assembly, self._recipe.file_samples(file))
+            num_bytes, crc = assembly.finish()
+            os.ftruncate(self._file, num_bytes)  # the last page was written whole
+        entry = _entries(np.array([file]), np.array([crc], np.uint32))
+        os.write(self._journal, entry.tobytes())
+        self.files_done += 1
+
+    def _put(self, piece: NDArray[np.uint8], offset: int) -> None:
+        if self.stopped:
+            raise Stopped
+        num_bytes = len(piece)
+        whole = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+        padded = self._buffer[:whole]  # which the piece is the start of
+        padded[num_bytes:] = 0
+        _write_all(self._file, padded, offset)
+        self.bytes_done += num_bytes
+
+
+def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(number, data[done:].data, offset + done)
+
+
+@contextlib.contextmanager
+def _partial(path: Path, *, direct: bool) -> Iterator[int]:
+    """Yield a new file's descriptor; the file gets its name once it is whole and synced."""
+    partial = f"{path}{PARTIAL}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        number = os.open(partial, flags | (os.O_DIRECT if direct else 0), 0o666)
+    except OSError as error:
+        if not direct or error.errno != errno.EINVAL:
+            raise
+        number = os.open(partial, flags, 0o666)  # this file system has no direct writes
+    try:
+        yield number
+        os.fsync(number)
+    except BaseException:
+        os.close(number)
+        os.unlink(partial)
+        raise
+    os.close(number)
+    os.rename(partial, path)
