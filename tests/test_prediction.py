@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import published
+from benchmarks import events, published
 from dlemu.errors import WorkloadError
 from dlemu.prediction import (
     Calibration,
@@ -114,6 +114,7 @@ def test_a_barrier_of_many_accelerators() -> None:
     assert predict(many, slow).num_accelerators == 0
 
 
+@settings(deadline=None)
 @given(
     rate=st.floats(1e8, 1e12),
     host=st.floats(1e8, 1e12),
@@ -243,3 +244,12 @@ def test_published_throughput_is_number_times_utilisation_times_demand() -> None
     assert len(valid) == 32
     for cell in valid:
         assert cell.throughput == pytest.approx(cell.read_bytes_per_second, rel=0.022), cell.name
+
+
+@pytest.mark.parametrize(("accelerators", "supply"), [(1, 0.6), (8, 0.9), (8, 1.25)])
+def test_event_by_event_it_comes_to_the_same(accelerators: int, supply: float) -> None:
+    job = load_workload("unet3d_h100")
+
+    au = events.simulate(job, accelerators=accelerators, supply=supply)
+
+    assert au == pytest.approx(min(100, 100 * supply), abs=0.5)

@@ -65,7 +65,7 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
     assert high is not None and 8.3 < low < 8.4 < high < 8.5
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     feeds=st.floats(0.2, 300),
     start=st.integers(1, 300),
@@ -141,6 +141,7 @@ def test_the_first_run_may_read_low() -> None:
 
     assert sizing.num_accelerators == 8
     assert tried(sizing) == [8, 8, 9, 8, 8, 8, 8, 8]
+    assert sizing.real_accelerators == pytest.approx(8.05), "the first run does not count"
 
 
 def test_overload_that_makes_storage_collapse_is_recovered_from() -> None:
@@ -197,7 +198,7 @@ def test_an_interrupted_search_goes_on_as_if_nothing_happened(seed: int) -> None
         assert resumed == whole
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data(), start=st.integers(1, 40), repeats=st.integers(0, 3))
 def test_any_storage_however_odd_ends_the_search(
     data: st.DataObject, start: int, repeats: int
