@@ -65,8 +65,9 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
         control.write_text("3\n")
     except OSError as error:
         raise RunError(
-            f"{control} cannot be written ({error.strerror}); run as root, or leave it at the "
-            "default, which drops the dataset's pages only and needs no rights"
+            f"{control} cannot be written ({error.strerror}); run as root, or leave "
+            "output.drop_all_caches=false: output.drop_caches drops the dataset's pages alone, and "
+            "needs no rights"
         ) from error
 
 
