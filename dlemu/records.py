@@ -86,12 +86,17 @@ def dump_workload(workload: Workload) -> str:
 
 
 def write_steps(folder: Path, rank: int, steps: Steps) -> None:
-    """Write a rank's records, whole or not at all."""
+    """Write a rank's records, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
     path = folder / f"steps.{rank}.npy"
     part = path.with_name(f".{path.name}.part")
-    with _disk(path), part.open("wb") as file:
-        np.save(file, steps)
-    part.replace(path)
+    with _disk(path):
+        with part.open("wb") as file:
+            np.save(file, steps)
+        part.replace(path)
 
 
 def read_steps(folder: Path) -> Steps:
@@ -100,18 +105,19 @@ def read_steps(folder: Path) -> Steps:
     Raises:
         RunError: the folder holds none, or a damaged file.
     """
-    paths = sorted(folder.glob("steps.*.npy"), key=lambda path: int(path.name.split(".")[1]))
+    paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
     parts = []
     for path in paths:
         try:
-            part = np.load(path)
-        except (ValueError, OSError, EOFError) as error:
+            with path.open("rb") as file:
+                part = np.lib.format.read_array(file)
+        except (ValueError, OSError) as error:
             raise RunError(f"{path} is damaged: {error}") from None
         if part.dtype != STEP:
             raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
-        parts.append(part)
+        parts.append(part.ravel())
     return np.concatenate(parts)
 
 
@@ -169,8 +175,10 @@ class _disk:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
+            # NumPy's own "requested and written" has no strerror.
             raise RunError(
-                f"{self.path} cannot be written ({error.strerror}); free space or set output.folder"
+                f"{self.path} cannot be written ({error.strerror or error}); free space or set "
+                "output.folder"
             ) from None
 
 

@@ -4,6 +4,8 @@ import re
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
+_ROUNDED_UP = 0.9995
+"""From this share of the next unit on, three digits would read "1e+03" of the smaller one."""
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -14,16 +16,19 @@ def parse_bytes(text: str | int | float) -> int:
     Raises:
         ValueError: the text is no size.
     """
-    if isinstance(text, (int, float)):
-        if not (0 <= text < float("inf")):
-            raise ValueError(f"{text!r} is not a size in bytes")
-        return round(text)
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB")
-    number, prefix, binary, unit = match.groups()
-    base = 1000 if unit and prefix and not binary else 1024
-    return round(float(number) * float(base) ** _POWERS[prefix.upper()])
+    size: float
+    if isinstance(text, str):
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB")
+        number, prefix, binary, unit = match.groups()
+        base = 1000 if unit and prefix and not binary else 1024
+        size = float(number) * float(base) ** _POWERS[prefix.upper()]
+    else:
+        size = text
+    if not (0 <= size < float("inf")):
+        raise ValueError(f"{text!r} is not a size in bytes")
+    return round(size)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -37,8 +42,8 @@ def format_bytes(num_bytes: float) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """Return a rate in decimal units, as drives are sold: "3.18 GB/s"."""
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if abs(bytes_per_second) >= size:
+    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if abs(bytes_per_second) >= _ROUNDED_UP * size:
             return f"{bytes_per_second / size:.3g} {unit}"
     return f"{bytes_per_second:.0f} B/s"
 
@@ -47,7 +52,7 @@ def format_seconds(seconds: float) -> str:
     """Return a duration at the precision a person wants: "12 µs", "3.5 ms", "1:02:05"."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
+    if seconds < _ROUNDED_UP:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"

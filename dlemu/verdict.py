@@ -21,6 +21,10 @@ _CPU_FULL = 0.85
 """Share of the usable CPUs above which they are full: the kernel's own work is not seen here."""
 _STARVED = 0.15
 """Share of the workers' time in which they stood ready and had no CPU."""
+_THROTTLED = 0.1
+"""Seconds of each second in which the CPU quota had stopped them."""
+_CACHED = 0.5
+"""Share of the bytes from memory from which on nothing can be said about storage."""
 _READING = 0.6
 """Share of the workers' time in reads from which on they are waiting for storage."""
 _MORE = 1.15
@@ -123,13 +127,13 @@ def _slow_rank(evidence: Evidence, barrier: float) -> Limit | None:
 
 def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
     """Return why batches came late: no CPU, slow storage, or too few readers."""
-    host = max(evidence.hosts, key=lambda each: each.cpu_share or 0.0)
+    host = max(evidence.hosts, key=_cpu_pressure)
     reading = evidence.read_seconds / max(evidence.worker_seconds, 1e-9)
     starved = _share(host.runqueue_seconds, host)
-    throttled = (host.throttled_seconds or 0.0) / max(host.seconds, 1e-9)
+    throttled = _throttled_share(host)
     cpu = host.cpu_share
     waited = f"accelerators waited {100 * lost:.0f}% of the time"
-    if throttled > 0.1 or (cpu is not None and cpu > _CPU_FULL) or (starved or 0) > _STARVED:
+    if _cpu_pressure(host) > 1:
         parts = [f"{waited}; on host {host.host}"]
         if cpu is not None:
             parts.append(f"ranks and workers used {100 * cpu:.0f}% of {host.usable_cpus:g} CPUs,")
@@ -137,7 +141,7 @@ def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
             parts.append(
                 f"stood ready without a CPU for {100 * min(starved, 1):.0f}% of their time"
             )
-        if throttled > 0.1:
+        if throttled > _THROTTLED:
             parts.append(f"and were stopped by the CPU quota for {throttled:.2f} s each second")
         return Limit(
             "host cpu",
@@ -160,6 +164,11 @@ def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
             f"{format_rate(probed or 0)} to {host.num_probe_readers} readers{cpus}",
             f"raise reader.read_threads (now {evidence.read_threads}) or reader.io_depth",
         )
+    hidden = _storage_hidden(evidence, host)
+    if reading > _READING and hidden:
+        return Limit(
+            "unclear", f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {hidden}"
+        )
     if reading > _READING:
         seen = "" if more is None else f", and no more to {host.num_probe_readers} readers"
         return Limit(
@@ -180,6 +189,29 @@ def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
         f"to call it storage and too much to call it the loader{cpus}",
         "run again with more reader.read_threads: if nothing changes, it is the storage",
     )
+
+
+def _cpu_pressure(host: HostEvidence) -> float:
+    """Return how far a host's CPUs are used up: above 1 they are what readers wait for."""
+    return max(
+        (host.cpu_share or 0.0) / _CPU_FULL,
+        (_share(host.runqueue_seconds, host) or 0.0) / _STARVED,
+        _throttled_share(host) / _THROTTLED,
+    )
+
+
+def _throttled_share(host: HostEvidence) -> float:
+    return (host.throttled_seconds or 0.0) / max(host.seconds, 1e-9)
+
+
+def _storage_hidden(evidence: Evidence, host: HostEvidence) -> str:
+    """Return why slow reads need not be the storage's doing; empty if nothing says so."""
+    if host.cpu_share is None and host.runqueue_seconds is None:
+        return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
+    cached = evidence.page_cache_share
+    if cached is not None and cached > _CACHED:
+        return f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
+    return ""
 
 
 def _share(seconds: float | None, host: HostEvidence) -> float | None:

@@ -44,6 +44,7 @@ _IGNORED = {
     "reader.reader_classname",
     "train.seed_change_epoch",
     "workflow.checkpoint",
+    "workflow.debug",
     "workflow.evaluation",
     "workflow.profiling",
     "output.log_file",
@@ -51,14 +52,6 @@ _IGNORED = {
     "storage.storage_library",
     "storage.storage_options",
     "metric.exclude_end_epochs",
-}
-_IGNORED_OF_MODEL = {"type", "model_size", "parallelism", "transformer", "layer_parameters"} | {
-    "optimization_groups",
-    "num_layers",
-    "model_datatype",
-    "optimizer_datatype",
-    "zero_stage",
-    "vocab_size",
 }
 
 
@@ -68,7 +61,10 @@ def _shuffle(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
+    """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
+    if isinstance(value, str):
+        return parse_bytes(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
@@ -80,6 +76,13 @@ class Section(BaseModel):
     """A frozen group of keys, strict about types: 8 is no text, and true no number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _seconds(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"must be a number of seconds, got {value}") from None
 
 
 class Distribution(Section):
@@ -99,15 +102,22 @@ class Distribution(Section):
         if not isinstance(value, dict):
             return value
         value = dict(value)
-        if value.get("type") == "uniform" and {"min", "max"} <= value.keys():
-            low, high = float(value.pop("min")), float(value.pop("max"))
-            value |= {"mean": (low + high) / 2, "stdev": (high - low) / math.sqrt(12)}
-        elif value.get("type") == "gamma" and {"shape", "scale"} <= value.keys():
-            shape, scale = float(value.pop("shape")), float(value.pop("scale"))
-            value |= {"mean": shape * scale, "stdev": math.sqrt(shape) * scale}
-        elif value.get("type") == "exponential" and "scale" in value:
-            value["mean"] = float(value.pop("scale"))
+        match value:
+            case {"type": "uniform", "min": float() | int(), "max": float() | int()}:
+                low, high = _seconds(value.pop("min")), _seconds(value.pop("max"))
+                value |= {"mean": (low + high) / 2, "stdev": (high - low) / math.sqrt(12)}
+            case {"type": "gamma", "shape": float() | int(), "scale": float() | int()}:
+                shape, scale = _seconds(value.pop("shape")), _seconds(value.pop("scale"))
+                value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
+            case {"type": "exponential", "scale": float() | int()}:
+                value["mean"] = _seconds(value.pop("scale"))
         return value
+
+    @model_validator(mode="after")
+    def _gamma(self) -> Self:
+        if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
+            raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
+        return self
 
     def draw(self, generator: np.random.Generator) -> float:
         """Return one draw in seconds."""
@@ -130,11 +140,24 @@ class Distribution(Section):
 def _distribution(value: object) -> object:
     """A plain number of seconds is a distribution without spread."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"mean": float(value)}
+        return {"mean": _seconds(value)}
+    if not isinstance(value, (dict, Distribution)):
+        raise ValueError(f"must be seconds or a distribution's keys, got {value!r}")
     return value
 
 
 Duration = Annotated[Distribution, BeforeValidator(_distribution)]
+
+
+def _with_stdev(section: Any, key: str) -> Any:
+    """Return a section in which DLIO's separate `<key>_stdev` has joined its distribution."""
+    if not isinstance(section, dict) or f"{key}_stdev" not in section:
+        return section
+    section = dict(section)
+    stdev, mean = section.pop(f"{key}_stdev"), section.get(key, 0.0)
+    section[key] = {"mean": mean} if not isinstance(mean, dict) else dict(mean)
+    section[key].setdefault("stdev", stdev)
+    return section
 
 
 class Workflow(Section):
@@ -155,8 +178,8 @@ class Dataset(Section):
     num_files_train: Positive | Literal["auto"]
     """Number of files, or "auto": the benchmark's rule for this job (`dlemu datasize`)."""
     num_samples_per_file: Positive = 1
-    record_length_bytes: Annotated[float, Field(ge=1)]
-    """Mean size of a sample, before compression."""
+    record_length_bytes: Annotated[float, Field(ge=1)] = 65536.0
+    """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[float, Field(ge=0)] = 0.0
     """Standard deviation of that size over the samples."""
     record_length_bytes_resize: Annotated[int, Field(ge=1)] | None = None
@@ -195,10 +218,10 @@ class Dataset(Section):
     @model_validator(mode="after")
     def _element_type(self) -> Self:
         try:
-            itemsize = np.dtype(self.record_element_type).itemsize
-        except TypeError:
-            itemsize = 0
-        if itemsize == 0:
+            kind: str = np.dtype(self.record_element_type).kind
+        except (TypeError, ValueError, SyntaxError):
+            kind = ""
+        if kind not in tuple("biufc"):  # bool, integers, floats, complex
             raise ValueError(
                 f"dataset.record_element_type must be a NumPy type such as uint8 or float32, "
                 f"got {self.record_element_type!r}"
@@ -223,8 +246,8 @@ class Reader(Section):
 
     data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
     """`tensorflow` is read through pytorch's DataLoader in the order that tf.data keeps."""
-    batch_size: Positive
-    """Samples of one accelerator and step."""
+    batch_size: Positive = 1
+    """Samples of one accelerator and step (DLIO: 1)."""
     read_threads: Annotated[int, Field(ge=0)] = 1
     """Workers of each accelerator; 0 reads in the rank itself."""
     prefetch_size: Annotated[int, Field(ge=0)] = 2
@@ -232,7 +255,7 @@ class Reader(Section):
     file_shuffle: Shuffle = "off"
     sample_shuffle: Shuffle = "off"
     shuffle_size: Positive = 2
-    """Samples in the shuffle buffer of a stream, where files hold many (DLIO: 2)."""
+    """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: Annotated[Size, Field(ge=4096)] = 262_144
     """Bytes of one read of a multi-sample file (DLIO: 262144)."""
     piece_bytes: Annotated[Size, Field(ge=4096)] = 1_048_576
@@ -248,8 +271,13 @@ class Reader(Section):
     check_crc: bool = False
     """Check the files' own checksums in `raw` too."""
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] = "fork"
-    gds: Literal["require", "prefer", "off"] = "off"
-    """Whether cuFile may, must or must not bypass the host's memory."""
+    gds: Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)] = "off"
+    """Whether cuFile must, may or must not bypass the host's memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, value: Any) -> Any:
+        return _with_stdev(value, "preprocess_time")
 
 
 class Train(Section):
@@ -268,13 +296,7 @@ class Train(Section):
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "computation_time_stdev" in value:
-            value = dict(value)
-            stdev = value.pop("computation_time_stdev")
-            if not isinstance(value.get("computation_time"), dict):
-                mean = value.get("computation_time", 0.0)
-                value["computation_time"] = {"mean": float(mean), "stdev": float(stdev)}
-        return value
+        return _with_stdev(value, "computation_time")
 
     @model_validator(mode="after")
     def _steps(self) -> Self:
@@ -354,6 +376,17 @@ class Drive(Section):
     source: str | None = None
 
 
+def _datasheet(value: object) -> object:
+    """Return the rates of a drive that is named, or what was given."""
+    if not isinstance(value, str):
+        return value
+    folder = Path(__file__).parent / "workloads" / "drive"
+    if not (folder / f"{value}.yaml").is_file():
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise ValueError(f"no datasheet of drive {value!r}; known: {known}; or give its rates")
+    return read_yaml(folder / f"{value}.yaml")
+
+
 class Predict(Section):
     """The prediction (`dlemu predict`)."""
 
@@ -379,16 +412,16 @@ class Workload(Section):
     """Named for DLIO's sake; `reader.data_loader` decides."""
     workflow: Workflow = Workflow()
     dataset: Dataset
-    reader: Reader
-    train: Train
+    reader: Reader = Reader()
+    train: Train = Train()
     metric: Metric = Metric()
     storage: Storage = Storage()
     output: Output = Output()
     dali: Dali = Dali()
     size: Sizing = Sizing()
     predict: Predict = Predict()
-    drive: Drive | str | None = None
-    """A datasheet of workloads/drive/ by name, or the rates themselves."""
+    drive: Annotated[Drive, BeforeValidator(_datasheet)] | None = None
+    """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Positive = 1
     """Number of such drives (`dlemu predict`)."""
     accelerators_per_rank: Positive = 1
@@ -444,10 +477,10 @@ class Workload(Section):
         Raises:
             WorkloadError: a key is unknown or a value out of bounds.
         """
-        tree = self.model_dump()
+        tree = self.model_dump(exclude={"ignored"})
         for key, value in keys.items():
             _set(tree, key, value)
-        return check_workload(tree)
+        return check_workload(tree).model_copy(update={"ignored": self.ignored})
 
 
 def check_workload(tree: Mapping[str, Any]) -> Workload:
@@ -457,16 +490,10 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
         WorkloadError: the first key that is unknown, missing, of a wrong type or out of bounds.
     """
     raw = _plain(tree)
-    ignored = list(raw.pop("ignored", ()))
-    model = raw.pop("model", None)
-    if isinstance(model, Mapping):
-        raw.setdefault("name", model.get("name", "workload"))
-        ignored += [f"model.{key}" for key in model if key in _IGNORED_OF_MODEL]
-        for key in model:
-            if key not in _IGNORED_OF_MODEL and key != "name":
-                raise WorkloadError(_unknown(f"model.{key}"))
-    elif model is not None:
-        raw.setdefault("name", str(model))
+    if "ignored" in raw:
+        raise WorkloadError(_unknown("ignored"))
+    _rename(raw)
+    ignored = list(_leaves({"model": raw.pop("model", {})}))
     for key in sorted(_IGNORED):
         section, _, leaf = key.partition(".")
         if not leaf and section in raw:
@@ -535,6 +562,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
+def _rename(raw: dict[str, Any]) -> None:
+    """Put what DLIO keeps in another place where it is looked for here."""
+    model = raw.get("model")
+    if isinstance(model, dict):
+        model = model.pop("name", None)
+    elif "model" in raw:
+        del raw["model"]
+    if model is not None:
+        raw.setdefault("name", str(model))
+    if "data_reader" in raw:
+        raw.setdefault("reader", raw.pop("data_reader"))
+    output = raw.get("output")
+    if isinstance(output, dict) and isinstance(output.get("metric"), dict):
+        metric = raw.setdefault("metric", {})
+        if isinstance(metric, dict):
+            raw["metric"] = output.pop("metric") | metric
+
+
 def _set(tree: dict[str, Any], key: str, value: object) -> None:
     *sections, leaf = key.split(".")
     for section in sections:
@@ -546,7 +591,7 @@ def _set(tree: dict[str, Any], key: str, value: object) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+    return {str(k): _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -568,7 +613,7 @@ def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 def _unknown(key: str) -> str:
-    known = sorted(_known_keys(Workload))
+    known = sorted({*_known_keys(Workload), *_IGNORED, "model"})
     leaves: dict[str, str] = {}
     for name in known:
         leaves.setdefault(name.rpartition(".")[2], name)
@@ -579,10 +624,10 @@ def _unknown(key: str) -> str:
 
 
 _BOUNDS = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "greater than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "greater than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
     "literal_error": "{expected}",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -610,7 +655,9 @@ def _line(error: ValidationError) -> str:
         return f"{key} is not set"
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"])
-        return text if text.startswith(key.split(".")[0]) else f"{key}: {text}"
+        if text.startswith(key.split(".")[0]):
+            return text
+        return f"{key} {text}" if text.startswith("must ") else f"{key}: {text}"
     bounds = []
     for other in errors:
         if _dotted(other["loc"]) == key:
