@@ -101,7 +101,12 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Any:
         raise WorkloadError(f"workload= is not set; one of {', '.join(_workloads(config_dir))}")
     path = _file_of(name, config_dir)
     others = [override for override in overrides if not override.startswith("workload=")]
-    tree = _from_hydra(name, others, config_dir) if path is None else _from_file(path, others)
+    # To Hydra a drive's name would be a file to compose; the models look it up.
+    drive = next((o.partition("=")[2] for o in others if o.startswith("drive=")), None)
+    composed = [override for override in others if not override.startswith("drive=")]
+    tree = _from_hydra(name, composed, config_dir) if path is None else _from_file(path, composed)
+    if drive is not None:
+        tree["drive"] = drive
     tree.setdefault("name", path.stem if path is not None else name)
     tree["given"] = tuple(other.partition("=")[0].lstrip("+~") for other in others)
     return check_workload(tree)
@@ -119,12 +124,9 @@ def _from_hydra(name: str, overrides: list[str], config_dir: Path | None) -> dic
         from dlemu.workload import load_workload
 
         load_workload(name)  # refuses, and names the nearest
-    words = [f"workload@_global_={name}"]
-    for override in overrides:
-        key = override.partition("=")[0]
-        group = "drive@drive=" + override.partition("=")[2] if key == "drive" else None
-        # Every key that the models know may be set, whether a file holds it or not.
-        words.append(group or (override if override[:1] in "+~" else f"++{override}"))
+    # Every key that the models know may be set, whether a file holds it or not.
+    words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
+    words.insert(0, f"workload@_global_={name}")
     if config_dir is not None:
         words.append(f"hydra.searchpath=[file://{config_dir.absolute()}]")
     GlobalHydra.instance().clear()
@@ -135,8 +137,6 @@ def _from_hydra(name: str, overrides: list[str], config_dir: Path | None) -> dic
     except (HydraException, OmegaConfBaseException) as error:
         raise WorkloadError(_first_line(error)) from None
     assert isinstance(tree, dict)
-    if tree.get("drive") is None:
-        tree.pop("drive", None)
     return {str(key): value for key, value in tree.items()}
 
 
@@ -239,8 +239,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _datasize(rest: Sequence[str]) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.files import dataset_size
-    from dlemu.job import measure_memory
     from dlemu.report import render_datasize
+    from dlemu.settle import measure_memory
     from dlemu.world import Alone
 
     workload, _ = _workload(rest)
@@ -254,8 +254,8 @@ def _datasize(rest: Sequence[str]) -> int:
 def _datagen(rest: Sequence[str]) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
     from dlemu.datagen import generate
-    from dlemu.job import num_accelerators, settle_size
     from dlemu.progress import show_progress
+    from dlemu.settle import num_accelerators, settle_size
 
     workload, _ = _workload(rest)
     with make_world() as world:
@@ -290,7 +290,8 @@ def _verify(rest: Sequence[str]) -> int:
 
 def _run(rest: Sequence[str]) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
-    from dlemu.job import generate_dataset, num_accelerators, run_job, settle_size
+    from dlemu.job import generate_dataset, run_job
+    from dlemu.settle import num_accelerators, settle_size
     from dlemu.report import render_run
 
     workload, _ = _workload(rest)
@@ -362,11 +363,38 @@ def _with_world(function: Callable[[Any, World], int]) -> Callable[[Sequence[str
     return main
 
 
+def _predict(rest: Sequence[str]) -> int:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.predict import predict_storage
+
+    workload, _ = _workload(rest)
+    _, text = predict_storage(workload)
+    print(text)
+    return 0
+
+
+def _size(workload: Any, world: World) -> int:
+    """find the most emulated accelerators that this storage feeds, by measured search"""
+    from dlemu.size import size_storage
+
+    return size_storage(workload, world, _say)
+
+
+def _calibrate(workload: Any, world: World) -> int:
+    """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.calibrate import calibrate_host
+
+    return calibrate_host(workload, world, _say)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "datasize": _datasize,
     "datagen": _datagen,
     "verify": _verify,
     "run": _run,
+    "size": _with_world(_size),
+    "predict": _predict,
+    "calibrate": _with_world(_calibrate),
     "report": _report,
     "paths": _module("paths"),
     "doctor": _module("doctor"),

@@ -20,8 +20,7 @@ from dlemu.clock import Clock, WallClock
 from dlemu.datagen import generate, read_manifest, survey
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.evidence import Observation
-from dlemu.files import DatasetSize, Layout, dataset_size, layout_of
-from dlemu.host import host_memory_bytes
+from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure
 from dlemu.pagecache import drop, drop_all_caches
@@ -29,22 +28,13 @@ from dlemu.plan import EpochPlan, make_plan
 from dlemu.records import Steps, make_folder, write_steps, write_summary
 from dlemu.replay import draw_computation_times, replay_epoch
 from dlemu.report import demand_line, passed
-from dlemu.units import format_bytes
+from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
 from dlemu.workload import Workload
 from dlemu.world import World
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory that could cache the dataset, over all hosts."""
-
-    num_bytes: int
-    text: str
-    """Where it comes from, to be shown."""
 
 
 @dataclass(frozen=True)
@@ -55,46 +45,6 @@ class Outcome:
     metrics: Metrics
     summary: Mapping[str, Any]
     passed: bool
-
-
-def num_accelerators(workload: Workload, world: World) -> int:
-    """Return the emulated accelerators of a job over all its ranks."""
-    return workload.num_accelerators or world.num_ranks * workload.accelerators_per_rank
-
-
-def accelerators_of(rank: int, num_ranks: int, total: int) -> range:
-    """Return the accelerators that a rank emulates: as many as the others, or one more."""
-    return range(rank * total // num_ranks, (rank + 1) * total // num_ranks)
-
-
-def measure_memory(workload: Workload, world: World) -> Memory:
-    """Return the hosts' memory: what was given, or what each host has."""
-    if workload.host_memory is not None:
-        num_hosts = max(world.num_hosts, workload.num_hosts)
-        return Memory(
-            workload.host_memory * num_hosts,
-            f"{num_hosts} x {format_bytes(workload.host_memory)} (host_memory, as given)",
-        )
-    own, source = host_memory_bytes()
-    by_host = dict(world.all_gather((world.host_index, own)))
-    total = sum(by_host.values())
-    if world.num_hosts == 1 and workload.num_hosts > 1:
-        total *= workload.num_hosts
-        return Memory(total, f"{workload.num_hosts} x {format_bytes(own)} ({source})")
-    if world.num_hosts > 1:
-        return Memory(total, f"{format_bytes(total)} (of {world.num_hosts} hosts)")
-    return Memory(total, f"{format_bytes(total)} ({source})")
-
-
-def settle_size(
-    workload: Workload, world: World, *, accelerators: int
-) -> tuple[Workload, DatasetSize, Memory]:
-    """Return the workload with "auto" replaced by the rule's number of files."""
-    memory = measure_memory(workload, world)
-    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory.num_bytes)
-    if workload.dataset.num_files_train == "auto":
-        workload = workload.with_keys({"dataset.num_files_train": size.num_files})
-    return workload, size, memory
 
 
 def find_dataset(

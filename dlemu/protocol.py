@@ -12,9 +12,10 @@ import numpy as np
 
 from dlemu.errors import WorkloadError
 from dlemu.files import dataset_size
-from dlemu.job import Outcome, Say, measure_memory, num_accelerators, run_job
+from dlemu.job import Outcome, Say, run_job
 from dlemu.records import SUMMARY, write_summary
 from dlemu.report import render_run
+from dlemu.settle import measure_memory, num_accelerators
 from dlemu.workload import Workload, load_workload
 from dlemu.world import World
 

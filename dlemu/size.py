@@ -24,8 +24,9 @@ from dlemu.datagen import read_manifest
 from dlemu.devices import devices_under
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import STEPS_PER_EPOCH, dataset_size
-from dlemu.job import Outcome, Say, measure_memory, run_job
+from dlemu.job import Outcome, Say, run_job
 from dlemu.records import write_json
+from dlemu.settle import measure_memory
 from dlemu.sizing import Event, Point, Sizing, search
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload import Workload, load_workload
