@@ -60,7 +60,7 @@ def test_the_host_is_the_limit_of_ample_drives() -> None:
 
     assert prediction.num_accelerators == 8
     assert prediction.real_accelerators == pytest.approx(24.5e9 / UNET3D.demand / 0.9)
-    assert (prediction.low, prediction.high) == (7, 9), "±10 % once it is calibrated"
+    assert (prediction.low, prediction.high) == (6, 10), "±20 % once it is calibrated"
     assert prediction.limit == "host cpu"
     two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
     assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
