@@ -14,14 +14,14 @@ import pytest
 from dlemu.observe import HostObserver, IntervalSummary, read_observations, summarize
 from dlemu.pagecache import drop
 from tests.cgroups import Group, cpu_quota, throttled_reads
-from tests.drives import drive_folder
+from tests.drives import drive_folder, own_drive
 
 MIB = 1 << 20
 
-# Each waits for a line, works, prints a line, and lives until it gets another.
+# Each prints a line when it is ready, waits for one, works, prints another, and lives until told.
 BURN = """
 import sys, time
-input()
+input("\\n")
 end = time.perf_counter() + float(sys.argv[1])
 while time.perf_counter() < end: pass
 print(flush=True)
@@ -30,7 +30,7 @@ input()
 READ = """
 import mmap, os, sys
 buffer = mmap.mmap(-1, 1 << 20)
-input()
+input("\\n")
 file = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
 while os.readv(file, [buffer]): pass
 print(flush=True)
@@ -45,12 +45,16 @@ input()
 
 @pytest.fixture
 def disk_file() -> Iterator[Path]:
-    """A cold file of 64 MiB on a drive."""
-    with drive_folder(64 * MIB) as folder:
-        path = folder / "file"
-        path.write_bytes(os.urandom(MIB) * 64)
-        drop([path])
-        yield path
+    """A cold file of 64 MiB on a drive that nobody else reads."""
+    with own_drive(80 * MIB) as folder:
+        yield cold_file(folder)
+
+
+def cold_file(folder: Path) -> Path:
+    path = folder / "file"
+    path.write_bytes(os.urandom(MIB) * 64)
+    drop([path])
+    return path
 
 
 def observe(
@@ -61,6 +65,7 @@ def observe(
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
     assert child.stdout is not None
+    assert child.stdout.readline() == b"\n"
     if group:
         group.enter(child.pid)
     with HostObserver(folder, lambda: [os.getpid()], period=0.1) as observer:
@@ -84,6 +89,7 @@ def in_three_tries(check: Callable[[], tuple[bool, str]]) -> None:
     pytest.fail("; ".join(told))
 
 
+@pytest.mark.root
 def test_bytes_read_past_the_page_cache_are_the_drives(disk_file: Path) -> None:
     def check() -> tuple[bool, str]:
         summary = observe(READ, disk_file, folder=disk_file.parent)
@@ -97,6 +103,7 @@ def test_bytes_read_past_the_page_cache_are_the_drives(disk_file: Path) -> None:
     in_three_tries(check)
 
 
+@pytest.mark.root
 def test_bytes_from_the_page_cache_are_not_the_drives(disk_file: Path) -> None:
     disk_file.read_bytes()
 
@@ -279,17 +286,20 @@ def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> N
     assert summary.usable_cpus >= 1
 
 
-def test_the_direct_reads_of_a_thread_of_this_process_count(disk_file: Path) -> None:
-    """The reader that runs in the observer's own process, as loaders with threads do."""
-    with HostObserver(disk_file.parent, lambda: [os.getpid()]) as observer:
-        observer.mark("start")
-        file = os.open(disk_file, os.O_RDONLY | os.O_DIRECT)
-        with mmap.mmap(-1, MIB) as buffer:
+def test_reads_by_the_observing_process_itself_count() -> None:
+    """As loaders with threads do; and on a drive that others may read as well."""
+    with drive_folder(64 * MIB) as folder:
+        path = cold_file(folder)
+        with HostObserver(folder, lambda: [os.getpid()]) as observer, mmap.mmap(-1, MIB) as buffer:
+            observer.mark("start")
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             while os.readv(file, [buffer]):
                 pass
-        os.close(file)
-        observer.mark("end")
+            os.close(file)
+            observer.mark("end")
 
-    read_bytes = summarize(observer.between("start", "end")).process_read_bytes
-    assert read_bytes is not None
-    assert 1 <= read_bytes / 64 / MIB < 1.02
+    summary = summarize(observer.between("start", "end"))
+    assert summary.process_read_bytes is not None
+    assert 1 <= summary.process_read_bytes / 64 / MIB < 1.02
+    assert summary.device_read_bytes is not None
+    assert summary.device_read_bytes >= 64 * MIB
