@@ -1,0 +1,84 @@
+"""How soon dlemu is at work: python -m benchmarks.start [rounds=5].
+
+`dlemu run` until the first step of a dataset of 10 000 files, by the step's own time stamp; and the
+commands that only compute. Python itself, started with NumPy, stands beside them.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.emulate import dlemu, scratch
+from benchmarks.machine import describe_machine, markdown, spread
+from dlemu.records import read_steps
+
+KEYS = {
+    "workload": "cosmoflow_h100",
+    "dataset.num_files_train": "10000",
+    "dataset.record_length_bytes": "8192",
+    "dataset.record_length_bytes_stdev": "0",
+    "train.epochs": "1",
+    "train.total_training_steps": "4",
+}
+COMMANDS = {
+    "python -c 'import numpy'": ["-c", "import numpy"],
+    "dlemu --help": ["-m", "dlemu", "--help"],
+    "dlemu datasize": ["-m", "dlemu", "datasize", "workload=unet3d_h100"],
+}
+GOALS = {"dlemu --help": 0.4, "dlemu datasize": 0.4}
+
+
+def time_command(words: list[str]) -> float:
+    """Return the seconds that a Python command takes."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def time_first_step(loader: str, folder: Path, number: int) -> float:
+    """Return the seconds from the command's start until the first step begins to compute."""
+    run = folder / f"{loader}{number}"
+    keys = KEYS | {
+        "dataset.data_folder": str(folder / "data"),
+        "reader.data_loader": loader,
+        "output.folder": str(run),
+    }
+    begin = time.perf_counter()  # CLOCK_MONOTONIC, which the records use as well
+    dlemu("run", keys)
+    first = read_steps(run)[0]
+    return float(first["start"] + first["wait"]) - begin
+
+
+def main(arguments: list[str]) -> None:
+    """Measure in turn and print the table."""
+    given = dict(argument.split("=", 1) for argument in arguments)
+    rounds = int(given.get("rounds", 5))
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    loaders = {"threads": 1.0, "pytorch": 3.0}
+    titles = {loader: f"dlemu run until the first step, {loader}" for loader in loaders}
+    times |= {title: [] for title in titles.values()}
+    goals = GOALS | {titles[loader]: goal for loader, goal in loaders.items()}
+    with scratch() as folder:
+        dlemu("datagen", KEYS | {"dataset.data_folder": str(folder / "data")})
+        for number in range(rounds):
+            for name, words in COMMANDS.items():
+                times[name].append(time_command(words))
+            for loader in loaders:
+                times[titles[loader]].append(time_first_step(loader, folder, number))
+    base = times[next(iter(COMMANDS))]
+    rows = [
+        [
+            name,
+            spread(values),
+            f"≤ {goals[name]:g}" if name in goals else "-",
+            spread([value / one for value, one in zip(values, base, strict=True)], ".1f"),
+        ]
+        for name, values in times.items()
+    ]
+    print(f"{describe_machine()}; {rounds} rounds in turn, median (min–max)\n")
+    print(markdown(["command", "seconds", "goal", "times Python with NumPy"], rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
