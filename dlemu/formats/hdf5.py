@@ -26,7 +26,7 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
         with h5py.File(_ReadOnly(read, file_bytes), "r") as file:
             names = [name for name in _RECORDS if name in file.id]
             if not names:
-                raise DatasetError(f"it has no dataset records_0, but {', '.join(file)[:80]}")
+                raise DatasetError(f"it has no dataset records_0, but {ascii(list(file))[:80]}")
             dataset = h5py.h5d.open(file.id, names[0])
             start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
             shape, dtype = dataset.shape, dataset.dtype

@@ -58,16 +58,18 @@ def parse_header(data: bytes) -> Array:
         raise DatasetError(f"the .npy header says it has {start} bytes; it was cut or damaged")
     try:
         described = ast.literal_eval(data[text_start:start].decode("latin1").strip())
-        descr, order = str(described["descr"]), described["fortran_order"]
+        descr, order = described["descr"], described["fortran_order"]
         shape = described["shape"]
         sides = [n for n in shape if type(n) is int and 0 <= n < 2**63]
-        dtype = np.dtype(descr)
+        dtype = np.dtype(descr if isinstance(descr, str) else "V1")  # else it has fields
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise DatasetError("the .npy header is damaged") from None
     if not isinstance(shape, tuple) or len(sides) != len(shape) or len(shape) > _MOST_AXES:
         raise DatasetError("the .npy header is damaged: it has no shape")
     if dtype.kind not in "biufc":
-        raise DatasetError(f"elements of type {descr[:80]} cannot be read in place; use numbers")
+        raise DatasetError(
+            f"elements of type {str(descr)[:80]} cannot be read in place; use numbers"
+        )
     if not dtype.isnative:
         raise DatasetError(f"element type {descr} has a foreign byte order; save it as native")
     if order is not False:

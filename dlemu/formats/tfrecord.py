@@ -162,7 +162,7 @@ def _image(window: _Window, example: _Span) -> _Span:
                 if len(values) != 1:
                     raise DatasetError(f"its feature image must hold 1 value, got {len(values)}")
                 return values[0]
-    raise DatasetError(f"it has no feature image, but {', '.join(names)[:80] or 'none'}")
+    raise DatasetError(f"it has no feature image, but {ascii(names)[:80]}")
 
 
 def _fields(window: _Window, message: _Span, number: int) -> Iterator[_Span]:
