@@ -1,0 +1,134 @@
+"""An epoch's batches in the plan's order. Loaders by name, imported when asked for.
+
+A loader serves all accelerators that one rank emulates. Each accelerator has `read_threads`
+workers; worker w makes its batches of steps w, w + read_threads, w + 2 read_threads …
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import WorkloadError
+from dlemu.files import Layout, Samples
+from dlemu.plan import EpochPlan
+from dlemu.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one accelerator gets for one step."""
+
+    epoch: int
+    step: int
+    accelerator: int
+    samples: Samples
+    """Sample numbers, int64 (batch,)."""
+    num_bytes: int
+    """Bytes that were read from storage for it, headers and read-ahead of a stream included."""
+    ready: float
+    """Time (perf_counter) at which the accelerator could take it."""
+    read_seconds: float
+    """Seconds that its worker spent in reads; so for decode (parsing, checksums) and hand-over
+    (copying and padding)."""
+    decode_seconds: float
+    hand_over_seconds: float
+    arrays: Sequence[NDArray[np.uint8]] | None = None
+    """One per sample: exactly record_length_bytes_resize bytes (cut, or padded with zeros), or all
+    of it where that is not set. Valid until the accelerator's next batch is taken."""
+
+
+class Loader(Protocol):
+    """Reads batches for the accelerators of one rank."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""
+        ...
+
+    def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
+        """Yield for each step one batch of every accelerator; may be closed before its end.
+
+        Raises:
+            DatasetError: a file is missing, damaged or not what the workload says.
+            RunError: a worker died.
+        """
+        ...
+
+    def waiting_for(self) -> str:
+        """Return what the workers are reading now, and for how long, the longest first."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Return the worker processes."""
+        ...
+
+    def close(self) -> None:
+        """End all workers; may be called again."""
+        ...
+
+
+class _OpenLoader(Protocol):
+    def __call__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        folder: Path,
+        *,
+        accelerators: range,
+        known_places: bool,
+        keep: bool,
+    ) -> Loader: ...
+
+
+LOADERS = {
+    "pytorch": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
+    "tensorflow": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
+    "threads": ("dlemu.loaders.threads", "ThreadsLoader", ""),
+    "dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
+    "native_dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
+}
+"""Module, class, and the extra that it needs, by `reader.data_loader`."""
+
+
+def open_loader(
+    workload: Workload,
+    layout: Layout,
+    folder: Path,
+    *,
+    accelerators: range,
+    known_places: bool,
+    keep: bool,
+) -> Loader:
+    """Return the loader that `reader.data_loader` names, for these global accelerator numbers.
+
+    `known_places`: dlemu generated the files, so sizes and places follow from the layout, and every
+    length is checked against it; else each file's own header tells. `keep`: batches have arrays;
+    else the bytes are counted and dropped where the loader can.
+
+    Raises:
+        DatasetError: the first file cannot be read.
+        WorkloadError: a package is missing, or a key asks for what cannot be.
+    """
+    module, name, extra = LOADERS[workload.reader.data_loader]
+    try:
+        open_it = cast(_OpenLoader, getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dlemu"):
+            raise
+        raise WorkloadError(
+            f"reader.data_loader={workload.reader.data_loader} needs {error.name}: "
+            f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
+        ) from None
+    return open_it(
+        workload,
+        layout,
+        folder,
+        accelerators=accelerators,
+        known_places=known_places,
+        keep=keep,
+    )

@@ -1,0 +1,100 @@
+"""The files' own checksums, computed over their bytes as these pass (`reader.check_crc`)."""
+
+import struct
+from collections.abc import Callable, Iterator
+
+import google_crc32c
+import numpy as np
+from isal import isal_zlib
+
+from dlemu.errors import DatasetError
+from dlemu.formats import tfrecord
+from dlemu.workload import FormatName
+
+_Wish = tuple[int, Callable[[memoryview], object]]
+"""How many bytes are wanted next, and who takes them."""
+
+_ZIP_LOCAL = struct.Struct("<4s5H3I2H")  # PKWARE's APPNOTE 6.3.10, section 4.3.7
+_ZIP_SIZES_FOLLOW = 8  # flag
+_ALL_THE_REST = 1 << 62
+
+
+class Checksum:
+    """Takes a file's bytes from the first on, in order; raises DatasetError on a wrong checksum.
+
+    Attributes:
+        at: bytes taken so far.
+    """
+
+    def __init__(self, path: str, wishes: Iterator[_Wish]) -> None:
+        self.at = 0
+        self._path = path
+        self._wishes = wishes
+        self._want, self._taker = next(wishes)
+
+    def __call__(self, data: memoryview) -> None:
+        self.at += len(data)
+        while len(data):
+            part = data[: self._want]
+            self._taker(part)
+            data = data[len(part) :]
+            self._want -= len(part)
+            while self._want == 0:
+                try:
+                    self._want, self._taker = next(self._wishes)
+                except DatasetError as error:
+                    raise DatasetError(f"{self._path}: {error}") from None
+
+
+class _Crc:
+    def __init__(self, extend: Callable[[int, memoryview], int]) -> None:
+        self.value = 0
+        self._extend = extend
+
+    def take(self, data: memoryview) -> None:
+        self.value = self._extend(self.value, data)
+
+
+def _records() -> Iterator[_Wish]:
+    """A TFRecord file: each record's length and data have a masked CRC-32C."""
+    number = 0
+    while True:
+        head, tail = bytearray(), bytearray()
+        yield 12, head.extend
+        tfrecord.check_head(bytes(head), _ALL_THE_REST)
+        crc = _Crc(
+            lambda value, data: int(google_crc32c.extend(value, np.frombuffer(data, np.uint8)))
+        )
+        yield int.from_bytes(head[:8], "little"), crc.take
+        yield 4, tail.extend
+        if tfrecord.masked_crc(crc.value) != tail:
+            raise DatasetError(f"the checksum of record {number} is wrong; the file is damaged")
+        number += 1
+
+
+def _archive() -> Iterator[_Wish]:
+    """A zip archive: its first member, the samples, has a CRC-32."""
+    head, rest = bytearray(), bytearray()
+    yield _ZIP_LOCAL.size, head.extend
+    _, _, flags, _, _, _, wanted, _, size, name, extra = _ZIP_LOCAL.unpack(head)
+    yield name + extra, rest.extend
+    if flags & _ZIP_SIZES_FOLLOW:
+        raise DatasetError("its checksum stands behind its data; set reader.check_crc=false")
+    fields = rest[name:]
+    while size == 0xFFFFFFFF and len(fields) >= 12:
+        kind, length = struct.unpack_from("<2H", fields)
+        if kind == 1:  # zip64
+            (size,) = struct.unpack_from("<Q", fields, 4)
+        fields = fields[4 + length :]
+    crc = _Crc(lambda value, data: int(isal_zlib.crc32(data, value)))
+    yield size, crc.take
+    if crc.value != wanted:
+        raise DatasetError("the checksum of its samples is wrong; the file is damaged")
+    yield _ALL_THE_REST, lambda data: None
+
+
+CHECKSUMS: dict[FormatName, Callable[[str], Checksum]] = {
+    "npz": lambda path: Checksum(path, _archive()),
+    "tfrecord": lambda path: Checksum(path, _records()),
+}
+"""Formats whose files have checksums."""

@@ -1,0 +1,164 @@
+"""Samples through np.load, h5py and a TFRecord parser with CRC: what frameworks pay for decoding.
+
+The libraries read through an ordinary Python file, as they do in a training job, which counts.
+"""
+
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, Protocol
+
+import google_crc32c
+import numpy as np
+
+from dlemu.errors import DatasetError
+from dlemu.formats import tfrecord
+from dlemu.loaders.samples import Memory
+from dlemu.workload import FormatName
+
+
+class CountedFile(io.FileIO):
+    """A file that counts the bytes read from it, and the seconds."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.bytes_read = 0
+        self.read_seconds = 0.0
+        try:
+            super().__init__(path)
+        except FileNotFoundError:
+            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+
+    def readinto(self, buffer: Any) -> int:
+        begin = perf_counter()
+        got = super().readinto(buffer) or 0
+        self.read_seconds += perf_counter() - begin
+        self.bytes_read += got
+        return got
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        data = bytearray(size)
+        return bytes(data[: self.readinto(data)])
+
+
+class Parsed(Protocol):
+    """An open file of samples."""
+
+    def sample(self, place: int) -> Memory:
+        """Return the bytes of a sample by its place in the file."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+class _Array:
+    """A file that is one array; of several samples, the last axis."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._file = io.BufferedReader(file)
+        begin = perf_counter()
+        try:
+            loaded = np.load(self._file)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                self._array = loaded["x"]
+            else:
+                # np.fromfile has read through the descriptor, and decoded nothing.
+                self._array = loaded
+                file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                file.read_seconds = perf_counter() - begin
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise _damaged(file, error) from None
+
+    def sample(self, place: int) -> Memory:
+        several = self._num_samples > 1
+        array = self._array[..., place] if several else self._array
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Hdf5:
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        import h5py
+
+        self._counted, self._num_samples = file, num_samples
+        try:
+            self._file = h5py.File(file, "r")
+            name = "records_0" if "records_0" in self._file else "records"
+            self._records = self._file[name]
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            raise _damaged(file, error) from None
+
+    def sample(self, place: int) -> Memory:
+        try:
+            several = self._num_samples > 1
+            array = self._records[place] if several else self._records[...]
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _damaged(self._counted, error) from None
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def close(self) -> None:
+        self._file.close()
+        self._counted.close()
+
+
+class _Records:
+    """A TFRecord file, read from its start on: samples come in order, others are skipped."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._file = file
+        self._next = 0
+        self._records = self._parse(io.BufferedReader(file, 262_144))  # tf.data's default
+
+    def sample(self, place: int) -> Memory:
+        for data in self._records:
+            self._next += 1
+            if self._next == place + 1:
+                return data
+        raise DatasetError(f"{self._file.path} holds {self._next} records, {place + 1} are wanted")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _parse(self, file: io.BufferedReader) -> Iterator[Memory]:
+        while frame := file.read(12):
+            at = file.tell() - len(frame)
+            try:
+                left = os.fstat(self._file.fileno()).st_size - at
+                tfrecord.check_head(frame, left)
+                record = file.read(int.from_bytes(frame[:8], "little") + 4)
+                data = np.frombuffer(record, np.uint8)[:-4]
+                if tfrecord.masked_crc(google_crc32c.value(data)) != record[-4:]:
+                    raise DatasetError("the checksum of its data is wrong; the file is damaged")
+                whole = frame + record
+                place = tfrecord.locate(
+                    lambda start, size, whole=whole: whole[start : start + size],  # type: ignore[misc]
+                    len(whole),
+                    num_samples=1,
+                )
+            except DatasetError as error:
+                raise DatasetError(f"{self._file.path}: record at byte {at}: {error}") from None
+            start = int(place.offsets[0])
+            yield np.frombuffer(whole, np.uint8)[start : start + int(place.lengths[0])]
+
+
+def _damaged(file: CountedFile, error: Exception) -> DatasetError:
+    return DatasetError(f"{file.path} is damaged: {' '.join(str(error).split())[:120]}")
+
+
+PARSERS: dict[FormatName, Callable[[CountedFile, int], Parsed]] = {
+    "npz": _Array,
+    "npy": _Array,
+    "hdf5": _Hdf5,
+    "tfrecord": _Records,
+}

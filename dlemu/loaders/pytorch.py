@@ -1,0 +1,398 @@
+"""Reading through torch's DataLoader, with worker processes, as a PyTorch training job does.
+
+1. the order   of an accelerator's batches: task ->                         DataLoader -> a worker
+2. a worker    reads the batch into a slot of shared memory; its cost ->    DataLoader's queue
+3. a taker     one thread per accelerator; takes the next batch while the accelerator computes, as a
+               training loop runs ahead of its GPU -> the step
+
+Batches never pass through the queue: torch would make, share, map and free memory for each.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from dlemu.errors import DlemuError, RunError
+from dlemu.files import Layout
+from dlemu.loaders import Batch
+from dlemu.loaders.progress import Progress, tell
+from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
+from dlemu.loaders.steps import Steps
+from dlemu.loaders.worker import Cost, SampleReader
+from dlemu.plan import EpochPlan
+from dlemu.workload import Workload
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOOK_SECONDS = 1.0
+"""How often somebody looks whether the workers live."""
+_CLOSE_SECONDS = 5.0
+"""How long closing waits for a worker; one in a read that never returns cannot be ended."""
+
+_Made = tuple[int, Cost] | DlemuError | None
+"""Step and cost; an error that ends the run; None where the batch was no longer wanted."""
+
+
+class PyTorchLoader:
+    """Reads batches in worker processes; see `dlemu.loaders.Loader`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        folder: Path,
+        *,
+        accelerators: range,
+        known_places: bool,
+        keep: bool,
+    ) -> None:
+        self._source = settle(workload, layout, folder, known_places=known_places)
+        row_bytes = sample_bytes(self._source)
+        self._workers = [
+            _Workers(self._source, accelerator, row_bytes, keep) for accelerator in accelerators
+        ]
+        self._changed = threading.Condition()
+        self._running: Steps | None = None
+        self._takers: list[threading.Thread] = []
+
+    @property
+    def direct(self) -> bool:
+        return self._source.direct
+
+    def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
+        # All workers are forked before any thread runs that could hold a lock meanwhile.
+        batches = [workers.epoch(epoch, plan) for workers in self._workers]
+        if self._source.workload.reader.read_threads == 0:
+            for _ in range(plan.num_steps):
+                yield [next(one) for one in batches]
+            return
+        running = Steps(plan.num_steps, len(batches), self._changed)
+        self._running = running
+        taken = [threading.Semaphore(0) for _ in batches]
+
+        def take(column: int) -> None:
+            try:
+                for batch in batches[column]:
+                    running.put(batch, column)
+                    taken[column].acquire()
+                    if running.ended:
+                        return
+            except Exception as error:
+                running.fail(error)
+
+        self._takers = [
+            threading.Thread(target=take, args=[column], daemon=True, name="dlemu taker")
+            for column in range(len(batches))
+        ]
+        for taker in self._takers:
+            taker.start()
+        try:
+            for step in range(plan.num_steps):
+                whole = running.take(step, look=self._look, every=_LOOK_SECONDS)
+                for one in taken:
+                    one.release()
+                yield whole
+        finally:
+            running.ended = True
+            for one in taken:
+                one.release()
+            self._end_epoch()
+
+    def waiting_for(self) -> str:
+        return tell([line for workers in self._workers for line in workers.told()])
+
+    def pids(self) -> list[int]:
+        return [pid for workers in self._workers for pid in workers.pids()]
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.ended = True
+        self._end_epoch()
+        for workers in self._workers:
+            workers.close()
+
+    def _look(self) -> None:
+        for workers in self._workers:
+            workers.look()
+
+    def _end_epoch(self) -> None:
+        for workers in self._workers:
+            workers.give_up()
+        end = perf_counter() + _CLOSE_SECONDS
+        for taker in self._takers:
+            taker.join(max(0.0, end - perf_counter()))
+
+
+class _Workers:
+    """The worker processes of one accelerator."""
+
+    def __init__(self, source: Source, accelerator: int, row_bytes: int, keep: bool) -> None:
+        self._source = source
+        self._accelerator = accelerator
+        self._keep = keep
+        self._num_workers = num_workers = source.workload.reader.read_threads
+        self._shared = _Shared(source, row_bytes)
+        self._order = _Order(source, accelerator)
+        reader = source.workload.reader
+        several: dict[str, Any] = {}
+        if num_workers:
+            several = {
+                "prefetch_factor": source.batches_ahead,
+                "persistent_workers": True,
+                "multiprocessing_context": reader.multiprocessing_context,
+            }
+        self._dataset = _Reading(source, accelerator, self._shared)
+        self._loader: DataLoader[_Made] | None
+        with _as_many_workers_as_asked():
+            self._loader = DataLoader(
+                self._dataset,
+                batch_size=None,
+                sampler=self._order,
+                num_workers=num_workers,
+                collate_fn=_as_it_is,
+                worker_init_fn=self._dataset.begin,
+                generator=torch.Generator(),  # so that torch draws no seed from the user's
+                **several,
+            )
+        self._processes: list[BaseProcess] = []
+
+    def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
+        """Have the workers begin with an epoch; return its batches.
+
+        Raises:
+            DatasetError: a file is missing, damaged or not what the workload says.
+        """
+        assert self._loader is not None, "closed"
+        self._shared.serial += 1
+        self._order.begin(epoch, plan, self._shared.serial)
+        before = multiprocessing.active_children()
+        handler = signal.getsignal(signal.SIGCHLD)
+        with _as_many_workers_as_asked():
+            made = iter(self._loader)
+        if signal.getsignal(signal.SIGCHLD) is not handler:
+            # Torch's would raise in the midst of whatever the main thread does; `look` tells who
+            # died, and where a step is awaited.
+            signal.signal(signal.SIGCHLD, handler)
+        if not self._processes:
+            self._processes = [p for p in multiprocessing.active_children() if p not in before]
+        return self._batches(epoch, plan, made)
+
+    def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
+        for step, result in enumerate(made):
+            ready = perf_counter()
+            if isinstance(result, DlemuError):
+                raise result
+            assert result is not None and result[0] == step, "batches come in their order"
+            cost = result[1]
+            arrays = None
+            if self._keep:
+                slots = self._shared.slots(step % max(1, self._num_workers))
+                arrays = slots.arrays(_slot_of(step, self._num_workers, slots))
+            yield Batch(
+                epoch=epoch,
+                step=step,
+                accelerator=self._accelerator,
+                samples=plan.samples[step, self._accelerator],
+                num_bytes=cost.num_bytes,
+                ready=ready,
+                read_seconds=cost.read_seconds,
+                decode_seconds=cost.decode_seconds,
+                hand_over_seconds=cost.hand_over_seconds,
+                arrays=arrays,
+            )
+
+    def give_up(self) -> None:
+        """Tell the workers that what they are making is no longer wanted."""
+        self._shared.serial += 1
+
+    def told(self) -> list[tuple[float, str]]:
+        return self._shared.progress.told(self._source.layout, self._accelerator)
+
+    def pids(self) -> list[int]:
+        return [pid for process in self._processes if (pid := process.pid) is not None]
+
+    def look(self) -> None:
+        """Raise RunError if a worker has died."""
+        for process in self._processes:
+            if process.exitcode:
+                known = self._shared.progress.pids()
+                worker = known.index(process.pid or 0) if process.pid in known else "?"
+                raise RunError(
+                    f"worker {worker} of accelerator {self._accelerator} (pid {process.pid}) "
+                    f"{_end_of(process.exitcode)}"
+                )
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.terminate()
+        end = perf_counter() + _CLOSE_SECONDS
+        for process in self._processes:
+            process.join(max(0.1, end - perf_counter()))
+            if process.is_alive():
+                process.kill()
+        self._processes = []
+        self._dataset.close()
+        self._loader = None  # its queues' threads end with it
+
+
+class _Shared:
+    """Memory that the main process and an accelerator's workers share.
+
+    It has no name: nothing is left in /dev/shm, however a process dies, and containers that make
+    /dev/shm small do not bound it.
+    """
+
+    def __init__(self, source: Source, row_bytes: int, descriptor: int | None = None) -> None:
+        reader = source.workload.reader
+        self._given = source, row_bytes
+        self._num_workers = max(1, reader.read_threads)
+        # One batch is with the training, one with the taker, the others are made or queued.
+        num_slots = source.batches_ahead + 2
+        shape = (num_slots, reader.batch_size, row_bytes)
+        each = Slots.num_bytes(*shape)
+        rows = 8 * self._num_workers * Progress.NUM_FIELDS
+        size = 8 + rows + self._num_workers * each
+        if descriptor is None:
+            descriptor = os.memfd_create("dlemu")
+            os.ftruncate(descriptor, size)
+        self._descriptor = descriptor
+        memory = memoryview(mmap.mmap(descriptor, size))
+        self._serial = memory[:8].cast("q")
+        table = np.frombuffer(memory[8 : 8 + rows], np.float64)
+        self.progress = Progress(table.reshape(self._num_workers, Progress.NUM_FIELDS))
+        starts = range(8 + rows, size, each)
+        self._slots = [Slots(memory[start : start + each], *shape) for start in starts]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spawned workers get the descriptor with what they are started with.
+        return _attach, (*self._given, reduction.DupFd(self._descriptor))
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def serial(self) -> int:
+        """Number of the epoch that is read; workers give up those of others."""
+        return self._serial[0]
+
+    @serial.setter
+    def serial(self, serial: int) -> None:
+        self._serial[0] = serial
+
+    def slots(self, worker: int) -> Slots:
+        """Return a worker's slots."""
+        return self._slots[worker]
+
+
+def _attach(source: Source, row_bytes: int, duplicate: Any) -> _Shared:
+    return _Shared(source, row_bytes, duplicate.detach())
+
+
+class _Order(Sampler[tuple[int, Task]]):
+    """What the workers are to make, step by step."""
+
+    def __init__(self, source: Source, accelerator: int) -> None:
+        self._source = source
+        self._accelerator = accelerator
+        self._tasks: Iterator[Task] = iter(())
+        self._serial = 0
+
+    def begin(self, epoch: int, plan: EpochPlan, serial: int) -> None:
+        """Set the epoch that the next iteration is of."""
+        steps = range(plan.num_steps)
+        self._tasks = self._source.tasks(epoch, plan, self._accelerator, steps)
+        self._serial = serial
+
+    def __iter__(self) -> Iterator[tuple[int, Task]]:
+        return ((self._serial, task) for task in self._tasks)
+
+
+class _Reading(Dataset[_Made]):
+    """What a worker does. Built by the main process, used in the worker."""
+
+    def __init__(self, source: Source, accelerator: int, shared: _Shared) -> None:
+        self._source = source
+        self._accelerator = accelerator
+        self._shared = shared
+        self._worker = 0
+        self._serial = 0
+        self._reader: SampleReader | None = None
+
+    def begin(self, worker: int) -> None:
+        """Set a worker process up."""
+        self._worker = worker
+        self._shared.progress.set_pid(worker, os.getpid())
+        # Ctrl-C reaches all processes of the terminal; the main one ends the others.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def __getitem__(self, ordered: tuple[int, Task]) -> _Made:
+        serial, task = ordered
+        shared = self._shared
+        if serial != shared.serial:
+            return None
+        info = get_worker_info()
+        num_workers = info.num_workers if info is not None else 0
+        assert num_workers == 0 or self._worker == task.step % num_workers, "torch deals in turn"
+        slots = shared.slots(self._worker)
+        try:
+            if self._reader is None:
+                self._reader = SampleReader(
+                    self._source,
+                    accelerator=self._accelerator,
+                    worker=self._worker,
+                    slots=slots,
+                    note=partial(shared.progress.note, self._worker),
+                )
+            if serial != self._serial:
+                self._serial = serial
+                self._reader.start_epoch(task.epoch)
+            slot = _slot_of(task.step, num_workers, slots)
+            cost = self._reader.make(task, slot, lambda: serial == shared.serial)
+        except DlemuError as error:
+            return error
+        return None if cost is None else (task.step, cost)
+
+    def close(self) -> None:
+        """Close what was opened, if the main process itself has read."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _slot_of(step: int, num_workers: int, slots: Slots) -> int:
+    return step // max(1, num_workers) % slots.num_slots
+
+
+@contextlib.contextmanager
+def _as_many_workers_as_asked() -> Iterator[None]:
+    """Emulating more workers than this host has CPUs is no news to who asks for it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+def _as_it_is(made: Any) -> Any:
+    return made
+
+
+def _end_of(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"ended with status {exitcode}"
+    name = signal.Signals(-exitcode).name
+    return f"was killed by {name}" + ("; out of memory?" if name == "SIGKILL" else "")

@@ -1,0 +1,146 @@
+"""What workers are told to read, and the memory in which they hand it over."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.files import Layout, Samples
+from dlemu.loaders.checksums import CHECKSUMS
+from dlemu.plan import EpochPlan
+from dlemu.storage import settle_direct
+from dlemu.workload import Workload
+
+Memory = NDArray[np.uint8]
+
+_STEPS_AT_ONCE = 64
+_MOST_STDEVS = 8
+"""Bound on a sample in a foreign file of many, where only their mean can be known beforehand."""
+
+
+class Task(NamedTuple):
+    """A batch that a worker is to make."""
+
+    epoch: int
+    step: int
+    samples: Samples
+    """Of the batch, int64 (batch,)."""
+    fetch: Samples
+    """Samples to be read from storage now, in this order."""
+    sizes: Samples | None
+    """Bytes of those; None: the files tell."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset, and how it is read."""
+
+    workload: Workload
+    layout: Layout
+    folder: Path
+    direct: bool
+    known_places: bool
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that each worker may make before the training takes them.
+
+        What PyTorch's `prefetch_factor` is for DLIO's `prefetch_size`.
+        """
+        reader = self.workload.reader
+        return max(1, -(-reader.prefetch_size // max(1, reader.read_threads)))
+
+    def tasks(self, epoch: int, plan: EpochPlan, accelerator: int, steps: range) -> Iterator[Task]:
+        """Yield an accelerator's batches of these steps."""
+        # Drawing sizes has a fixed cost, so it is done for many steps at once.
+        for start in range(0, len(steps), _STEPS_AT_ONCE):
+            block = steps[start : start + _STEPS_AT_ONCE]
+            fetches = [plan.fetch(step, accelerator) for step in block]
+            sizes: Sequence[Samples | None] = [None] * len(fetches)
+            if self.known_places:
+                ends = np.cumsum([len(fetch) for fetch in fetches])
+                sizes = np.split(self.layout.sizes(np.concatenate(fetches)), ends[:-1])
+            for step, fetch, lengths in zip(block, fetches, sizes, strict=True):
+                yield Task(epoch, step, plan.samples[step, accelerator], fetch, lengths)
+
+
+def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bool) -> Source:
+    """Return the source of a workload's samples; what cannot be is refused here, not in a worker.
+
+    Raises:
+        DatasetError: the first file cannot be read.
+        WorkloadError: two keys exclude each other, or the storage refuses O_DIRECT.
+    """
+    reader = workload.reader
+    if reader.decode == "library" and reader.odirect is True:
+        raise WorkloadError(
+            "reader.odirect must be false or auto where reader.decode=library, got true: "
+            "np.load, h5py and TFRecord parsers read through the page cache"
+        )
+    if reader.check_crc and reader.decode == "raw" and layout.format not in CHECKSUMS:
+        raise WorkloadError(
+            f"reader.check_crc must be false for {layout.format} files, which have no checksums"
+        )
+    odirect = False if reader.decode == "library" else reader.odirect
+    direct = settle_direct(folder / layout.path(0), odirect)
+    return Source(workload, layout, folder, direct, known_places)
+
+
+def sample_bytes(source: Source) -> int:
+    """Return the room that a sample needs where it is handed over."""
+    resize = source.workload.dataset.record_length_bytes_resize
+    if resize is not None:
+        return resize
+    layout = source.layout
+    if source.known_places:
+        if layout.stdev_bytes == 0:
+            return int(layout.mean_bytes) + layout.element_bytes
+        return max(
+            int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
+            for start in range(0, layout.num_samples, 65536)
+        )
+    largest = 0
+    for number in range(layout.num_files):
+        path = source.folder / layout.path(number)
+        try:
+            largest = max(largest, path.stat().st_size)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+    mean = -(-largest // layout.samples_per_file)
+    return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
+
+
+class Slots:
+    """Memory in which batches are handed over, used again and again."""
+
+    def __init__(self, memory: memoryview, num_slots: int, batch: int, row_bytes: int) -> None:
+        self.num_slots = num_slots
+        self.batch = batch
+        self.row_bytes = row_bytes
+        flat = np.frombuffer(memory, np.uint8)
+        end = 8 * num_slots * batch
+        self.lengths = flat[:end].view(np.int64).reshape(num_slots, batch)
+        """Bytes of each sample, (slots, batch)."""
+        self.lengths[:] = row_bytes
+        self.rows = flat[end:][: num_slots * batch * row_bytes].reshape(num_slots, batch, row_bytes)
+        """The samples' bytes, (slots, batch, row_bytes)."""
+        self._memory = memory[end:]
+
+    @staticmethod
+    def num_bytes(num_slots: int, batch: int, row_bytes: int) -> int:
+        """Return the memory that so many slots take."""
+        return num_slots * batch * (8 + row_bytes)
+
+    def row(self, slot: int, row: int, num_bytes: int) -> memoryview:
+        """Return the first bytes of a row."""
+        start = (slot * self.batch + row) * self.row_bytes
+        return self._memory[start : start + num_bytes]
+
+    def arrays(self, slot: int) -> list[Memory]:
+        """Return what a slot holds, a sample each."""
+        lengths = self.lengths[slot].tolist()
+        return [row[:length] for row, length in zip(self.rows[slot], lengths, strict=True)]

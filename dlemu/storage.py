@@ -1,0 +1,363 @@
+"""Bytes of an extent: buffered or O_DIRECT, piece by piece, into memory that is used again.
+
+Whoever reads says where consecutive bytes of a file go: a part is memory to fill, or a number of
+bytes that are read and dropped. Buffered, the kernel scatters them there itself, so that a byte is
+copied once; O_DIRECT needs aligned memory, so its pieces pass through an aligned buffer. Dropped
+bytes all land in one buffer of a piece's size, which stays in the CPU's second-level cache.
+"""
+
+import errno
+import mmap
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+from dlemu.errors import DatasetError, WorkloadError
+
+Part = memoryview | int
+Check = Callable[[memoryview], object]
+
+ALIGNMENT = 4096
+"""Of offset, length and address of an O_DIRECT read: enough for every file system and drive."""
+HEAD_BYTES = 4096
+"""First bytes of a file, in which the formats' headers lie."""
+_MOST_VECTORS = os.sysconf("SC_IOV_MAX")
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """An open file."""
+
+    path: str
+    descriptor: int
+    num_bytes: int
+    """Its size when it was opened."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """Bytes of a file that are in memory: the next read begins with them."""
+
+    file: File
+    start: int
+    stop: int
+    memory: memoryview
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A read, and where its bytes go."""
+
+    start: int
+    stop: int
+    memory: memoryview
+    into: list[memoryview]
+    parts: list[Part]
+    skipped: int = 0
+    """Bytes before those that are wanted: O_DIRECT begins at a multiple of 4096."""
+    got: Future[int] | None = None
+
+
+class ExtentReader:
+    """Reads files for one worker; it is not to be shared by threads.
+
+    Attributes:
+        bytes_read: what the kernel has handed over so far.
+        read_seconds: time spent in its calls, or waiting for them.
+        copy_seconds: time spent copying out of aligned buffers.
+    """
+
+    def __init__(
+        self, *, direct: bool, piece_bytes: int, io_depth: int = 1, max_open: int = 8
+    ) -> None:
+        """Reads are of `piece_bytes`, with O_DIRECT rounded up to 4096, `io_depth` at a time."""
+        self.direct = direct
+        self.bytes_read = 0
+        self.read_seconds = 0.0
+        self.copy_seconds = 0.0
+        self._piece_bytes = round_up(piece_bytes) if direct else piece_bytes
+        self._depth = io_depth
+        self._head = aligned_buffer(HEAD_BYTES)
+        self._buffers = [aligned_buffer(round_up(self._piece_bytes)) for _ in range(io_depth)]
+        self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
+        self._window: _Window | None = None
+        self._open: OrderedDict[str, File] = OrderedDict()
+        self._max_open = max_open
+
+    def open(self, path: str) -> File:
+        """Return a file opened for reading; `close_file` ends it.
+
+        Raises:
+            DatasetError: it is missing or cannot be read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
+            return File(path, descriptor, os.fstat(descriptor).st_size)
+        except FileNotFoundError:
+            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+
+    def close_file(self, file: File) -> None:
+        """End what `open` began."""
+        os.close(file.descriptor)
+
+    def keep_open(self, path: str) -> File:
+        """Return a file that stays open until so many others were asked for since.
+
+        Raises:
+            DatasetError: it is missing, cannot be read, or is no longer the one that was opened.
+        """
+        file = self._open.pop(path, None)
+        if file is None:
+            file = self.open(path)
+            if len(self._open) >= self._max_open:
+                self.close_file(self._open.popitem(last=False)[1])
+        elif (now := os.fstat(file.descriptor)).st_nlink == 0 or now.st_size != file.num_bytes:
+            os.close(file.descriptor)
+            raise DatasetError(f"{path} was replaced or changed while it was being read")
+        self._open[path] = file
+        return file
+
+    def head(self, file: File) -> memoryview:
+        """Return a file's first bytes, at most 4096; valid until the next read.
+
+        The read that follows does not fetch them again. With O_DIRECT the whole first piece is
+        read, for a small read costs a drive as much time as a large one.
+        """
+        memory = self._buffers[0] if self.direct else self._head
+        want = min(file.num_bytes, len(memory))
+        piece = _Piece(0, want, memory, [memory[: round_up(want)] if self.direct else memory], [])
+        got = self._fetch(file, piece)
+        self._window = _Window(file, 0, got, memory)
+        return memory[: min(got, HEAD_BYTES)]
+
+    def read(
+        self,
+        file: File,
+        offset: int,
+        parts: Sequence[Part],
+        *,
+        ahead: bool = False,
+        check: Check | None = None,
+    ) -> None:
+        """Read the bytes from `offset` on into the parts, in order.
+
+        `ahead`: more of this file is wanted next, so with O_DIRECT the last piece is read whole,
+        and its rest kept. `check` is shown all bytes in order.
+
+        Raises:
+            DatasetError: the file ends before the parts do, or cannot be read.
+        """
+        stop = offset + sum(part if isinstance(part, int) else len(part) for part in parts)
+        if stop > file.num_bytes:
+            raise DatasetError(
+                f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted; "
+                f"it is cut short: dlemu verify lists what is damaged"
+            )
+        wanted = _Parts(parts)
+        start = offset
+        window = self._window
+        if window is not None and window.file is file and window.start <= start < window.stop:
+            known = min(stop, window.stop) - start
+            memory = window.memory[start - window.start :][:known]
+            self._deal(memory, wanted.take(known), check)
+            start += known
+        under_way: deque[_Piece] = deque()
+        try:
+            for number, (first, last) in enumerate(self._cut(file, start, stop, ahead)):
+                if len(under_way) == self._depth:
+                    self._finish(file, under_way.popleft(), check)
+                memory = self._buffers[number % self._depth]
+                taken = wanted.take(min(last, stop) - max(first, start))
+                into = [memory[: round_up(last - first)]] if self.direct else _into(taken, memory)
+                piece = _Piece(first, last, memory, into, taken, max(0, start - first))
+                if self._threads is not None:
+                    piece.got = self._threads.submit(_fill, file, piece, self.direct)
+                under_way.append(piece)
+            while under_way:
+                self._finish(file, under_way.popleft(), check)
+        finally:
+            for piece in under_way:  # after an error: nobody may write to the buffers any more
+                if piece.got is not None:
+                    piece.got.exception()
+
+    def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
+        """Return bytes of a file; fewer only at its end."""
+        data = bytearray(max(0, min(num_bytes, file.num_bytes - offset)))
+        self.read(file, offset, [memoryview(data)])
+        return bytes(data)
+
+    def close(self) -> None:
+        """Close all files; end the helper threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        while self._open:
+            self.close_file(self._open.popitem()[1])
+
+    def _cut(self, file: File, start: int, stop: int, ahead: bool) -> Iterator[tuple[int, int]]:
+        """Yield first and last byte of each read."""
+        if self.direct and start < stop:
+            start -= start % ALIGNMENT
+            if ahead:
+                # So much more as makes whole pieces of all.
+                pieces = -(-(stop - start) // self._piece_bytes)
+                stop = min(file.num_bytes, start + pieces * self._piece_bytes)
+        for first in range(start, stop, self._piece_bytes):
+            yield first, min(first + self._piece_bytes, stop)
+
+    def _fetch(self, file: File, piece: _Piece) -> int:
+        begin = perf_counter()
+        got = piece.got.result() if piece.got else _fill(file, piece, self.direct)
+        self.read_seconds += perf_counter() - begin
+        self.bytes_read += got
+        return got
+
+    def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
+        got = self._fetch(file, piece)
+        if self.direct:
+            self._window = _Window(file, piece.start, piece.start + got, piece.memory)
+            self._deal(piece.memory[piece.skipped :], piece.parts, check)
+        elif check is not None:
+            for memory in piece.into:
+                check(memory)
+
+    def _deal(self, memory: memoryview, parts: list[Part], check: Check | None) -> None:
+        """Copy what was read to where it goes."""
+        begin = perf_counter()
+        at = 0
+        for part in parts:
+            if isinstance(part, int):
+                at += part
+            else:
+                part[:] = memory[at : at + len(part)]
+                at += len(part)
+        if check is not None:
+            check(memory[:at])
+        self.copy_seconds += perf_counter() - begin
+
+
+def aligned_buffer(num_bytes: int) -> memoryview:
+    """Return zeroed memory that begins at a page, as O_DIRECT wants it."""
+    return memoryview(mmap.mmap(-1, num_bytes))
+
+
+def round_up(num_bytes: int) -> int:
+    """Return the next multiple of what O_DIRECT wants."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
+    """Return whether files like `path` are to be read with O_DIRECT.
+
+    Raises:
+        DatasetError: the file is missing or cannot be read.
+        WorkloadError: the user wants it, and the file system refuses.
+    """
+    if odirect is False:
+        return False
+    reader = ExtentReader(direct=False, piece_bytes=ALIGNMENT)
+    reader.close_file(reader.open(str(path)))  # says what is wrong, should it not be O_DIRECT
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            os.preadv(descriptor, [aligned_buffer(ALIGNMENT)], 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        if odirect == "auto":
+            return False
+        raise WorkloadError(
+            f"reader.odirect: {path.parent} ({_file_system(path)}) does not take O_DIRECT; "
+            f"use reader.odirect=auto or another folder"
+        ) from None
+    return True
+
+
+def _file_system(path: Path) -> str:
+    device = path.stat().st_dev
+    mark = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            if line.split()[2] == mark:
+                return line.partition(" - ")[2].split()[0]
+    return "its file system"
+
+
+class _Parts:
+    """Parts, of which the next bytes are taken again and again."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._left = deque(parts)
+
+    def take(self, num_bytes: int) -> list[Part]:
+        """Return the parts of the next bytes; the last one is cut where they end."""
+        taken: list[Part] = []
+        while num_bytes:
+            part = self._left.popleft()
+            size = part if isinstance(part, int) else len(part)
+            if size > num_bytes:
+                if isinstance(part, int):
+                    self._left.appendleft(size - num_bytes)
+                    part = num_bytes
+                else:
+                    self._left.appendleft(part[num_bytes:])
+                    part = part[:num_bytes]
+                size = num_bytes
+            taken.append(part)
+            num_bytes -= size
+        return taken
+
+
+def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
+    """Return memory for the parts; dropped bytes go to the spare memory, beside one another."""
+    if len(parts) == 1 and isinstance(parts[0], int):
+        return [spare[: parts[0]]]
+    into, at = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            into.append(spare[at : at + part])
+            at += part
+        else:
+            into.append(part)
+    return into
+
+
+def _fill(file: File, piece: _Piece, direct: bool) -> int:
+    """Read a piece and return its bytes; with O_DIRECT there may be more, up to the alignment."""
+    want, got = piece.stop - piece.start, 0
+    into = piece.into
+    try:
+        while got < want:
+            more = os.preadv(file.descriptor, into[:_MOST_VECTORS], piece.start + got)
+            got += more
+            if got >= want:
+                break
+            if more == 0 or (direct and got % ALIGNMENT):
+                raise DatasetError(
+                    f"{file.path} ends at byte {piece.start + got}, but held {file.num_bytes} "
+                    f"bytes when it was opened: it was cut while it was being read"
+                )
+            into = _after(into, more)
+    except OSError as error:
+        raise DatasetError(
+            f"{file.path} cannot be read at byte {piece.start + got}: {error.strerror}"
+        ) from None
+    return got
+
+
+def _after(into: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Return the memory that is left when so many bytes are filled."""
+    for index, memory in enumerate(into):
+        if num_bytes < len(memory):
+            return [memory[num_bytes:], *into[index + 1 :]]
+        num_bytes -= len(memory)
+    return []

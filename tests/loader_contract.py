@@ -1,0 +1,312 @@
+"""What every loader must do, whatever the format, the way of reading and the number of workers.
+
+Expectations come from the plan and from `datagen.content`, never from the reading code.
+"""
+
+import dataclasses
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlemu.datagen import Content, generate
+from dlemu.files import Layout, layout_of
+from dlemu.formats import FORMATS
+from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.plan import EpochPlan, plan_epoch, plan_streams
+from dlemu.workload import Workload, check_workload
+from dlemu.world import Alone
+
+DATASETS: dict[str, dict[str, object]] = {
+    "npz": {"format": "npz", "num_files_train": 26, "record_length_bytes_stdev": 4000.0},
+    "npy": {"format": "npy", "num_files_train": 26, "record_length_bytes_stdev": 4000.0},
+    "hdf5": {"format": "hdf5", "num_files_train": 26, "record_length_bytes_stdev": 4000.0},
+    "tfrecord": {"format": "tfrecord", "num_files_train": 26, "record_length_bytes_stdev": 4000.0},
+    "npz of 5": {"format": "npz", "num_files_train": 6, "num_samples_per_file": 5},
+    "npy of 5": {
+        "format": "npy",
+        "num_files_train": 6,
+        "num_samples_per_file": 5,
+        "record_element_type": "float32",
+    },
+    "hdf5 of 5": {"format": "hdf5", "num_files_train": 6, "num_samples_per_file": 5},
+    "tfrecord of 13": {
+        "format": "tfrecord",
+        "num_files_train": 2,
+        "num_samples_per_file": 13,
+        "record_length_bytes": 20_000.3,
+        "record_length_bytes_stdev": 4000.0,
+    },
+}
+"""Datasets of about 500 kB; sizes that are no multiple of a page."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A dataset, and how it is read."""
+
+    workload: Workload
+    num_accelerators: int = 1
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.workload)
+
+    def open(self, *, known_places: bool = True, keep: bool = True) -> Loader:
+        return open_loader(
+            self.workload,
+            self.layout,
+            self.workload.data_folder,
+            accelerators=range(self.num_accelerators),
+            known_places=known_places,
+            keep=keep,
+        )
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return the plan that such files are read by: shuffled, two epochs differ."""
+        layout = self.layout
+        reader = self.workload.reader
+        if layout.samples_per_file > 1 and FORMATS[layout.format].streamed:
+            return plan_streams(
+                layout.num_samples,
+                batch_size=reader.batch_size,
+                num_accelerators=self.num_accelerators,
+                num_streams=max(1, reader.read_threads),
+                epoch=epoch,
+                seed=3,
+                samples_per_file=layout.samples_per_file,
+                shuffle_files=True,
+                shuffle_samples=True,
+                shuffle_size=reader.shuffle_size,
+            )
+        return plan_epoch(
+            layout.num_samples,
+            batch_size=reader.batch_size,
+            num_accelerators=self.num_accelerators,
+            epoch=epoch,
+            seed=3,
+        )
+
+
+def make_case(folder: Path, dataset: str, *, num_accelerators: int = 1, **keys: object) -> Case:
+    """Return a case whose dataset lies in `folder`; it is written if it is not there yet."""
+    tree = {
+        "dataset": {"data_folder": str(folder), "record_length_bytes": 20_000.0}
+        | DATASETS[dataset],
+        "reader": {"batch_size": 3, "shuffle_size": 4, "piece_bytes": 8192, "transfer_size": 8192},
+        "train": {"epochs": 2},
+    }
+    workload = check_workload(tree)
+    generate(workload, world=Alone())
+    return Case(workload.with_keys(keys), num_accelerators)
+
+
+def expected(case: Case, sample: int) -> NDArray[np.uint8]:
+    """Return the bytes that training is to get of a sample."""
+    dataset = case.workload.dataset
+    size = int(case.layout.sizes(np.array([sample]))[0])
+    content = np.empty(size, np.uint8)
+    Content(dataset.seed).fill(content, sample)
+    resize = dataset.record_length_bytes_resize
+    if resize is None:
+        return content
+    whole = np.zeros(max(size, resize), np.uint8)
+    whole[:size] = content
+    return whole[:resize]
+
+
+def check_epoch(case: Case, loader: Loader, epoch: int) -> list[list[Batch]]:
+    """Read an epoch; every byte, order and count must be right. Return its steps."""
+    plan = case.plan(epoch)
+    steps = []
+    for step, batches in enumerate(loader.epoch(epoch, plan)):
+        for accelerator, batch in enumerate(batches):
+            assert (batch.epoch, batch.step, batch.accelerator) == (epoch, step, accelerator)
+            assert batch.samples.tolist() == plan.samples[step, accelerator].tolist()
+            assert batch.arrays is not None
+            for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                assert np.array_equal(array, expected(case, sample)), f"sample {sample}"
+        steps.append(batches)
+    assert len(steps) == plan.num_steps
+    return steps
+
+
+def payload_bytes(case: Case, steps: list[list[Batch]]) -> int:
+    """Return the bytes of all samples of these steps."""
+    samples = np.concatenate([batch.samples for batches in steps for batch in batches])
+    return int(case.layout.sizes(samples).sum())
+
+
+class Loaders:
+    """The contract; a subclass names the loader."""
+
+    name: str
+    """`reader.data_loader`"""
+
+    @pytest.fixture(scope="session")
+    @staticmethod
+    def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Where datasets lie: each is written once."""
+        return tmp_path_factory.mktemp("datasets")
+
+    def case(self, folders: Path, dataset: str, **keys: object) -> Case:
+        accelerators = keys.pop("num_accelerators", 1)
+        assert isinstance(accelerators, int)
+        settings = {"reader.data_loader": self.name, "reader.read_threads": 1, **keys}
+        return make_case(
+            folders / dataset.replace(" ", "_"),
+            dataset,
+            num_accelerators=accelerators,
+            **settings,
+        )
+
+    @pytest.mark.parametrize("workers", [0, 1, 3])
+    @pytest.mark.parametrize("way", ["buffered", "direct", "library"])
+    @pytest.mark.parametrize("dataset", DATASETS)
+    def test_yields_what_the_plan_and_the_generator_say(
+        self, folders: Path, dataset: str, way: str, workers: int
+    ) -> None:
+        keys: dict[str, object] = {"reader.read_threads": workers}
+        if way == "direct":
+            keys["reader.odirect"] = True
+        if way == "library":
+            keys["reader.decode"] = "library"
+        case = self.case(folders, dataset, **keys)
+        loader = case.open()
+        assert loader.direct is (way == "direct")
+        read = []
+        try:
+            for epoch in range(2):
+                steps = check_epoch(case, loader, epoch)
+                read.append([b.samples.tolist() for batches in steps for b in batches])
+                num_bytes = sum(batch.num_bytes for batches in steps for batch in batches)
+                assert num_bytes >= 0.9 * payload_bytes(case, steps)
+        finally:
+            loader.close()
+        assert read[0] != read[1], "each epoch has its own order"
+
+    @pytest.mark.parametrize("resize", [5_000, 30_000])
+    @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
+    @pytest.mark.parametrize("direct", [False, True])
+    def test_cuts_and_pads(self, folders: Path, dataset: str, resize: int, direct: bool) -> None:
+        case = self.case(
+            folders,
+            dataset,
+            **{
+                "reader.odirect": direct,
+                "reader.read_threads": 2,
+                "dataset.record_length_bytes_resize": resize,
+            },
+        )
+        loader = case.open()
+        try:
+            check_epoch(case, loader, 0)
+            check_epoch(case, loader, 1)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", DATASETS)
+    def test_reads_foreign_files_by_their_own_headers(self, folders: Path, dataset: str) -> None:
+        case = self.case(folders, dataset, **{"reader.read_threads": 2})
+        loader = case.open(known_places=False)
+        try:
+            check_epoch(case, loader, 0)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
+    @pytest.mark.parametrize("direct", [False, True])
+    def test_checks_checksums(self, folders: Path, dataset: str, direct: bool) -> None:
+        keys = {"reader.check_crc": True, "reader.read_threads": 2, "reader.odirect": direct}
+        case = self.case(folders, dataset, **keys)
+        loader = case.open()
+        try:
+            check_epoch(case, loader, 0)
+            check_epoch(case, loader, 1)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5", "tfrecord of 13"])
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_serves_several_accelerators(self, folders: Path, dataset: str, workers: int) -> None:
+        keys = {"num_accelerators": 3, "reader.read_threads": workers, "reader.batch_size": 2}
+        case = self.case(folders, dataset, **keys)
+        loader = case.open()
+        try:
+            steps = check_epoch(case, loader, 0)
+        finally:
+            loader.close()
+        read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
+        assert len(read) == len(set(read)), "each sample once"
+
+    @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
+    @pytest.mark.parametrize("direct", [False, True])
+    def test_keeps_several_reads_in_flight(self, folders: Path, dataset: str, direct: bool) -> None:
+        case = self.case(
+            folders,
+            dataset,
+            **{"reader.io_depth": 3, "reader.odirect": direct, "reader.transfer_size": 4096},
+        )
+        loader = case.open()
+        try:
+            check_epoch(case, loader, 0)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", DATASETS)
+    @pytest.mark.parametrize("direct", [False, True])
+    def test_reads_as_much_when_it_drops_the_bytes(
+        self, folders: Path, dataset: str, direct: bool
+    ) -> None:
+        case = self.case(folders, dataset, **{"reader.odirect": direct})
+        counts = []
+        for keep in (True, False):
+            loader = case.open(keep=keep)
+            try:
+                steps = list(loader.epoch(0, case.plan(0)))
+            finally:
+                loader.close()
+            assert all((batch.arrays is not None) is keep for one in steps for batch in one)
+            counts.append([batch.num_bytes for one in steps for batch in one])
+        assert counts[0] == counts[1]
+        assert sum(counts[0]) >= 0.9 * payload_bytes(case, steps)
+
+    def test_may_be_closed_early_and_go_on(self, folders: Path) -> None:
+        before = _own_resources()
+        case = self.case(
+            folders,
+            "tfrecord of 13",
+            **{"reader.read_threads": 2, "reader.preprocess_time": 0.001},
+        )
+        loader = case.open()
+        epoch = loader.epoch(0, case.plan(0))
+        next(iter(epoch))
+        epoch.close()  # type: ignore[attr-defined]
+        check_epoch(case, loader, 1)
+        loader.epoch(0, case.plan(0))
+        epoch = loader.epoch(0, case.plan(0))
+        next(iter(epoch))
+        pids = loader.pids()
+        loader.close()
+        loader.close()
+        del epoch
+        for pid in pids:
+            assert not Path(f"/proc/{pid}").exists()
+        assert _own_resources() == before
+
+    def test_preprocessing_takes_time(self, folders: Path) -> None:
+        case = self.case(folders, "npz", **{"reader.preprocess_time": 0.01})
+        loader = case.open()
+        try:
+            steps = list(loader.epoch(0, case.plan(0)))
+        finally:
+            loader.close()
+        ready = [batches[0].ready for batches in steps]
+        assert np.diff(ready)[1:].mean() > 0.9 * 3 * 0.01, "one worker, 3 samples a batch"
+
+
+def _own_resources() -> tuple[list[str], int]:
+    return sorted(os.listdir("/dev/shm")), threading.active_count()
