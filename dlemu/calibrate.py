@@ -6,6 +6,7 @@ loader's own pattern. The result file is what `dlemu predict predict.calibration
 """
 
 import math
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -97,7 +98,9 @@ def _calibrate(workload: Workload, world: World, say: Say, scratch: Path) -> Cal
         },
     )
     most = max(1, have // _LEAST_STEPS)
-    many = min(most, max(2, world.num_ranks))
+    # Readers enough to keep every CPU busy.
+    per_host = -(-(os.cpu_count() or 1) // max(1, reader.read_threads))
+    many = max(1, min(most, max(2, world.num_ranks, world.num_hosts * per_host)))
     say(f"2/3 {many} accelerators that do not compute, from memory")
     full = _run(
         in_memory,

@@ -291,8 +291,8 @@ def _verify(rest: Sequence[str]) -> int:
 def _run(rest: Sequence[str]) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
     from dlemu.job import generate_dataset, run_job
-    from dlemu.settle import num_accelerators, settle_size
     from dlemu.report import render_run
+    from dlemu.settle import num_accelerators, settle_size
 
     workload, _ = _workload(rest)
     with make_world() as world:

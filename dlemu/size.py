@@ -105,7 +105,8 @@ def find_targets(workload: Workload, world: World, say: Say = print) -> list[Tar
             raise WorkloadError(
                 f"{key} must have one value a target ({len(folders)}), got {len(values)}"
             )
-    targets, devices_of = [], {}
+    targets: list[Target] = []
+    devices_of: dict[str, tuple[str, ...]] = {}
     for number, folder in enumerate(folders):
         if not Path(folder).is_dir():
             raise WorkloadError(f"size.targets: {folder} is no folder; dlemu datagen makes it")
