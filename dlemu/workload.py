@@ -21,6 +21,8 @@ from dlemu.units import parse_bytes
 FormatName = Literal["npz", "npy", "hdf5", "tfrecord"]
 ShuffleName = Literal["off", "seed", "random"]
 
+_CONFIGS = Path(__file__).parent / "workloads"
+
 # DLIO's keys that have no effect here (documents: DLIO "config" page, MLPerf Storage v1.0 and v2.0
 # workload files). A key that could change what is read is never in this list.
 _IGNORED = {
@@ -380,11 +382,12 @@ def _datasheet(value: object) -> object:
     """Return the rates of a drive that is named, or what was given."""
     if not isinstance(value, str):
         return value
-    folder = Path(__file__).parent / "workloads" / "drive"
-    if not (folder / f"{value}.yaml").is_file():
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-        raise ValueError(f"no datasheet of drive {value!r}; known: {known}; or give its rates")
-    return read_yaml(folder / f"{value}.yaml")
+    known = {path.stem: path for path in sorted((_CONFIGS / "drive").glob("*.yaml"))}
+    if value not in known:
+        raise ValueError(
+            f"no datasheet of drive {value!r}; known: {', '.join(known)}; or give its rates"
+        )
+    return read_yaml(known[value])
 
 
 class Predict(Section):
@@ -518,12 +521,9 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
     Raises:
         WorkloadError: no such workload, or a key or value that cannot be.
     """
-    folder = Path(__file__).parent / "workloads" / "workload"
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        path = folder / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(entry.stem for entry in folder.glob("*.yaml"))
+    known = {path.stem: path for path in sorted((_CONFIGS / "workload").glob("*.yaml"))}
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else known.get(str(name))
+    if path is None or not path.is_file():
         near = difflib.get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WorkloadError(f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
@@ -613,14 +613,15 @@ def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 def _unknown(key: str) -> str:
+    """Return the line for an unknown key, with the nearest of its own section, or of any."""
+    section, _, leaf = key.rpartition(".")
     known = sorted({*_known_keys(Workload), *_IGNORED, "model"})
-    leaves: dict[str, str] = {}
-    for name in known:
-        leaves.setdefault(name.rpartition(".")[2], name)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(key, leaves, n=1)]
-    near = near or [leaves[key.rpartition(".")[2]]] if key.rpartition(".")[2] in leaves else near
-    return f"unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
+    for names in ([name for name in known if name.rpartition(".")[0] == section], known):
+        leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
+        near = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.7)
+        if near:
+            return f"unknown key {key}; did you mean {leaves[near[0]]}?"
+    return f"unknown key {key}"
 
 
 _BOUNDS = {
