@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dlemu.errors import DlemuError, RunError
 from dlemu.files import Layout
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
+from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle, slots_bytes
 from dlemu.loaders.steps import Steps
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
@@ -146,7 +146,7 @@ class _Workers:
         self._accelerator = accelerator
         self._keep = keep
         self._num_workers = num_workers = source.workload.reader.read_threads
-        self._shared = _Shared(source, row_bytes)
+        self._shared = _Shared(source, row_bytes, keep)
         self._order = _Order(source, accelerator)
         reader = source.workload.reader
         several: dict[str, Any] = {}
@@ -201,8 +201,8 @@ class _Workers:
             cost = result[1]
             arrays = None
             if self._keep:
-                slots = self._shared.slots(step % max(1, self._num_workers))
-                arrays = slots.arrays(_slot_of(step, self._num_workers, slots))
+                slots = self._shared.slots
+                arrays = slots.arrays(step % slots.num_slots)
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -258,26 +258,22 @@ class _Shared:
     /dev/shm small do not bound it.
     """
 
-    def __init__(self, source: Source, row_bytes: int, descriptor: int | None = None) -> None:
-        reader = source.workload.reader
-        self._given = source, row_bytes
-        self._num_workers = max(1, reader.read_threads)
-        # One batch is with the training, one with the taker, the others are made or queued.
-        num_slots = source.batches_ahead + 2
-        shape = (num_slots, reader.batch_size, row_bytes)
-        each = Slots.num_bytes(*shape)
-        rows = 8 * self._num_workers * Progress.NUM_FIELDS
-        size = 8 + rows + self._num_workers * each
+    def __init__(
+        self, source: Source, row_bytes: int, keep: bool, descriptor: int | None = None
+    ) -> None:
+        self._given = source, row_bytes, keep
+        num_workers = max(1, source.workload.reader.read_threads)
+        table_bytes = 8 * num_workers * Progress.NUM_FIELDS
+        size = 8 + table_bytes + slots_bytes(source, row_bytes, keep=keep)
         if descriptor is None:
             descriptor = os.memfd_create("dlemu")
             os.ftruncate(descriptor, size)
         self._descriptor = descriptor
         memory = memoryview(mmap.mmap(descriptor, size))
         self._serial = memory[:8].cast("q")
-        table = np.frombuffer(memory[8 : 8 + rows], np.float64)
-        self.progress = Progress(table.reshape(self._num_workers, Progress.NUM_FIELDS))
-        starts = range(8 + rows, size, each)
-        self._slots = [Slots(memory[start : start + each], *shape) for start in starts]
+        table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
+        self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
+        self.slots = Slots(memory[8 + table_bytes :], source, row_bytes, keep=keep)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spawned workers get the descriptor with what they are started with.
@@ -295,13 +291,9 @@ class _Shared:
     def serial(self, serial: int) -> None:
         self._serial[0] = serial
 
-    def slots(self, worker: int) -> Slots:
-        """Return a worker's slots."""
-        return self._slots[worker]
 
-
-def _attach(source: Source, row_bytes: int, duplicate: Any) -> _Shared:
-    return _Shared(source, row_bytes, duplicate.detach())
+def _attach(source: Source, row_bytes: int, keep: bool, duplicate: Any) -> _Shared:
+    return _Shared(source, row_bytes, keep, duplicate.detach())
 
 
 class _Order(Sampler[tuple[int, Task]]):
@@ -347,24 +339,21 @@ class _Reading(Dataset[_Made]):
         shared = self._shared
         if serial != shared.serial:
             return None
-        info = get_worker_info()
-        num_workers = info.num_workers if info is not None else 0
-        assert num_workers == 0 or self._worker == task.step % num_workers, "torch deals in turn"
-        slots = shared.slots(self._worker)
+        num_workers = max(1, self._source.workload.reader.read_threads)
+        assert self._worker == task.step % num_workers, "torch deals the steps out in turn"
         try:
             if self._reader is None:
                 self._reader = SampleReader(
                     self._source,
                     accelerator=self._accelerator,
                     worker=self._worker,
-                    slots=slots,
+                    slots=shared.slots,
                     note=partial(shared.progress.note, self._worker),
                 )
             if serial != self._serial:
                 self._serial = serial
                 self._reader.start_epoch(task.epoch)
-            slot = _slot_of(task.step, num_workers, slots)
-            cost = self._reader.make(task, slot, lambda: serial == shared.serial)
+            cost = self._reader.make(task, lambda: serial == shared.serial)
         except DlemuError as error:
             return error
         return None if cost is None else (task.step, cost)
@@ -373,10 +362,6 @@ class _Reading(Dataset[_Made]):
         """Close what was opened, if the main process itself has read."""
         if self._reader is not None:
             self._reader.close()
-
-
-def _slot_of(step: int, num_workers: int, slots: Slots) -> int:
-    return step // max(1, num_workers) % slots.num_slots
 
 
 @contextlib.contextmanager

@@ -54,6 +54,15 @@ class Source:
         reader = self.workload.reader
         return max(1, -(-reader.prefetch_size // max(1, reader.read_threads)))
 
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches of an accelerator that are made, waiting, or in use at once.
+
+        The one that is computed on; the next, which a training loop has taken by then; and what
+        is prefetched behind it.
+        """
+        return 2 + max(1, self.workload.reader.read_threads) * self.batches_ahead
+
     def tasks(self, epoch: int, plan: EpochPlan, accelerator: int, steps: range) -> Iterator[Task]:
         """Yield an accelerator's batches of these steps."""
         # Drawing sizes has a fixed cost, so it is done for many steps at once.
@@ -115,32 +124,44 @@ def sample_bytes(source: Source) -> int:
 
 
 class Slots:
-    """Memory in which batches are handed over, used again and again."""
+    """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots."""
 
-    def __init__(self, memory: memoryview, num_slots: int, batch: int, row_bytes: int) -> None:
+    def __init__(self, memory: memoryview, source: Source, row_bytes: int, *, keep: bool) -> None:
+        num_slots, batch = num_slots_of(source, keep=keep), source.workload.reader.batch_size
         self.num_slots = num_slots
-        self.batch = batch
         self.row_bytes = row_bytes
+        self._batch = batch
         flat = np.frombuffer(memory, np.uint8)
-        end = 8 * num_slots * batch
-        self.lengths = flat[:end].view(np.int64).reshape(num_slots, batch)
+        table = 8 * num_slots * batch
+        self.lengths = flat[:table].view(np.int64).reshape(num_slots, batch)
         """Bytes of each sample, (slots, batch)."""
+        self.filled = flat[table : 2 * table].view(np.int64).reshape(num_slots, batch)
+        """Bytes of each row that may not be zero, (slots, batch)."""
+        self.rows = flat[2 * table :].reshape(num_slots, batch, row_bytes)
+        """The samples, (slots, batch, row_bytes)."""
+        self._rows = memory[2 * table :]
         self.lengths[:] = row_bytes
-        self.rows = flat[end:][: num_slots * batch * row_bytes].reshape(num_slots, batch, row_bytes)
-        """The samples' bytes, (slots, batch, row_bytes)."""
-        self._memory = memory[end:]
-
-    @staticmethod
-    def num_bytes(num_slots: int, batch: int, row_bytes: int) -> int:
-        """Return the memory that so many slots take."""
-        return num_slots * batch * (8 + row_bytes)
 
     def row(self, slot: int, row: int, num_bytes: int) -> memoryview:
         """Return the first bytes of a row."""
-        start = (slot * self.batch + row) * self.row_bytes
-        return self._memory[start : start + num_bytes]
+        start = (slot * self._batch + row) * self.row_bytes
+        return self._rows[start : start + num_bytes]
 
     def arrays(self, slot: int) -> list[Memory]:
         """Return what a slot holds, a sample each."""
         lengths = self.lengths[slot].tolist()
         return [row[:length] for row, length in zip(self.rows[slot], lengths, strict=True)]
+
+
+def num_slots_of(source: Source, *, keep: bool) -> int:
+    """Return how many batches of an accelerator must lie in memory.
+
+    Where nobody looks at them, a worker writes over its last one.
+    """
+    return source.batches_in_flight if keep else max(1, source.workload.reader.read_threads)
+
+
+def slots_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:
+    """Return the memory that an accelerator's slots take."""
+    batch = source.workload.reader.batch_size
+    return num_slots_of(source, keep=keep) * batch * (16 + row_bytes)

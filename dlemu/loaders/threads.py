@@ -26,7 +26,7 @@ from dlemu.files import Layout
 from dlemu.formats import FORMATS
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
+from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle, slots_bytes
 from dlemu.loaders.steps import Steps
 from dlemu.loaders.worker import SampleReader
 from dlemu.plan import EpochPlan
@@ -45,7 +45,6 @@ class _Stream:
 
     column: int
     reader: SampleReader
-    slots: Slots | None
     step: int = 0
     """Step of the batch that is made next."""
     tasks: Iterator[Task] = field(default_factory=lambda: iter(()))
@@ -69,28 +68,25 @@ class ThreadsLoader:
         self._accelerators = accelerators
         self._reads_here = workload.reader.read_threads == 0
         self._num_workers = max(1, workload.reader.read_threads)
-        # The batch that is computed on, the next, which a training loop holds already by then, and
-        # what is prefetched behind it.
-        self._window = 2 + self._num_workers * self._source.batches_ahead
+        self._window = self._source.batches_in_flight
         num_streams = self._num_workers * len(accelerators)
         max_open = _files_of_each(num_streams, streamed=FORMATS[layout.format].streamed)
-        row_bytes = sample_bytes(self._source) if keep else 0
+        self._slots = [_private_slots(self._source) if keep else None for _ in accelerators]
         notes = np.zeros((len(accelerators), self._num_workers, Progress.NUM_FIELDS))
         self._progress = [Progress(rows) for rows in notes]
         self._streams: list[list[_Stream]] = []  # by worker, then by accelerator
         for worker in range(self._num_workers):
             self._streams.append([])
             for column, accelerator in enumerate(accelerators):
-                slots = _private_slots(self._source, row_bytes) if keep else None
                 reader = SampleReader(
                     self._source,
                     accelerator=accelerator,
                     worker=worker,
-                    slots=slots,
+                    slots=self._slots[column],
                     note=partial(self._progress[column].note, worker),
                     max_open=max_open,
                 )
-                self._streams[worker].append(_Stream(column, reader, slots))
+                self._streams[worker].append(_Stream(column, reader))
         self._crew = _Crew(num_streams, self._go_on)
         self._changed = threading.Condition()
         self._running: Steps | None = None
@@ -176,12 +172,11 @@ class ThreadsLoader:
 
     def _make(self, stream: _Stream, running: Steps) -> Batch:
         task = next(stream.tasks)
-        slots = stream.slots
-        slot = task.step // self._num_workers % slots.num_slots if slots is not None else 0
-        cost = stream.reader.make(task, slot, lambda: not running.ended)
+        cost = stream.reader.make(task, lambda: not running.ended)
         if cost is None:
             raise _Unwanted
         stream.step += self._num_workers
+        slots = self._slots[stream.column]
         return Batch(
             epoch=task.epoch,
             step=task.step,
@@ -192,7 +187,7 @@ class ThreadsLoader:
             read_seconds=cost.read_seconds,
             decode_seconds=cost.decode_seconds,
             hand_over_seconds=cost.hand_over_seconds,
-            arrays=slots.arrays(slot) if slots is not None else None,
+            arrays=slots.arrays(task.step % slots.num_slots) if slots is not None else None,
         )
 
     def _end(self, running: Steps) -> None:
@@ -285,11 +280,10 @@ class _Crew:
             self._run(stream)
 
 
-def _private_slots(source: Source, row_bytes: int) -> Slots:
-    num_slots = source.batches_ahead + 2
-    batch = source.workload.reader.batch_size
-    memory = aligned_buffer(Slots.num_bytes(num_slots, batch, row_bytes))
-    return Slots(memory, num_slots, batch, row_bytes)
+def _private_slots(source: Source) -> Slots:
+    row_bytes = sample_bytes(source)
+    memory = aligned_buffer(slots_bytes(source, row_bytes, keep=True))
+    return Slots(memory, source, row_bytes, keep=True)
 
 
 def _files_of_each(num_streams: int, *, streamed: bool) -> int:

@@ -92,8 +92,6 @@ class SampleReader:
         self._hand_over_seconds = 0.0
         self._slot = 0
         self._rows: dict[int, int] = {}
-        # Bytes of each row of the slots that may not be zero.
-        self._filled = [[0] * slots.batch for _ in range(slots.num_slots)] if slots else []
         # Samples that were read before they were asked for.
         self._held: dict[int, memoryview] = {}
         self._spare: list[memoryview] = []
@@ -110,17 +108,17 @@ class SampleReader:
         seed = self._source.workload.train.seed
         self._draws = np.random.default_rng((seed, epoch, self._accelerator, self._worker))
 
-    def make(
-        self, task: Task, slot: int = 0, wanted: Callable[[], bool] = lambda: True
-    ) -> Cost | None:
-        """Read a batch into a slot; return what it took, or None if it is no longer wanted.
+    def make(self, task: Task, wanted: Callable[[], bool]) -> Cost | None:
+        """Read a batch, into its slot if there are slots; return what it took.
+
+        None is returned if it is no longer wanted; this is asked after each sample or run of them.
 
         Raises:
             DatasetError: a file is missing, damaged or not what the workload says.
         """
         before = self._so_far()
-        self._slot = slot
         if self._slots is not None:
+            self._slot = task.step % self._slots.num_slots
             self._rows = {sample: row for row, sample in enumerate(task.samples.tolist())}
             self._hand_over_held()
         for _ in self._read(task):
@@ -348,14 +346,13 @@ class SampleReader:
         """Return the first bytes of a row; those behind them are zero."""
         slots, slot = self._slots, self._slot
         assert slots is not None
-        filled = self._filled[slot][row]
         if self._resize is None:
             slots.lengths[slot, row] = kept
-        elif filled > kept:
+        elif slots.filled[slot, row] != kept:
             begin = perf_counter()
-            slots.rows[slot, row, kept:filled] = 0
+            slots.rows[slot, row, kept : slots.filled[slot, row]] = 0
+            slots.filled[slot, row] = kept
             self._hand_over_seconds += perf_counter() - begin
-        self._filled[slot][row] = kept
         return slots.row(slot, row, kept)
 
     def _give(self, file: File | CountedFile, sample: int, data: Memory) -> None:
