@@ -11,7 +11,8 @@ later and `dlemu report` can apply another edition's.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,8 @@ def write_steps(folder: Path, rank: int, steps: Steps) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    path = folder / f"steps.{rank}.npy"
-    part = path.with_name(f".{path.name}.part")
-    with _disk(path):
-        with part.open("wb") as file:
-            np.save(file, steps)
-        part.replace(path)
+    with _whole(folder / f"steps.{rank}.npy") as part, part.open("wb") as file:
+        np.save(file, steps)
 
 
 def read_steps(folder: Path) -> Steps:
@@ -154,32 +151,31 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
+    with _whole(path) as part, part.open("w") as file:
+        json.dump(_tree(value), file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` if all goes well, and is removed if not.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
     part = path.with_name(f".{path.name}.part")
-    with _disk(path):
-        with part.open("w") as file:
-            json.dump(_tree(value), file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        yield part
         part.replace(path)
-
-
-class _disk:
-    """Turns a full or read-only disk into one line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            # NumPy's own "requested and written" has no strerror.
-            raise RunError(
-                f"{self.path} cannot be written ({error.strerror or error}); free space or set "
-                "output.folder"
-            ) from None
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # a full disk has room for the summary again
+        # NumPy's own "requested and written" has no strerror.
+        raise RunError(
+            f"{path} cannot be written ({error.strerror or error}); free space or set output.folder"
+        ) from None
 
 
 def _tree(value: Any) -> Any:
