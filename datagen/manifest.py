@@ -9,7 +9,7 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -133,7 +133,7 @@ def _sizes_of_files(layout: Layout, group: int) -> Samples:
     return layout.sizes(samples).reshape(-1, layout.samples_per_file)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """A whole dataset."""
 
@@ -142,7 +142,7 @@ class Manifest:
     """FILE_TYPE (files,): each file's bytes and CRC-32C; on disk until it is looked at."""
     num_bytes: int
     """Of all files, indexes left out."""
-    files_written: int = field(default=0, compare=False)
+    files_written: int = 0
     """By the `generate` that returned it."""
 
     @property

@@ -31,6 +31,7 @@ from dlemu.datagen.manifest import (
 )
 from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.errors import DatasetError, RunError
+from dlemu.files import Samples
 from dlemu.formats import FORMATS, PAGE_BYTES
 from dlemu.units import format_bytes
 from dlemu.workload import Workload
@@ -76,7 +77,7 @@ def generate(
     return dataclasses.replace(manifest, files_written=len(missing))
 
 
-def _prepare(folder: Path, recipe: Recipe) -> NDArray[np.int64]:
+def _prepare(folder: Path, recipe: Recipe) -> Samples:
     """Make the folders and return the files that are to be written, int64 (files,)."""
     work = folder / _WORK
     manifest = read_manifest(folder)
@@ -104,7 +105,9 @@ def _prepare(folder: Path, recipe: Recipe) -> NDArray[np.int64]:
     if manifest is not None and not len(missing):
         return missing
 
-    _check_space(folder, sizes, found.sizes, missing)
+    for partial in found.others:
+        (folder / partial).unlink()
+    _check_space(folder, sizes, index_sizes, missing)
     _make_folders(folder, recipe)
     write_whole(work / _RECIPE, json.dumps(recipe.to_tree()).encode())
     done = np.flatnonzero(whole & known)
@@ -113,8 +116,6 @@ def _prepare(folder: Path, recipe: Recipe) -> NDArray[np.int64]:
     for path in work.glob("rank*.journal"):
         path.unlink()
     (folder / MANIFEST).unlink(missing_ok=True)  # files of it were lost
-    for partial in found.others:
-        (folder / partial).unlink()
     return missing
 
 
@@ -129,14 +130,16 @@ def _make_folders(folder: Path, recipe: Recipe) -> None:
 
 
 def _check_space(
-    folder: Path, sizes: NDArray[np.int64], found: NDArray[np.int64], missing: NDArray[np.int64]
+    folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
 ) -> None:
     """Refuse what cannot fit."""
     folder.mkdir(parents=True, exist_ok=True)
     system = os.statvfs(folder)
-    pages = -(-sizes[missing] // PAGE_BYTES) * PAGE_BYTES
-    need = int(pages.sum()) + len(sizes) * FILE_TYPE.itemsize
-    have = system.f_bavail * system.f_frsize + int(np.maximum(found[missing], 0).sum())
+    have = system.f_bavail * system.f_frsize
+    need = len(sizes) * FILE_TYPE.itemsize
+    for written in (sizes, index_sizes):
+        if written is not None:
+            need += int((-(-written[missing] // PAGE_BYTES) * PAGE_BYTES).sum())
     if need > have:
         raise RunError(
             f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
@@ -147,7 +150,7 @@ def _check_space(
 def _write(
     folder: Path,
     recipe: Recipe,
-    missing: NDArray[np.int64],
+    missing: Samples,
     world: World,
     on_progress: OnProgress | None,
 ) -> None:
@@ -169,7 +172,7 @@ def _write(
     world.barrier()  # all journals are closed, and so seen by rank 0 on a network's file system
 
 
-def _entries(files: NDArray[np.int64], crcs: NDArray[np.uint32]) -> NDArray[np.void]:
+def _entries(files: Samples, crcs: NDArray[np.uint32]) -> NDArray[np.void]:
     entries = np.zeros(len(files), _ENTRY)
     entries["file"], entries["crc32c"] = files, crcs
     entries["check"] = _check(entries)
@@ -177,7 +180,9 @@ def _entries(files: NDArray[np.int64], crcs: NDArray[np.uint32]) -> NDArray[np.v
 
 
 def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
+    """Return 32 bits that depend on both numbers of each entry."""
     mixed = entries["file"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ entries["crc32c"]
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
     check: NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
     return check
 

@@ -1,0 +1,294 @@
+"""The manifest says what a dataset is; verify and survey find out whether it is so."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import tfrecord
+
+from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify
+from dlemu.datagen.manifest import FILE_TYPE
+from dlemu.errors import DatasetError
+from dlemu.files import layout_of
+from dlemu.formats import FORMATS
+from dlemu.world import Alone
+from tests.mpirun import mpirun
+from tests.test_datagen import ROOT, generated, workload_of
+
+
+def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
+    workload = generated(tmp_path, num_files_train=3, record_dims=(10, 20), seed=5)
+
+    tree = json.loads((tmp_path / "dlemu.json").read_text())
+    files = np.load(tmp_path / "dlemu.files.npy")
+
+    file_bytes = (tmp_path / "train" / "img_0_of_3.npz").stat().st_size
+    assert tree == {
+        "manifest": 1,
+        "dataset": {
+            "format": "npz",
+            "num_files": 3,
+            "samples_per_file": 1,
+            "mean_bytes": 200.0,
+            "stdev_bytes": 0.0,
+            "element_bytes": 1,
+            "seed": 5,
+            "prefix": "img",
+            "num_subfolders": 0,
+            "element_type": "uint8",
+            "dims": [10, 20],
+        },
+        "num_samples": 3,
+        "num_bytes": 3 * file_bytes,
+        "checksum": "crc32c",
+        "files": "dlemu.files.npy",
+    }
+    assert files["bytes"].tolist() == [file_bytes] * 3
+    assert len(set(files["crc32c"].tolist())) == 3
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.recipe == Recipe.of(workload)
+    assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path / "nowhere") is None
+    with pytest.raises(DatasetError, match=f"{tmp_path} has no manifest, so nothing says"):
+        verify(tmp_path, full=False, world=Alone())
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("{", "dlemu.json is damaged"),
+        ("{}", "dlemu.json is damaged"),
+        ("[]", "dlemu.json is damaged"),
+        ('{"manifest": 2}', "is of version 2; update dlemu"),
+        ("files", "dlemu.files.npy is missing; restore it, or remove the folder"),
+        ("short", "dlemu.files.npy does not fit"),
+        ("cut", "is damaged"),
+    ],
+)
+def test_a_damaged_one_is_refused(tmp_path: Path, damage: str, problem: str) -> None:
+    generated(tmp_path)
+    if damage == "files":
+        (tmp_path / "dlemu.files.npy").unlink()
+    elif damage == "short":
+        np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
+    elif damage == "cut":
+        os.truncate(tmp_path / "dlemu.files.npy", 140)
+    else:
+        (tmp_path / "dlemu.json").write_text(damage)
+    with pytest.raises(DatasetError, match=problem):
+        read_manifest(tmp_path)
+
+
+def test_another_layout_does_not_fit(tmp_path: Path) -> None:
+    workload = generated(tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    manifest.check(layout_of(workload), tmp_path)
+    for key, value, shown in (
+        ("dataset.num_files_train", 5, "num_files_train is 6, the workload's is 5"),
+        ("dataset.record_length_bytes", 5001.0, r"bytes is 5000\.0, the workload's is 5001\.0"),
+        ("dataset.format", "hdf5", "format is npz, the workload's is hdf5"),
+        ("dataset.file_prefix", "a", "file_prefix is img, the workload's is a"),
+    ):
+        with pytest.raises(DatasetError, match=shown):
+            manifest.check(layout_of(workload.with_keys({key: value})), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
+    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    paths = [tmp_path / layout.path(file) for file in range(9)]
+    size = paths[0].stat().st_size
+    paths[0].unlink()
+    os.truncate(paths[1], 4000)
+    with open(paths[2], "ab") as file:
+        file.write(b"x")
+    data = bytearray(paths[3].read_bytes())
+    data[4500] ^= 1
+    paths[3].write_bytes(data)
+    shutil.copy(paths[5], paths[4])
+    (tmp_path / "train" / "img_1_of_8.npz").write_bytes(b"")
+
+    payload_start = FORMATS[layout.format].places(np.array([5000])).offsets[0]
+    by_size = [
+        Fault(layout.path(0), "is missing"),
+        Fault(layout.path(1), f"has 4000 bytes, should have {size}"),
+        Fault(layout.path(2), f"has {size + 1} bytes, should have {size}"),
+        Fault("train/img_1_of_8.npz", "does not belong to the dataset"),
+    ]
+    by_content = [
+        Fault(layout.path(3), "differs from what was written at byte 4500"),
+        # Only the payload differs, but for an .npz's head, which is compared last.
+        Fault(layout.path(4), f"differs from what was written at byte {payload_start}"),
+    ]
+    assert verify(tmp_path, full=False, world=Alone()) == sorted(by_size)
+    assert verify(tmp_path, full=True, world=Alone()) == sorted(by_size + by_content)
+
+
+def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
+    generated(tmp_path, format="tfrecord")
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    (tmp_path / layout.index_path(1)).unlink()
+    index = tmp_path / layout.index_path(2)
+    index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+    files = np.load(tmp_path / "dlemu.files.npy")
+    files["crc32c"][3] ^= 1
+    np.save(tmp_path / "dlemu.files.npy", files)
+
+    assert verify(tmp_path, full=True, world=Alone()) == [
+        Fault(layout.index_path(1), "is missing"),
+        Fault(layout.index_path(2), "differs from what was written"),
+        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
+    ]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from dlemu.datagen import verify
+from dlemu.world import make_world
+with make_world() as world:
+    faults = verify(Path(sys.argv[1]), full=True, world=world)
+    found = world.all_gather([fault.path for fault in faults])
+    if world.rank == 0:
+        assert found[0] == found[1]
+        print(*found[0])
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_verify_together(tmp_path: Path) -> None:
+    generated(tmp_path)
+    bad = [f"train/img_{file}_of_6.npz" for file in (1, 2, 4)]
+    for path in bad:
+        data = bytearray((tmp_path / path).read_bytes())
+        data[-1] ^= 1
+        (tmp_path / path).write_bytes(data)
+
+    job = subprocess.run(
+        mpirun(2, sys.executable, "-c", PROGRAM, str(tmp_path)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert job.stdout.split() == bad, job.stderr
+
+
+def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", width: int = 1) -> None:
+    """Write 4 files as DLIO does, payloads of 600 bytes."""
+    (folder / "train").mkdir(parents=True)
+    for number in range(4):
+        path = folder / "train" / f"{prefix}_{number:0{width}d}_of_4.{name}"
+        x = np.random.default_rng(number).integers(0, 256, (30, 20, num_samples), np.uint8)
+        match name:
+            case "npz":
+                np.savez(path, x=x, y=np.zeros(num_samples, np.int64))
+            case "hdf5":
+                with h5py.File(path, "w", libver="latest") as file:
+                    file["records_0"] = np.ascontiguousarray(x.T)
+            case "tfrecord":
+                writer = tfrecord.TFRecordWriter(str(path))
+                for sample in range(num_samples):
+                    image = (x[..., sample].tobytes(), "byte")
+                    writer.write({"image": image, "size": (24, "int")})
+                writer.close()
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
+    foreign(tmp_path, name, num_samples, prefix="my_img", width=3)
+    keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
+
+    found = survey(tmp_path, workload_of(tmp_path, **keys))
+
+    assert [found.path(file) for file in range(4)] == [
+        f"train/my_img_{file:03d}_of_4.{name}" for file in range(4)
+    ]
+    assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
+    assert str(found) == (
+        f"4 {name} files were found, {num_samples} samples of 600 bytes in each of the 3 that were "
+        "opened"
+    )
+
+
+def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    foreign(tmp_path, "npz", 3)
+
+    def refused(**keys: Any) -> str:
+        keys = {"num_files_train": 4, "num_samples_per_file": 3, **keys}
+        with pytest.raises(DatasetError) as error:
+            survey(tmp_path, workload_of(tmp_path, **keys))
+        return str(error.value)
+
+    survey(tmp_path, workload_of(tmp_path, num_files_train=4, num_samples_per_file=3))
+    train = tmp_path / "train"
+    assert refused(num_files_train=7) == (
+        f"{train} has 4 files, dataset.num_files_train is 7; set dataset.num_files_train=4"
+    )
+    assert refused(format="hdf5") == (
+        f"{train} has no hdf5 files (of others: 4 npz); set dataset.format, or generate the "
+        "dataset: dlemu datagen"
+    )
+    assert refused(num_samples_per_file=2) == (
+        f"{train}/img_0_of_4.npz: the array's last axis must be 2 samples, got shape (30, 20, 3)"
+    )
+    os.truncate(train / "img_3_of_4.npz", 1000)
+    assert (
+        refused()
+        == f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
+    )
+    shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
+    assert "has two files of number 0" in refused()
+    (train / "img_9_of_4.npz.partial").write_bytes(b"")
+    assert "was never finished: start dlemu datagen again" in refused()
+    with pytest.raises(DatasetError, match="no npz files"):
+        survey(tmp_path / "train", workload_of(tmp_path))
+
+
+def test_a_million_files_take_little(tmp_path: Path) -> None:
+    """One of ten sizes up to which manifests are used: 12 bytes a file on disk, linear in time."""
+    workload = workload_of(tmp_path, num_files_train=1_000_000, record_length_bytes_stdev=1e3)
+    recipe, files = Recipe.of(workload), np.zeros(1_000_000, FILE_TYPE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+
+    files["bytes"] = recipe.file_sizes()
+    Manifest(recipe, files, int(files["bytes"].sum())).write(tmp_path)
+    manifest = read_manifest(tmp_path)
+
+    assert manifest is not None and np.array_equal(manifest.files, files)
+    assert (tmp_path / "dlemu.files.npy").stat().st_size < 12_000_200
+    assert time.process_time() - start < 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+
+
+def test_generate_returns_the_manifest(tmp_path: Path) -> None:
+    manifest = generate(workload_of(tmp_path), world=Alone())
+    stored = read_manifest(tmp_path)
+    assert stored is not None
+    assert (manifest.recipe, manifest.num_bytes) == (stored.recipe, stored.num_bytes)
+    assert np.array_equal(manifest.files, stored.files)
+    assert manifest.files_written == 6
+    assert manifest.describe().endswith("all written now")
