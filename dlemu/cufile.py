@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "cuFileDriverClose_v2": (CufileError, []),
     "cuFileSetStatsLevel": (CufileError, [ctypes.c_int]),
     "cuFileStatsStart": (CufileError, []),
+    "cuFileStatsReset": (CufileError, []),
     "cuFileGetStatsL3": (CufileError, [ctypes.c_void_p]),
     "cuFileHandleRegister": (CufileError, [ctypes.c_void_p, ctypes.c_void_p]),
     "cuFileHandleDeregister": (None, [ctypes.c_void_p]),
@@ -198,6 +199,7 @@ class Driver:
             self.call("cuFileDriverOpen")
             self.call("cuFileSetStatsLevel", 3)
             self.call("cuFileStatsStart")
+            self.call("cuFileStatsReset")  # or counters go on from a driver that was closed
         except RunError:
             shutil.rmtree(self._folder)
             raise

@@ -307,12 +307,12 @@ def _files(
         Path(file).unlink(missing_ok=True)  # of a run that was killed
     free = shutil.disk_usage(target).free
     largest = max(plan.io_sizes)
-    size = plan.file_size or min(LARGEST_FILE, free // 4 // num)
-    size = size // largest * largest
-    if size < min(SMALLEST_FILE, plan.file_size or SMALLEST_FILE) or num * size > free * 0.95:
+    chosen = min(LARGEST_FILE, max(SMALLEST_FILE, largest, free // 4 // num))
+    size = (plan.file_size or chosen) // largest * largest
+    if num * size > free * 0.95:
         raise RunError(
             f"{target} has {format_bytes(free)} free, too little for {num} files of "
-            f"{format_bytes(max(size, SMALLEST_FILE))}; free some, or lower file_size or workers"
+            f"{format_bytes(size)}; free some, or lower file_size or workers"
         )
     on_event(f"writing {num} files of {format_bytes(size)} into {target}")
     try:
