@@ -149,9 +149,16 @@ def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
             "use more cores or hosts, reader.data_loader=threads, or reader.odirect=true; "
             "nothing is said about the storage",
         )
-    probed = host.probe_bytes_per_second
-    more = None if probed is None else probed / max(host.read_bytes_per_second, 1.0)
-    got = f"{host.device or 'the storage'} gave {format_rate(host.read_bytes_per_second)}"
+    # Hosts may share the storage: what counts is what it gave to all, and would give to all.
+    given = sum(each.read_bytes_per_second for each in evidence.hosts)
+    probes = [each.probe_bytes_per_second for each in evidence.hosts]
+    known = [probe for probe in probes if probe is not None]
+    probed = sum(known) if len(known) == len(probes) else None
+    num_readers = sum(each.num_probe_readers for each in evidence.hosts)
+    more = None if probed is None else probed / max(given, 1.0)
+    got = f"{host.device or 'the storage'} gave {format_rate(given)}"
+    if len(evidence.hosts) > 1:
+        got += f" to {len(evidence.hosts)} hosts"
     if host.device_busy_share is not None:
         got += f" and was busy {100 * host.device_busy_share:.0f}% of the time"
     cpus = "" if cpu is None else f"; CPUs {100 * cpu:.0f}%"
@@ -161,16 +168,16 @@ def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
         return Limit(
             "loader",
             f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {got}, but gives "
-            f"{format_rate(probed or 0)} to {host.num_probe_readers} readers{cpus}",
+            f"{format_rate(probed or 0)} to {num_readers} readers{cpus}",
             f"raise reader.read_threads (now {evidence.read_threads}) or reader.io_depth",
         )
-    hidden = _storage_hidden(evidence, host)
+    hidden = _storage_hidden(evidence)
     if reading > _READING and hidden:
         return Limit(
             "unclear", f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {hidden}"
         )
     if reading > _READING:
-        seen = "" if more is None else f", and no more to {host.num_probe_readers} readers"
+        seen = "" if more is None else f", and no more to {num_readers} readers"
         return Limit(
             "storage",
             f"{got}{seen}; workers waited in reads {100 * reading:.0f}% of the time{cpus}",
@@ -204,10 +211,11 @@ def _throttled_share(host: HostEvidence) -> float:
     return (host.throttled_seconds or 0.0) / max(host.seconds, 1e-9)
 
 
-def _storage_hidden(evidence: Evidence, host: HostEvidence) -> str:
+def _storage_hidden(evidence: Evidence) -> str:
     """Return why slow reads need not be the storage's doing; empty if nothing says so."""
-    if host.cpu_share is None and host.runqueue_seconds is None:
-        return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
+    for host in evidence.hosts:
+        if host.cpu_share is None and host.runqueue_seconds is None:
+            return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
     cached = evidence.page_cache_share
     if cached is not None and cached > _CACHED:
         return f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
