@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
-from dlemu.workload import FormatName, Workload
+from dlemu.sections import FormatName
+from dlemu.workload import Workload
 
 Samples = NDArray[np.int64]
 

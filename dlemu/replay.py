@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dlemu.clock import Clock
 from dlemu.loaders import Batch
 from dlemu.records import STEP, Steps
-from dlemu.workload import Distribution
+from dlemu.sections import Distribution
 
 
 def replay_epoch(

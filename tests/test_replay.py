@@ -11,7 +11,7 @@ from dlemu.clock import WallClock
 from dlemu.loaders import Batch
 from dlemu.metrics import measure
 from dlemu.replay import draw_computation_times, replay_epoch
-from dlemu.workload import Distribution
+from dlemu.sections import Distribution
 from tests.virtual import VirtualClock
 
 

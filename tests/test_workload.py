@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dlemu.errors import WorkloadError
 from dlemu.records import dump_workload
-from dlemu.workload import Distribution, Workload, check_workload, load_workload, read_yaml
+from dlemu.sections import Distribution
+from dlemu.workload import Workload, check_workload, load_workload, read_yaml
 
 DATA = Path(__file__).parent / "data"
 LEAST: dict[str, Any] = {"dataset": {"format": "npz", "num_files_train": 4}}
