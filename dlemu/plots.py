@@ -1,84 +1,112 @@
 """Pictures of a sizing, as PNG and SVG; needs matplotlib (extra `plot`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib
 
 matplotlib.use("Agg")  # no screen is needed, nor wanted
 
+import matplotlib.figure
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dlemu.sizing import Sizing
+from dlemu.drive_table import Sized
+from dlemu.sizing import Point
 
 _AU, _RATE, _CHOSEN = "#1f5fa8", "#c46a12", "#3a7d44"
 
 
-def plot_sizing(sizing: Sizing, path: Path, *, title: str) -> None:
-    """Write `path`.png and .svg: AU and GB/s of every run over N, the threshold, the answer."""
-    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
-    numbers = [point.num_accelerators for point in sizing.points]
-    au = [point.au_percentage for point in sizing.points]
-    rates = [point.read_bytes_per_second / 1e9 for point in sizing.points]
-    axis.scatter(numbers, au, color=_AU, s=36, alpha=0.75, zorder=3, label="AU of a run")
-    means = sorted({n: _mean(numbers, au, n) for n in numbers}.items())
-    axis.plot(*zip(*means, strict=True), color=_AU, linewidth=1, alpha=0.6)
-    axis.axhline(
-        sizing.threshold, color="0.35", linestyle="--", label=f"threshold {sizing.threshold:g}%"
+def plot_sizing(sized: Sized, path: Path) -> None:
+    """Write `path`.png and .svg: AU above GB/s over N, every run, the threshold, the answer."""
+    sizing = sized.sizing
+    figure, (upper, lower) = plt.subplots(
+        2, sharex=True, figsize=(7.5, 6), height_ratios=(3, 2), layout="constrained"
     )
-    mark = "at least " if sizing.at_least else ""
+    _draw_runs(upper, sizing.points, lambda point: point.au_percentage, _AU)
+    _draw_runs(lower, sizing.points, lambda point: point.read_bytes_per_second / 1e9, _RATE)
+    threshold = f"threshold {sizing.threshold:g}%"
+    upper.axhline(sizing.threshold, color="0.35", linestyle="--", label=threshold)
     if sizing.num_accelerators:
-        axis.axvline(
-            sizing.num_accelerators,
-            color=_CHOSEN,
-            linewidth=1.5,
-            label=f"{mark}{sizing.num_accelerators} accelerators (N* "
-            f"{sizing.real_accelerators:.2f})",
-        )
-    axis.set_xlabel("emulated accelerators N")
-    axis.set_ylabel("accelerator utilisation (%)", color=_AU)
-    axis.set_ylim(min(*au, sizing.threshold) - 5, 101)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25)
-    other = axis.twinx()
-    other.scatter(numbers, rates, color=_RATE, marker="s", s=20, alpha=0.7, label="GB/s of a run")
-    means = sorted({n: _mean(numbers, rates, n) for n in numbers}.items())
-    other.plot(*zip(*means, strict=True), color=_RATE, linewidth=1, alpha=0.5)
-    other.set_ylabel("read (GB/s)", color=_RATE)
-    other.set_ylim(0, 1.15 * max(rates))
-    handles, labels = axis.get_legend_handles_labels()
-    more, texts = other.get_legend_handles_labels()
-    axis.set_title(title)
-    axis.legend(handles + more, labels + texts, loc="lower left", fontsize="small")
+        mark = "at least " if sizing.at_least else ""
+        label = f"{mark}{sizing.num_accelerators} pass, N* = {sizing.real_accelerators:.2f}"
+        for axis in (upper, lower):
+            axis.axvline(sizing.num_accelerators, color=_CHOSEN, alpha=0.35, linewidth=8, zorder=0)
+        upper.plot([], [], color=_CHOSEN, alpha=0.35, linewidth=8, label=label)
+    upper.set_ylabel("accelerator utilisation (%)")
+    lowest = min(sizing.threshold, *(point.au_percentage for point in sizing.points))
+    upper.set_ylim(max(0.0, lowest - 5), 101)
+    upper.legend(loc="best", fontsize="small")
+    lower.set_ylabel("read (GB/s)")
+    lower.set_ylim(0, 1.2e-9 * max(point.read_bytes_per_second for point in sizing.points))
+    lower.set_xlabel("emulated accelerators N")
+    lower.set_xlim(0, max(point.num_accelerators for point in sizing.points) + 1)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(_title(sized))
     _save(figure, path)
 
 
-def plot_table(cells: Sequence[tuple[str, str, int]], path: Path) -> None:
-    """Write `path`.png and .svg: accelerators of each (workload, target), bars in groups."""
-    workloads = list(dict.fromkeys(workload for workload, _, _ in cells))
-    targets = list(dict.fromkeys(target for _, target, _ in cells))
-    figure, axis = plt.subplots(figsize=(8, 4.8), layout="constrained")
+def plot_table(sized: Sequence[Sized], path: Path) -> None:
+    """Write `path`.png and .svg: the accelerators of each workload and target, bars in groups."""
+    workloads = list(dict.fromkeys(each.workload.name for each in sized))
+    targets = list(dict.fromkeys(each.target.name for each in sized))
+    figure, axis = plt.subplots(
+        figsize=(2 + 1.2 * len(workloads) * max(2, len(targets)), 4.5), layout="constrained"
+    )
     width = 0.8 / len(targets)
     for place, target in enumerate(targets):
-        found = {workload: number for workload, name, number in cells if name == target}
-        left = [w + (place - (len(targets) - 1) / 2) * width for w in range(len(workloads))]
-        heights = [found.get(workload, 0) for workload in workloads]
-        bars = axis.bar(left, heights, width * 0.92, label=target)
-        axis.bar_label(bars, fontsize="small")
+        of_target = [each for each in sized if each.target.name == target]
+        left = [
+            workloads.index(each.workload.name) + (place - (len(targets) - 1) / 2) * width
+            for each in of_target
+        ]
+        heights = [each.sizing.num_accelerators for each in of_target]
+        drives = of_target[0].target.num_drives
+        label = f"{target} ({drives} drive{'' if drives == 1 else 's'})"
+        bars = axis.bar(left, heights, 0.9 * width, label=label)
+        marks = [
+            f"{'≥ ' if e.sizing.at_least else ''}{e.sizing.num_accelerators}" for e in of_target
+        ]
+        axis.bar_label(bars, marks, padding=2)
     axis.set_xticks(range(len(workloads)), workloads)
     axis.set_ylabel("most emulated accelerators that pass")
-    axis.legend(title="target", fontsize="small")
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.margins(y=0.12)
     axis.grid(axis="y", alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.legend(fontsize="small")
+    if any(each.sizing.at_least for each in sized):
+        figure.supxlabel("≥: not the storage was the limit, it may feed more", fontsize="small")
     _save(figure, path)
 
 
-def _mean(numbers: Sequence[int], values: Sequence[float], number: int) -> float:
-    chosen = [value for n, value in zip(numbers, values, strict=True) if n == number]
-    return sum(chosen) / len(chosen)
+def _draw_runs(
+    axis: Axes, points: Sequence[Point], value: Callable[[Point], float], color: str
+) -> None:
+    """Draw each run as a dot, and a line through the means with their spread."""
+    runs: dict[int, list[float]] = {}
+    for point in points:
+        runs.setdefault(point.num_accelerators, []).append(value(point))
+    numbers = sorted(runs)
+    means = [fmean(runs[number]) for number in numbers]
+    spread = [
+        [mean - min(runs[n]) for n, mean in zip(numbers, means, strict=True)],
+        [max(runs[n]) - mean for n, mean in zip(numbers, means, strict=True)],
+    ]
+    axis.errorbar(numbers, means, spread, color=color, linewidth=1, capsize=4, alpha=0.7)
+    xs = [point.num_accelerators for point in points]
+    axis.scatter(xs, [value(p) for p in points], color=color, s=28, alpha=0.7, label="a run")
+    axis.grid(alpha=0.25)
 
 
-def _save(figure: "matplotlib.figure.Figure", path: Path) -> None:
+def _title(sized: Sized) -> str:
+    quick = " (quick: a small dataset)" if sized.workload.size.quick else ""
+    return f"{sized.workload.name} on {sized.target.name}{quick}"
+
+
+def _save(figure: matplotlib.figure.Figure, path: Path) -> None:
     for kind in ("png", "svg"):
         figure.savefig(path.with_name(f"{path.name}.{kind}"), dpi=150)
     plt.close(figure)

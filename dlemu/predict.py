@@ -23,11 +23,10 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
     Raises:
         WorkloadError: no drive is named, or the calibration does not fit.
     """
-    calibration = _calibration(workload)
+    calibration = calibration_of(workload)
     drive = workload.drive
     if drive is None and calibration is not None:
-        rate = calibration.drive_read_bytes_per_second
-        drive = None if rate is None else Drive(name="calibrated drive", read_bandwidth=int(rate))
+        drive = calibration.drive
     if drive is None:
         raise WorkloadError(
             "drive is not set; name a datasheet (drive=d7_ps1010), give its rate "
@@ -86,8 +85,12 @@ def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) 
     return "\n".join(lines)
 
 
-def _calibration(workload: Workload) -> Calibration | None:
-    """Return the calibration of this very job, None where no file is named."""
+def calibration_of(workload: Workload) -> Calibration | None:
+    """Return the calibration of this very job, None where predict.calibration names no file.
+
+    Raises:
+        WorkloadError: the file is none, or holds nothing for this job.
+    """
     if workload.predict.calibration is None:
         return None
     path = Path(workload.predict.calibration)

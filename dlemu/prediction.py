@@ -56,6 +56,13 @@ class Calibration(BaseModel):
     error: Share = CALIBRATED_ERROR
     """Relative error of what is predicted from these figures."""
 
+    @property
+    def drive(self) -> Drive | None:
+        """The drive that was read, None where none was."""
+        if self.drive_read_bytes_per_second is None:
+            return None
+        return Drive(name="calibrated drive", read_bandwidth=int(self.drive_read_bytes_per_second))
+
 
 class CalibrationFile(BaseModel):
     """What `dlemu calibrate` writes: the calibrations of one host."""

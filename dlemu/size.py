@@ -1,55 +1,59 @@
-"""`dlemu size`: the search of `sizing` over real runs, its files, and the table of drives.
+"""`dlemu size`: the search of `sizing` over real runs, for every target and workload asked for.
 
-A folder keeps every point as soon as it is measured, so that a search that was interrupted goes on
-where it was:
+Every file is written as soon as it can be, so that a search that was interrupted goes on where it
+was when the same output.folder is named:
 
-    points.jsonl   one line a run: target, workload, and its Point
-    sizing.json    the answers
-    <target>.<workload>.png and .svg, table.md, table.csv
-    runs/          each run's own folder
+    <target>.<workload>.jsonl          one line a run (`search_log`)
+    <target>.<workload>.png and .svg   AU and GB/s over the accelerators
+    runs/                              each run's own folder
+    sizing.json                        the answer; a list where there are several
+    table.md, table.csv, table.png …   the table of drives
 """
 
-import csv
-import io
-import json
-import os
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlemu.datagen import read_manifest
 from dlemu.devices import devices_under
+from dlemu.drive_table import (
+    Sized,
+    Target,
+    as_json,
+    describe_event,
+    render_csv,
+    render_sizing,
+    render_table,
+)
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.files import STEPS_PER_EPOCH, dataset_size
+from dlemu.files import STEPS_PER_EPOCH, Layout, dataset_size
 from dlemu.job import Outcome, Say, run_job
+from dlemu.loaders.samples import Source
+from dlemu.predict import calibration_of
+from dlemu.prediction import PredictionInput, predict
+from dlemu.probe import probe_rate
 from dlemu.records import write_json
+from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
-from dlemu.sizing import Event, Point, Sizing, search
-from dlemu.units import format_rate, format_seconds
+from dlemu.sizing import Point, search
+from dlemu.units import format_bytes, format_rate
 from dlemu.workload import Workload, load_workload
 from dlemu.world import World
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Target:
-    """One storage to be sized."""
-
-    name: str
-    folder: str
-    num_drives: int
-
-
-@dataclass(frozen=True)
-class Sized:
-    """The answer for one target and workload."""
-
-    target: Target
-    workload: Workload
-    sizing: Sizing
-    dataset_bytes: float
+_PROBE_SECONDS = 3.0
+_PROBE_READERS = 64
+_PROBE_FILES = 512
+_LEAST_EPOCH = 10
+"""An epoch of a quick search has this many times the batches that may be read ahead: what the step
+left out reads for the others raises AU by up to the inverse."""
+_HEADROOM = 1.25
+"""A dataset that was too small is asked for with so many more accelerators in view."""
 
 
 def size_storage(workload: Workload, world: World, say: Say = print) -> int:
@@ -61,38 +65,23 @@ def size_storage(workload: Workload, world: World, say: Say = print) -> int:
         WorkloadError: a target is no folder, or the range of numbers is empty.
         DatasetError: a dataset is missing, or too small for a number that has to be tried.
     """
-    folder = world.broadcast(_base_folder(workload))
     if world.rank != 0:
         say = _silent
-    targets = find_targets(workload, world, say)
-    jobs = [
-        (target, _workload_for(workload, name, target))
-        for target in targets
-        for name in workload.size.workloads or (None,)
-    ]
-    sized = []
+    folder = _on_first(world, lambda: _base_folder(workload))
+    jobs = _on_first(world, lambda: _find_jobs(workload, say))
+    sized: list[Sized] = []
     for target, job in jobs:
-        say(f"\n{job.name} on {target.name} ({target.folder})")
-        answer = _size_one(job, target, folder, world, say)
-        if answer is None:
-            continue
-        sized.append(answer)
-        write_json(folder / "sizing.json", _as_json(sized))
-        (folder / "table.md").write_text(render_table(sized, markdown=True))
-        (folder / "table.csv").write_text(render_csv(sized))
-        _plot(answer, folder, say)
-        say(f"\n{render_sizing(answer)}")
-    status = 0
-    if world.rank == 0:
-        if len(sized) > 1:
-            _plot_all(sized, folder, say)
-            say(f"\n{render_table(sized)}")
-        say(f"results: {folder}")
-        status = 2 if any(each.sizing.num_accelerators == 0 for each in sized) else 0
-    return world.broadcast(status)
+        answer = _Search(target, job, folder, world, say).run()
+        if answer is not None:
+            sized.append(answer)
+            _write(sized, folder, say)
+    if world.rank == 0 and len(sized) > 1:
+        say(f"\n{render_table(sized)}")
+    say(f"results: {folder}")
+    return world.broadcast(2 if any(each.sizing.num_accelerators == 0 for each in sized) else 0)
 
 
-def find_targets(workload: Workload, world: World, say: Say = print) -> list[Target]:
+def find_targets(workload: Workload, say: Say = print) -> list[Target]:
     """Return the targets with their names and drive counts; two on one device are warned of.
 
     Raises:
@@ -100,69 +89,30 @@ def find_targets(workload: Workload, world: World, say: Say = print) -> list[Tar
     """
     size = workload.size
     folders = size.targets or (str(workload.data_folder),)
-    for key, values in (("size.names", size.names), ("size.drives", size.drives)):
+    key = "size.targets" if size.targets else "dataset.data_folder"
+    for name, values in (("size.names", size.names), ("size.drives", size.drives)):
         if values and len(values) != len(folders):
             raise WorkloadError(
-                f"{key} must have one value a target ({len(folders)}), got {len(values)}"
+                f"{name} must have one value for each target ({len(folders)}), got {len(values)}"
             )
+    names = size.names or _names_of(folders)
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise WorkloadError(f"size.targets names {name} twice; give each a name: size.names")
     targets: list[Target] = []
-    devices_of: dict[str, tuple[str, ...]] = {}
+    seen: dict[str, set[str]] = {}
     for number, folder in enumerate(folders):
         if not Path(folder).is_dir():
-            raise WorkloadError(f"size.targets: {folder} is no folder; dlemu datagen makes it")
-        devices = tuple(device.name for device in devices_under(Path(folder)))
-        name = size.names[number] if size.names else Path(folder).name
+            raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
+        devices = {device.name for device in devices_under(Path(folder))}
+        for other, others in seen.items():
+            if devices & others:
+                shared = ", ".join(sorted(devices & others))
+                say(f"warning: {names[number]} and {other} share {shared}: one drive, twice")
+        seen[names[number]] = devices
         drives = size.drives[number] if size.drives else max(1, len(devices))
-        for other, other_devices in devices_of.items():
-            if set(devices) & set(other_devices):
-                say(f"warning: {name} and {other} share {', '.join(devices)}: one drive, twice")
-        devices_of[name] = devices
-        targets.append(Target(name, folder, drives))
+        targets.append(Target(names[number], folder, drives))
     return targets
-
-
-def _size_one(
-    workload: Workload, target: Target, folder: Path, world: World, say: Say
-) -> Sized | None:
-    """Search on rank 0, and run on the others what it orders. Return the answer on rank 0."""
-    workload = _settled(workload)
-    if world.rank != 0:
-        while (order := world.broadcast(_no_order())) is not None:
-            _carry_out(workload, order, world)
-        return None
-    name = f"{target.name}.{workload.name}"
-    path = folder / "points.jsonl"
-    known = _read_points(path, name)
-    if known:
-        say(f"continuing after {len(known)} runs in {path}")
-    num_runs = len(known)
-
-    def measure(number: int) -> Point:
-        nonlocal num_runs
-        begin = time.perf_counter()
-        run_folder = folder / "runs" / f"{name}.{datetime.now():%Y%m%d-%H%M%S}.n{number}"
-        order = _Order(number, workload.train.seed + num_runs, str(run_folder))
-        world.broadcast(order)
-        outcome = _carry_out(workload, order, world)
-        assert outcome is not None
-        point = _point(outcome, number, time.perf_counter() - begin)
-        _append_point(path, name, point)
-        num_runs += 1
-        return point
-
-    size = workload.size
-    sizing = search(
-        measure,
-        threshold=100 * workload.metric.au,
-        max_accelerators=size.max_accelerators,
-        start=size.start or 1,
-        confirm=size.confirm,
-        known=known,
-        on_event=lambda event: say(_describe(event)),
-    )
-    world.broadcast(_no_order())
-    num_bytes = workload.num_files * workload.dataset.num_samples_per_file
-    return Sized(target, workload, sizing, num_bytes * workload.dataset.mean_bytes)
 
 
 @dataclass(frozen=True)
@@ -174,194 +124,298 @@ class _Order:
     folder: str
 
 
-def _no_order() -> _Order | None:
-    return None
+class _Search:
+    """One search: rank 0 decides and keeps, all ranks run what it orders."""
 
+    def __init__(
+        self, target: Target, workload: Workload, folder: Path, world: World, say: Say
+    ) -> None:
+        self._target, self._world, self._say = target, world, say
+        self._name = f"{target.name}.{workload.name}"
+        self._folder = folder
+        self._workload, self._layout = _on_first(world, lambda: _settled(workload))
+        self._memory = measure_memory(workload, world)
+        self._estimate = 1.0
 
-def _carry_out(workload: Workload, order: _Order, world: World) -> Outcome | None:
-    """Make one run on all ranks."""
-    _check_dataset(workload, order.num_accelerators, world)
-    outcome = run_job(
-        workload.with_keys(
-            {
-                "num_accelerators": order.num_accelerators,
-                "train.seed": order.seed,
-                "output.folder": order.folder,
-            }
-        ),
-        world=world,
-        say=_silent,
-    )
-    if outcome is not None and outcome.summary["status"] != "complete":
-        raise RunError(str(outcome.summary.get("error")))
-    return outcome
+    def run(self) -> Sized | None:
+        """Return the answer on rank 0, None on the others."""
+        workload, world = self._workload, self._world
+        path = self._folder / f"{self._name}.jsonl"
+        log = _on_first(world, lambda: SearchLog(path, settings_of(workload, world)))
+        start = 1 if log.points else self._start()
+        if world.rank != 0:
+            while (order := self._next_order(None)) is not None:
+                self._carry_out(order)
+            return None
+        self._introduce(len(log.points))
 
-
-def _settled(workload: Workload) -> Workload:
-    """Return the workload with the number of files that lie in its folder.
-
-    Raises:
-        DatasetError: there is no dataset.
-    """
-    if workload.dataset.num_files_train == "auto":
-        manifest = read_manifest(workload.data_folder)
-        if manifest is None:
-            raise DatasetError(
-                f"{workload.data_folder} holds no dataset of dlemu's; write it: dlemu datagen "
-                f"workload={workload.name} dataset.data_folder={workload.data_folder} "
-                "num_accelerators=N dataset.num_files_train=auto"
+        def measure(number: int) -> Point:
+            self._check_dataset(number)
+            order = self._next_order(
+                _Order(
+                    number,
+                    workload.train.seed + len(log.points),
+                    str(self._run_folder(len(log.points) + 1, number)),
+                )
             )
-        workload = workload.with_keys({"dataset.num_files_train": manifest.layout.num_files})
-    if workload.size.quick:
-        workload = workload.with_keys({"reader.odirect": True})
-    return workload
+            assert order is not None
+            begin = time.perf_counter()
+            outcome = self._carry_out(order)
+            assert outcome is not None
+            log.append(_point(outcome, number, time.perf_counter() - begin))
+            return log.points[-1]
 
-
-def _check_dataset(workload: Workload, number: int, world: World) -> None:
-    """Refuse a dataset that is too small for so many accelerators, unless the search is quick."""
-    memory = measure_memory(workload, world)
-    size = dataset_size(workload, num_accelerators=number, host_memory=memory.num_bytes)
-    if workload.num_files >= size.num_files or workload.size.quick:
-        return
-    why = f"{STEPS_PER_EPOCH} steps an epoch" if size.won == "steps" else "5 x memory"
-    raise DatasetError(
-        f"{number} accelerators need {size.num_files} files ({why}), {workload.data_folder} has "
-        f"{workload.num_files}; write them: dlemu datagen workload={workload.name} "
-        f"dataset.data_folder={workload.data_folder} num_accelerators={number} "
-        "dataset.num_files_train=auto, or take size.quick=true and a result that says so"
-    )
-
-
-def _point(outcome: Outcome, number: int, seconds: float) -> Point:
-    metrics = outcome.metrics
-    return Point(
-        num_accelerators=number,
-        au_percentage=metrics.au_percentage,
-        samples_per_second=metrics.samples_per_second,
-        read_bytes_per_second=metrics.read_bytes_per_second,
-        limit=outcome.summary["limit"]["name"],
-        seconds=seconds,
-    )
-
-
-def _describe(event: Event) -> str:
-    """Return a line for the run just made, and what comes next."""
-    parts = []
-    if event.point is not None:
-        point = event.point
-        parts.append(
-            f"  {point.num_accelerators:>4} accelerators: AU {point.au_percentage:6.2f}%, "
-            f"{point.samples_per_second:.1f} samples/s, "
-            f"{format_rate(point.read_bytes_per_second)}, limit {point.limit}"
+        sizing = search(
+            measure,
+            threshold=100 * workload.metric.au,
+            max_accelerators=workload.size.max_accelerators,
+            start=start,
+            confirm=workload.size.confirm,
+            known=tuple(log.points),
+            on_event=lambda event: self._say(describe_event(event)),
         )
-    then = "done" if event.next is None else f"next {event.next}"
-    parts.append(f"  {then}: {event.reason}")
-    return "\n".join(parts)
+        self._next_order(None)
+        most = max(point.num_accelerators for point in sizing.points)
+        return Sized(
+            self._target,
+            workload,
+            sizing,
+            self._layout.num_samples * self._layout.mean_bytes,
+            self._read_ahead_share(most) if workload.size.quick else None,
+        )
 
+    def _next_order(self, order: _Order | None) -> _Order | None:
+        """Hand rank 0's order to all; None ends the search.
 
-def render_sizing(sized: Sized) -> str:
-    """Return one answer as text."""
-    sizing, workload = sized.sizing, sized.workload
-    low, high = sizing.interval
-    upper = "no upper bound" if high is None else f"{high:.2f}"
-    runs = ", ".join(f"{point.au_percentage:.2f}" for point in sizing.confirmations)
-    best = sizing.confirmations[-1] if sizing.confirmations else sizing.points[-1]
-    number = f"at least {sizing.num_accelerators}" if sizing.at_least else sizing.num_accelerators
-    lines = [
-        f"{sized.target.name} feeds {number} {workload.name} accelerators "
-        f"(N* {sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {upper})",
-        f"at {best.num_accelerators}: {format_rate(best.read_bytes_per_second)}, "
-        f"{best.samples_per_second:.1f} samples/s"
-        + (f", utilisation of the confirming runs {runs}%" if runs else ""),
-        f"limit: {sizing.limit}; {len(sizing.points)} runs in {format_seconds(sizing.seconds)}",
-    ]
-    if sizing.at_least:
-        lines.append("the host, not the storage, was the limit: this is no number of the drive")
-    if workload.size.quick:
-        lines.append("quick: the dataset is smaller than the rule asks for, read with O_DIRECT")
-    return "\n".join(lines)
+        At the barrier the others sleep, and hear it if rank 0 fails meanwhile.
+        """
+        self._world.barrier()
+        return self._world.broadcast(order)
 
-
-_COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MiB/s")
-
-
-def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
-    """Return the table of drives, like the published ones."""
-    rows = [_COLUMNS, *(_cells(each) for each in sized)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-    if not markdown:
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-    marked = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([marked[0], "|---" * len(_COLUMNS) + "|", *marked[1:]]) + "\n"
-
-
-def render_csv(sized: Sequence[Sized]) -> str:
-    """Return the same table as CSV."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows(_cells(each) for each in sized)
-    return out.getvalue()
-
-
-def _cells(sized: Sized) -> tuple[str, ...]:
-    sizing = sized.sizing
-    shown = sizing.confirmations or sizing.points[-1:]
-    mark = "≥ " if sizing.at_least else ""
-    rate = sum(point.samples_per_second for point in shown) / len(shown)
-    return (
-        sized.workload.name,
-        sized.target.name,
-        str(sized.target.num_drives),
-        f"{mark}{sizing.num_accelerators}",
-        f"{sized.dataset_bytes / 2**30:.0f}",
-        " ".join(f"{point.au_percentage:.2f}" for point in shown),
-        f"{rate * sized.workload.dataset.mean_bytes / 2**20:.2f}",
-    )
-
-
-def _as_json(sized: Sequence[Sized]) -> Any:
-    """Return the answers for sizing.json: one object, or a list where there are several."""
-    answers = [
-        {
-            "workload": each.workload.name,
-            "target": each.target.name,
-            "data_folder": each.target.folder,
-            "drives": each.target.num_drives,
-            "num_accelerators": each.sizing.num_accelerators,
-            "real_accelerators": each.sizing.real_accelerators,
-            "at_least": each.sizing.at_least,
-            "interval": each.sizing.interval,
-            "threshold": each.sizing.threshold,
-            "limit": each.sizing.limit,
-            "quick": each.workload.size.quick,
-            "dataset_bytes": each.dataset_bytes,
-            "seconds": each.sizing.seconds,
-            "points": [asdict(point) for point in each.sizing.points],
-            "confirmations": [asdict(point) for point in each.sizing.confirmations],
+    def _carry_out(self, order: _Order) -> Outcome | None:
+        keys = {
+            "num_accelerators": order.num_accelerators,
+            "train.seed": order.seed,
+            "output.folder": order.folder,
         }
-        for each in sized
+        outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
+        if outcome is not None and outcome.summary["status"] != "complete":
+            raise RunError(str(outcome.summary.get("error")))
+        return outcome
+
+    def _run_folder(self, number: int, accelerators: int) -> Path:
+        """Return a folder of this run's own; one that was cut short keeps its own."""
+        folder = self._folder / "runs" / f"{self._name}.{number:02}.n{accelerators}"
+        again = 1
+        while folder.exists():
+            again += 1
+            folder = folder.with_name(f"{self._name}.{number:02}.n{accelerators}-{again}")
+        return folder
+
+    def _introduce(self, num_known: int) -> None:
+        workload, layout = self._workload, self._layout
+        self._say(
+            f"\n{workload.name} on {self._target.name} ({workload.data_folder}, "
+            f"{self._target.num_drives} x drive): {layout.num_files:,} files, "
+            f"{format_bytes(layout.num_samples * layout.mean_bytes)}; an accelerator takes "
+            f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"
+        )
+        if num_known:
+            self._say(f"going on after {num_known} runs in {self._folder}")
+
+    def _start(self) -> int:
+        """Return the first number to try, from what says most: the user, a prediction, a probe."""
+        workload = self._workload
+        size = workload.size
+        if size.start is not None:
+            return size.start
+        calibration = calibration_of(workload)
+        drive = workload.drive
+        if drive is None and calibration is not None:
+            drive = calibration.drive
+        if drive is not None:
+            prediction = predict(PredictionInput.of(workload, drive), calibration)
+            self._estimate = prediction.real_accelerators
+            self._say(f"the prediction for {drive.name} is {self._estimate:.1f} accelerators")
+        else:
+            self._estimate = self._probe()
+        most = min(size.max_accelerators, self._most_of_dataset())
+        # The first that should fail: it says where the threshold is met, one that passes does not.
+        return max(1, min(math.floor(self._estimate) + 1, most))
+
+    def _probe(self) -> float:
+        """Return how many accelerators a cold read by many readers would feed."""
+        rate = 0.0
+        if self._world.local_rank == 0:
+            step = max(1, self._layout.num_files // _PROBE_FILES)
+            files = range(0, self._layout.num_files, step)
+            rate = (
+                probe_rate(
+                    [self._workload.data_folder / self._layout.path(file) for file in files],
+                    num_readers=_PROBE_READERS,
+                    seconds=_PROBE_SECONDS,
+                )
+                or 0.0
+            )
+        total = math.fsum(self._world.all_gather(rate))
+        feeds = total / self._workload.demand / self._workload.metric.au
+        self._say(
+            f"{self._target.name}: {_PROBE_READERS} readers at once get {format_rate(total)}, as "
+            f"much as {feeds:.1f} accelerators take at AU {100 * self._workload.metric.au:g}%"
+        )
+        return feeds
+
+    def _num_steps(self, accelerators: int) -> int:
+        """Return the steps of an epoch with so many accelerators."""
+        train = self._workload.train
+        fitting = self._layout.num_samples // (self._workload.reader.batch_size * accelerators)
+        return (
+            fitting if train.total_training_steps < 0 else min(fitting, train.total_training_steps)
+        )
+
+    def _read_ahead(self) -> int:
+        """Return the batches of an accelerator that may be read inside the step left out."""
+        source = Source(
+            self._workload, self._layout, self._workload.data_folder, True, known_places=True
+        )
+        return source.batches_in_flight
+
+    def _read_ahead_share(self, accelerators: int) -> float:
+        return self._read_ahead() / self._num_steps(accelerators)
+
+    def _most_of_dataset(self) -> int:
+        """Return the most accelerators that the dataset is large enough for."""
+        steps = STEPS_PER_EPOCH
+        if self._workload.size.quick:
+            steps = _LEAST_EPOCH * self._read_ahead()
+        return self._layout.num_samples // (self._workload.reader.batch_size * steps)
+
+    def _check_dataset(self, accelerators: int) -> None:
+        """Refuse a dataset that is too small for so many accelerators."""
+        workload = self._workload
+        ahead = max(accelerators, math.ceil(_HEADROOM * min(self._estimate, 4 * accelerators)))
+        have = f"{workload.data_folder} has {self._layout.num_files:,}"
+        if workload.size.quick:
+            least = _LEAST_EPOCH * self._read_ahead()
+            if self._num_steps(accelerators) >= least:
+                return
+            per_file = workload.dataset.num_samples_per_file
+            files = math.ceil(least * workload.reader.batch_size * ahead / per_file)
+            raise DatasetError(
+                f"{accelerators} accelerators make {self._num_steps(accelerators)} steps an epoch, "
+                f"a quick search needs {least} (10 x what is read ahead); {have} files: dlemu "
+                f"datagen workload={workload.name} dataset.data_folder={workload.data_folder} "
+                f"dataset.num_files_train={files}"
+            )
+        size = dataset_size(
+            workload, num_accelerators=accelerators, host_memory=self._memory.num_bytes
+        )
+        if self._layout.num_files >= size.num_files:
+            return
+        why = f"{STEPS_PER_EPOCH} steps an epoch" if size.won == "steps" else "5 x memory"
+        raise DatasetError(
+            f"{accelerators} accelerators need {size.num_files:,} files ({why}), {have}; write "
+            f"them: dlemu datagen workload={workload.name} "
+            f"dataset.data_folder={workload.data_folder} num_accelerators={ahead} "
+            "dataset.num_files_train=auto, or take size.quick=true and a result that says so"
+        )
+
+
+def _find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
+    """Return what is to be searched, in the table's order."""
+    for key, remedy in _NOT_HERE.items():
+        if key in workload.given:
+            raise WorkloadError(f"{key} has no place in dlemu size: {remedy}")
+    size = workload.size
+    if size.start is not None and size.start > size.max_accelerators:
+        raise WorkloadError(
+            f"size.start must be at most size.max_accelerators={size.max_accelerators}, "
+            f"got {size.start}"
+        )
+    return [
+        (target, _workload_for(workload, name, target))
+        for target in find_targets(workload, say)
+        for name in size.workloads or (None,)
     ]
-    return answers[0] if len(answers) == 1 else answers
+
+
+_NOT_HERE = {
+    "num_accelerators": "it is what is searched for; size.start says where to begin",
+    "accelerators_per_rank": "the search spreads its accelerators over the ranks",
+    "runs": "size.confirm says how many runs confirm the answer",
+    "warmup": "the first run is known to be cold",
+}
 
 
 def _workload_for(workload: Workload, name: str | None, target: Target) -> Workload:
     """Return the workload of one cell of the table, with the user's own keys laid over it."""
-    keys: dict[str, object] = {}
     if name is not None and name != workload.name:
         tree = workload.model_dump()
+        keys: dict[str, object] = {}
         for key in workload.given:
             value: Any = tree
             for part in key.split("."):
-                value = value[part]
-            keys[key] = value
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:  # else it has no effect here (`Workload.ignored`)
+                keys[key] = value
         workload = load_workload(name, keys)
     folder = Path(target.folder)
     # One folder may hold a dataset for each workload.
     if (folder / workload.name).is_dir():
         folder /= workload.name
-    return workload.with_keys({"dataset.data_folder": str(folder)})
+    if workload.train.computation_time.mean == 0:
+        raise WorkloadError(
+            f"train.computation_time of {workload.name} must be above 0 for a search: accelerators "
+            "that do not compute are never busy"
+        )
+    return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
+
+
+def _settled(workload: Workload) -> tuple[Workload, Layout]:
+    """Return the workload with the number of files that lie in its folder, and their layout.
+
+    Raises:
+        DatasetError: there is no dataset.
+    """
+    manifest = read_manifest(workload.data_folder)
+    if manifest is None:
+        raise DatasetError(
+            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: dlemu datagen "
+            f"workload={workload.name} dataset.data_folder={workload.data_folder} "
+            "num_accelerators=N dataset.num_files_train=auto, N being more than it may feed"
+        )
+    keys: dict[str, object] = {}
+    if workload.dataset.num_files_train == "auto" or (
+        "dataset.num_files_train" not in workload.given
+    ):
+        keys["dataset.num_files_train"] = manifest.layout.num_files
+    if workload.size.quick:
+        keys["reader.odirect"] = True
+    return workload.with_keys(keys), manifest.layout
+
+
+def _point(outcome: Outcome, number: int, seconds: float) -> Point:
+    summary, metrics = outcome.summary, outcome.metrics
+    return Point(
+        num_accelerators=number,
+        au_percentage=metrics.au_percentage,
+        samples_per_second=metrics.samples_per_second,
+        read_bytes_per_second=metrics.read_bytes_per_second,
+        limit=summary["limit"]["name"],
+        evidence=summary["limit"]["evidence"],
+        page_cache_share=summary["measured"]["page_cache_share"],
+        seconds=seconds,
+    )
+
+
+def _names_of(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders' last names, or as much of their paths as tells them apart."""
+    parts = [Path(folder).absolute().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
+        if len(set(names)) == len(names):
+            return names
+    return names
 
 
 def _base_folder(workload: Workload) -> Path:
@@ -378,49 +432,28 @@ def _base_folder(workload: Workload) -> Path:
     return folder
 
 
-def _append_point(path: Path, name: str, point: Point) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps({"search": name} | asdict(point)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_points(path: Path, name: str) -> list[Point]:
-    """Return the points of a search that was interrupted; a line cut short is left out."""
-    if not path.exists():
-        return []
-    points = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            record = json.loads(line)
-            if record.pop("search") == name:
-                points.append(Point(**record))
-    return points
-
-
-def _plot(sized: Sized, folder: Path, say: Callable[[str], None]) -> None:
-    """Draw AU and GB/s over N, where matplotlib is installed."""
+def _write(sized: list[Sized], folder: Path, say: Say) -> None:
+    """Write and show what is known so far; the last answer is new."""
+    answer = sized[-1]
+    say(f"\n{render_sizing(answer)}")
+    write_json(folder / "sizing.json", as_json(sized))
+    (folder / "table.md").write_text(render_table(sized, markdown=True))
+    (folder / "table.csv").write_text(render_csv(sized))
     try:
-        from dlemu.plots import plot_sizing
+        from dlemu.plots import plot_sizing, plot_table
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
         return
-    plot_sizing(
-        sized.sizing,
-        folder / f"{sized.target.name}.{sized.workload.name}",
-        title=f"{sized.workload.name} on {sized.target.name}",
-    )
+    plot_sizing(answer, folder / f"{answer.target.name}.{answer.workload.name}")
+    if len(sized) > 1:
+        plot_table(sized, folder / "table")
 
 
-def _plot_all(sized: Sequence[Sized], folder: Path, say: Callable[[str], None]) -> None:
-    try:
-        from dlemu.plots import plot_table
-    except ModuleNotFoundError:
-        return
-    plot_table(
-        [(s.workload.name, s.target.name, s.sizing.num_accelerators) for s in sized],
-        folder / "table",
-    )
+def _on_first(world: World, make: Callable[[], T]) -> T:
+    """Return, on all ranks, what rank 0 makes; if it fails there, the others end with it."""
+    made = make() if world.rank == 0 else None
+    world.barrier()
+    return world.broadcast(made)  # type: ignore[return-value]
 
 
 def _silent(text: str) -> None:

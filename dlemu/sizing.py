@@ -10,14 +10,12 @@ confirms the one below it. docs/sizing.md has the method and how well it did in 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from dlemu.errors import WorkloadError
-
-HOST_LIMITS = frozenset({"host cpu", "memory", "loader", "oversleep", "barrier", "step overhead"})
-"""Limits of a run that are the host's: the storage could feed more."""
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
 # percentile 0.84. The prior weighs as much as two runs' worth of evidence.
@@ -43,6 +41,10 @@ class Point:
     """As `verdict` names it; None: nobody looked."""
     seconds: float = 0.0
     """Time that the run took."""
+    evidence: str = ""
+    """What that is concluded from."""
+    page_cache_share: float | None = None
+    """Share of the bytes that came from memory; None: the kernel does not tell."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Sizing:
     real_accelerators: float
     """Where AU meets the threshold, as a real number; where nothing failed, only a lower bound."""
     at_least: bool
-    """The host was the limit, or nothing failed: the storage may feed more than this."""
+    """Nothing failed, or not for the storage's sake: the storage may feed more than this."""
     threshold: float
     """AU asked for, in percent."""
     points: tuple[Point, ...]
@@ -75,7 +77,7 @@ class Sizing:
     interval: tuple[float, float | None]
     """About 95 % for `real_accelerators`, from the noise of the runs; None: no upper bound."""
     limit: str
-    """What held back the runs that failed (`Point.limit`), or `none`, or `unclear`."""
+    """What held back most of the runs that failed (`Point.limit`), or `none`, or `unclear`."""
 
     @property
     def seconds(self) -> float:
@@ -185,9 +187,11 @@ class _History:
         number = self.passes if self.fails > 1 else 0
         confirmations = self._confirmations()[-confirm:] if number else ()
         feeds = self._feeds()
-        failing = [p for p in self.points if p.num_accelerators == self.fails]
-        limit = (failing or self.points)[-1].limit or "unclear"
-        at_least = not failing or limit in HOST_LIMITS
+        failing = [p for p in self.points if p.au_percentage < self.threshold]
+        # Of equally many the later run decides, which is nearer to the answer.
+        limits = Counter(p.limit or "unclear" for p in reversed(failing or self.points[-1:]))
+        limit = limits.most_common(1)[0][0]
+        at_least = self.fails > self.most or limit != "storage"
         if feeds is None:
             feeds = number * self.means.get(number, 0.0) / self.threshold
         near = self._near()
