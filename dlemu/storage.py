@@ -169,24 +169,10 @@ class ExtentReader:
             memory = window.memory[start - window.start :][:known]
             self._deal(memory, wanted.take(known), check)
             start += known
-        under_way: deque[_Piece] = deque()
-        try:
-            for number, (first, last) in enumerate(self._cut(file, start, stop, ahead)):
-                if len(under_way) == self._depth:
-                    self._finish(file, under_way.popleft(), check)
-                memory = self._buffers[number % self._depth]
-                taken = wanted.take(min(last, stop) - max(first, start))
-                into = [memory[: round_up(last - first)]] if self.direct else _into(taken, memory)
-                piece = _Piece(first, last, memory, into, taken, max(0, start - first))
-                if self._threads is not None:
-                    piece.got = self._threads.submit(_fill, file, piece, self.direct)
-                under_way.append(piece)
-            while under_way:
-                self._finish(file, under_way.popleft(), check)
-        finally:
-            for piece in under_way:  # after an error: nobody may write to the buffers any more
-                if piece.got is not None:
-                    piece.got.exception()
+        if self._threads is None and not self.direct:
+            self._scatter(file, start, wanted, check)
+        elif start < stop:
+            self._pass_through(file, start, stop, wanted, ahead, check)
 
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
         """Return bytes of a file; fewer only at its end."""
@@ -201,23 +187,79 @@ class ExtentReader:
         while self._open:
             self.close_file(self._open.popitem()[1])
 
+    def _scatter(self, file: File, start: int, parts: "_Parts", check: Check | None) -> None:
+        """Read piece by piece, and let the kernel put the bytes where they go."""
+        begin = perf_counter()
+        spare, room = self._buffers[0], self._piece_bytes
+        into: list[memoryview] = []
+        for part in parts:
+            left = part if isinstance(part, int) else len(part)
+            while left:
+                taken = left if left < room else room
+                if isinstance(part, int):
+                    into.append(spare[-room:][:taken])
+                else:
+                    into.append(part[:taken])
+                    part = part[taken:]
+                left -= taken
+                room -= taken
+                if room == 0:
+                    self._fill_one(file, into, start, self._piece_bytes, check)
+                    start += self._piece_bytes
+                    into, room = [], self._piece_bytes
+        if into:
+            self._fill_one(file, into, start, self._piece_bytes - room, check)
+        self.read_seconds += perf_counter() - begin
+
+    def _fill_one(
+        self, file: File, into: list[memoryview], start: int, want: int, check: Check | None
+    ) -> None:
+        self.bytes_read += _fill(file, into, start, want, direct=False)
+        if check is not None:
+            for memory in into:
+                check(memory)
+
+    def _pass_through(
+        self,
+        file: File,
+        start: int,
+        stop: int,
+        parts: "_Parts",
+        ahead: bool,
+        check: Check | None,
+    ) -> None:
+        """Read several pieces at once, or into aligned buffers that are then copied from."""
+        self._window = None
+        under_way: deque[_Piece] = deque()
+        try:
+            for number, (first, last) in enumerate(self._cut(file, start, stop, ahead)):
+                if len(under_way) == self._depth:
+                    self._finish(file, under_way.popleft(), check)
+                memory = self._buffers[number % self._depth]
+                taken = parts.take(min(last, stop) - max(first, start))
+                into = [memory[: round_up(last - first)]] if self.direct else _into(taken, memory)
+                piece = _Piece(first, last, memory, into, taken, max(0, start - first))
+                if self._threads is not None:
+                    piece.got = self._threads.submit(
+                        _fill, file, into, first, last - first, direct=self.direct
+                    )
+                under_way.append(piece)
+            while under_way:
+                self._finish(file, under_way.popleft(), check)
+        finally:
+            for piece in under_way:  # after an error: nobody may write to the buffers any more
+                if piece.got is not None:
+                    piece.got.exception()
+
     def _cut(self, file: File, start: int, stop: int, ahead: bool) -> Iterator[tuple[int, int]]:
         """Yield first and last byte of each read."""
-        if self.direct and start < stop:
+        if self.direct:
             start -= start % ALIGNMENT
-            if ahead:
-                # So much more as makes whole pieces of all.
-                pieces = -(-(stop - start) // self._piece_bytes)
-                stop = min(file.num_bytes, start + pieces * self._piece_bytes)
+            if ahead:  # so much more as makes whole pieces of all
+                stop = start + -(-(stop - start) // self._piece_bytes) * self._piece_bytes
+                stop = min(file.num_bytes, stop)
         for first in range(start, stop, self._piece_bytes):
             yield first, min(first + self._piece_bytes, stop)
-
-    def _fetch(self, file: File, piece: _Piece) -> int:
-        begin = perf_counter()
-        got = piece.got.result() if piece.got else _fill(file, piece, self.direct)
-        self.read_seconds += perf_counter() - begin
-        self.bytes_read += got
-        return got
 
     def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
         got = self._fetch(file, piece)
@@ -227,6 +269,17 @@ class ExtentReader:
         elif check is not None:
             for memory in piece.into:
                 check(memory)
+
+    def _fetch(self, file: File, piece: _Piece) -> int:
+        begin = perf_counter()
+        if piece.got is None:
+            want = piece.stop - piece.start
+            got = _fill(file, piece.into, piece.start, want, direct=self.direct)
+        else:
+            got = piece.got.result()
+        self.read_seconds += perf_counter() - begin
+        self.bytes_read += got
+        return got
 
     def _deal(self, memory: memoryview, parts: list[Part], check: Check | None) -> None:
         """Copy what was read to where it goes."""
@@ -298,6 +351,9 @@ class _Parts:
     def __init__(self, parts: Iterable[Part]) -> None:
         self._left = deque(parts)
 
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._left)
+
     def take(self, num_bytes: int) -> list[Part]:
         """Return the parts of the next bytes; the last one is cut where they end."""
         taken: list[Part] = []
@@ -331,25 +387,24 @@ def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
     return into
 
 
-def _fill(file: File, piece: _Piece, direct: bool) -> int:
-    """Read a piece and return its bytes; with O_DIRECT there may be more, up to the alignment."""
-    want, got = piece.stop - piece.start, 0
-    into = piece.into
+def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: bool) -> int:
+    """Read `want` bytes or, with O_DIRECT, up to the alignment behind them; return how many."""
+    got = 0
     try:
+        got = os.preadv(file.descriptor, into[:_MOST_VECTORS], start)
+        done = got
         while got < want:
-            more = os.preadv(file.descriptor, into[:_MOST_VECTORS], piece.start + got)
-            got += more
-            if got >= want:
-                break
-            if more == 0 or (direct and got % ALIGNMENT):
+            if done == 0 or (direct and got % ALIGNMENT):
                 raise DatasetError(
-                    f"{file.path} ends at byte {piece.start + got}, but held {file.num_bytes} "
+                    f"{file.path} ends at byte {start + got}, but held {file.num_bytes} "
                     f"bytes when it was opened: it was cut while it was being read"
                 )
-            into = _after(into, more)
+            into = _after(into, done)
+            done = os.preadv(file.descriptor, into[:_MOST_VECTORS], start + got)
+            got += done
     except OSError as error:
         raise DatasetError(
-            f"{file.path} cannot be read at byte {piece.start + got}: {error.strerror}"
+            f"{file.path} cannot be read at byte {start + got}: {error.strerror}"
         ) from None
     return got
 

@@ -308,5 +308,7 @@ class Loaders:
         assert np.diff(ready)[1:].mean() > 0.9 * 3 * 0.01, "one worker, 3 samples a batch"
 
 
-def _own_resources() -> tuple[list[str], int]:
-    return sorted(os.listdir("/dev/shm")), threading.active_count()
+def _own_resources() -> tuple[list[str], list[str]]:
+    """Return names of shared memory as torch and multiprocessing give them, and threads."""
+    shared = [n for n in os.listdir("/dev/shm") if n.startswith(("torch_", "psm_", "sem."))]
+    return sorted(shared), sorted(thread.name for thread in threading.enumerate())

@@ -5,10 +5,11 @@ The libraries read through an ordinary Python file, as they do in a training job
 
 import io
 import os
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -17,6 +18,22 @@ from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.samples import Memory
 from dlemu.workload import FormatName
+
+_Returned = TypeVar("_Returned")
+
+
+def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
+    """Return what `parse` returns; it may be called again.
+
+    The .npy header is a Python literal, and before 3.11.9 Python's parser may fail where two
+    threads use it (CPython issue 106905).
+    """
+    for _ in range(100):
+        try:
+            return parse()
+        except SystemError:
+            time.sleep(0.001)
+    return parse()
 
 
 class CountedFile(io.FileIO):
@@ -67,7 +84,7 @@ class _Array:
         self._file = io.BufferedReader(file)
         begin = perf_counter()
         try:
-            loaded = np.load(self._file)
+            loaded = despite_other_threads(self._load)
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 self._array = loaded["x"]
             else:
@@ -85,6 +102,10 @@ class _Array:
 
     def close(self) -> None:
         self._file.close()
+
+    def _load(self) -> Any:
+        self._file.seek(0)
+        return np.load(self._file)
 
 
 class _Hdf5:

@@ -69,6 +69,7 @@ class PyTorchLoader:
         self._changed = threading.Condition()
         self._running: Steps | None = None
         self._takers: list[threading.Thread] = []
+        self._taken: list[threading.Semaphore] = []
 
     @property
     def direct(self) -> bool:
@@ -83,13 +84,13 @@ class PyTorchLoader:
             return
         running = Steps(plan.num_steps, len(batches), self._changed)
         self._running = running
-        taken = [threading.Semaphore(0) for _ in batches]
+        self._taken = [threading.Semaphore(0) for _ in batches]
 
         def take(column: int) -> None:
             try:
                 for batch in batches[column]:
                     running.put(batch, column)
-                    taken[column].acquire()
+                    self._taken[column].acquire()
                     if running.ended:
                         return
             except Exception as error:
@@ -104,13 +105,10 @@ class PyTorchLoader:
         try:
             for step in range(plan.num_steps):
                 whole = running.take(step, look=self._look, every=_LOOK_SECONDS)
-                for one in taken:
-                    one.release()
+                for taken in self._taken:
+                    taken.release()
                 yield whole
         finally:
-            running.ended = True
-            for one in taken:
-                one.release()
             self._end_epoch()
 
     def waiting_for(self) -> str:
@@ -120,8 +118,6 @@ class PyTorchLoader:
         return [pid for workers in self._workers for pid in workers.pids()]
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.ended = True
         self._end_epoch()
         for workers in self._workers:
             workers.close()
@@ -131,11 +127,17 @@ class PyTorchLoader:
             workers.look()
 
     def _end_epoch(self) -> None:
+        if self._running is None:
+            return
+        self._running.ended = True
+        for taken in self._taken:
+            taken.release()
         for workers in self._workers:
             workers.give_up()
         end = perf_counter() + _CLOSE_SECONDS
         for taker in self._takers:
             taker.join(max(0.0, end - perf_counter()))
+        self._running = None
 
 
 class _Workers:
@@ -197,7 +199,9 @@ class _Workers:
             ready = perf_counter()
             if isinstance(result, DlemuError):
                 raise result
-            assert result is not None and result[0] == step, "batches come in their order"
+            if result is None:
+                return  # the epoch has ended meanwhile
+            assert result[0] == step, "batches come in their order"
             cost = result[1]
             arrays = None
             if self._keep:

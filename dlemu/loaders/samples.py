@@ -135,7 +135,7 @@ class Slots:
         table = 8 * num_slots * batch
         self.lengths = flat[:table].view(np.int64).reshape(num_slots, batch)
         """Bytes of each sample, (slots, batch)."""
-        self.filled = flat[table : 2 * table].view(np.int64).reshape(num_slots, batch)
+        self.filled = memory[table : 2 * table].cast("q", (num_slots, batch))
         """Bytes of each row that may not be zero, (slots, batch)."""
         self.rows = flat[2 * table :].reshape(num_slots, batch, row_bytes)
         """The samples, (slots, batch, row_bytes)."""

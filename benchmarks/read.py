@@ -1,0 +1,295 @@
+"""What reading costs the host, and how fast it is: python -m benchmarks.read [--quick].
+
+dlemu, through PyTorch's DataLoader and through threads, and fio read the same files in turn, round
+after round: from the page cache, from disk with O_DIRECT, and from tmpfs. DLIO, if `make peers` has
+set it up, reads its own dataset. A ratio is of one round, so that a busy host weighs on both.
+
+    python -m benchmarks.read [rounds=5] [folder=build/read] [datasets=unet3d,...] [ways=cache,...]
+"""
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import describe_machine, markdown, spread
+from dlemu.datagen import generate
+from dlemu.files import layout_of
+from dlemu.formats import FORMATS
+from dlemu.loaders import open_loader
+from dlemu.plan import EpochPlan, plan_epoch, plan_streams
+from dlemu.workload import Workload, load_workload
+from dlemu.world import Alone
+
+PEERS = Path(".venv-peers/bin")
+EPOCHS = 3
+"""Epochs of a measurement; one before it starts the workers and is left out."""
+
+DATASETS: dict[str, tuple[str, dict[str, object]]] = {
+    "unet3d": ("unet3d_h100", {"dataset.num_files_train": 14}),
+    "resnet50": ("resnet50_h100", {"dataset.num_files_train": 10}),
+    "cosmoflow": ("cosmoflow_h100", {"dataset.num_files_train": 500}),
+    "hdf5": ("cosmoflow_h100", {"dataset.num_files_train": 500, "dataset.format": "hdf5"}),
+}
+"""Workload and keys: 1.4 to 2 GB each."""
+CPU_GOALS = {
+    "cache": {"unet3d": 1.4, "resnet50": 1.6, "cosmoflow": 2.0, "hdf5": 2.0},
+    "direct": {"unet3d": 1.5, "resnet50": 3.0, "cosmoflow": 3.0, "hdf5": 3.0},
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What one run took."""
+
+    num_bytes: float
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds per GB."""
+        return self.cpu_seconds / self.num_bytes * 1e9
+
+    @property
+    def speed(self) -> float:
+        """GB/s."""
+        return self.num_bytes / self.seconds / 1e9
+
+
+def job(name: str, data: Path, loader: str, direct: bool) -> Workload:
+    """Return the workload that reads a dataset."""
+    base, keys = DATASETS[name]
+    return load_workload(
+        base,
+        keys
+        | {
+            "dataset.data_folder": str(data / name),
+            "reader.data_loader": loader,
+            "reader.odirect": direct,
+        },
+    )
+
+
+def make_plan(workload: Workload, epoch: int) -> EpochPlan:
+    """Return the plan of one accelerator."""
+    layout, reader = layout_of(workload), workload.reader
+    if layout.samples_per_file > 1 and FORMATS[layout.format].streamed:
+        return plan_streams(
+            layout.num_samples,
+            batch_size=reader.batch_size,
+            num_accelerators=1,
+            num_streams=max(1, reader.read_threads),
+            epoch=epoch,
+            seed=1,
+            samples_per_file=layout.samples_per_file,
+            shuffle_files=True,
+            shuffle_samples=False,
+            shuffle_size=1,
+        )
+    return plan_epoch(
+        layout.num_samples, batch_size=reader.batch_size, num_accelerators=1, epoch=epoch, seed=1
+    )
+
+
+def read_here(workload: Workload) -> Rate:
+    """Read EPOCHS epochs in this process and its workers; their start is left out."""
+    loader = open_loader(
+        workload,
+        layout_of(workload),
+        workload.data_folder,
+        accelerators=range(1),
+        known_places=True,
+        keep=False,
+    )
+    try:
+        for _ in loader.epoch(0, make_plan(workload, 0)):
+            pass
+        pids = loader.pids()
+        num_bytes, seconds, cpu = 0, 0.0, 0.0
+        for epoch in range(1, EPOCHS + 1):
+            plan = make_plan(workload, epoch)
+            before, begin = cpu_of(pids), time.perf_counter()
+            for batches in loader.epoch(epoch, plan):
+                num_bytes += sum(batch.num_bytes for batch in batches)
+            seconds += time.perf_counter() - begin
+            cpu += cpu_of(pids) - before
+    finally:
+        loader.close()
+    return Rate(num_bytes, seconds, cpu)
+
+
+def cpu_of(pids: list[int]) -> float:
+    """Return the CPU seconds of this process and others, to the nanosecond.
+
+    What a process's own counters say is rounded to ticks of 10 ms, a few per cent of a run.
+    """
+    nanoseconds = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return time.process_time() + nanoseconds / 1e9
+
+
+def read_apart(name: str, data: Path, loader: str, direct: bool) -> Rate:
+    """Read in a process of its own, as a run would."""
+    words = [sys.executable, "-m", "benchmarks.read", "--here", name, str(data), loader]
+    done = subprocess.run([*words, str(direct)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return Rate(*json.loads(done.stdout))
+
+
+def fio(name: str, data: Path, direct: bool) -> Rate:
+    """Have fio read the same files in 1 MiB pieces, with as many jobs as there are workers."""
+    jobs = load_workload(DATASETS[name][0]).reader.read_threads
+    words = ["fio", "--output-format=json", "--bs=1M", "--rw=read", "--ioengine=psync"]
+    words += [f"--direct={int(direct)}", "--invalidate=0", f"--loops={EPOCHS}"]
+    words += ["--file_service_type=sequential", "--group_reporting"]
+    for number in range(jobs):
+        words += [f"--name=job{number}", f"--opendir={data / 'jobs' / str(number)}"]
+    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    one = json.loads(out[out.index("{") :])["jobs"][0]
+    cpu = (one["usr_cpu"] + one["sys_cpu"]) / 100 * one["job_runtime"] / 1e3
+    return Rate(one["read"]["io_bytes"], one["read"]["runtime"] / 1e3, cpu)
+
+
+def dlio(name: str, data: Path) -> Rate:
+    """Have DLIO read its own dataset; the difference of two runs leaves out the start."""
+    rates = [_dlio_epochs(name, data, epochs) for epochs in (1, 1 + EPOCHS)]
+    return Rate(*(late - early for early, late in zip(rates[0], rates[1], strict=True)))
+
+
+def _dlio_epochs(name: str, data: Path, epochs: int) -> tuple[float, float, float]:
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    _dlio(name, data, {"workflow.train": True, "train.epochs": epochs})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    size = sum(file.stat().st_size for file in (data / "dlio" / name / "train").iterdir())
+    return epochs * size, time.perf_counter() - begin, cpu
+
+
+def _dlio(name: str, data: Path, keys: dict[str, object]) -> None:
+    workload, own = DATASETS[name]
+    given = own | {"dataset.data_folder": str(data / "dlio" / name), "workflow.checkpoint": False}
+    given |= {"train.computation_time": 0.0, "workflow.generate_data": False} | keys
+    words = [f"++workload.{key}={value}" for key, value in given.items()]
+    with tempfile.TemporaryDirectory() as results:
+        subprocess.run(
+            [
+                str(PEERS / "dlio_benchmark"),
+                f"workload={workload}",
+                f"hydra.run.dir={results}",
+                *words,
+            ],
+            check=True,
+            capture_output=True,
+            env=os.environ | {"PATH": f"{PEERS.resolve()}:{os.environ['PATH']}"},
+        )
+
+
+def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
+    """Return the rows of a dataset: each reader in turn, round after round."""
+    direct = way == "direct"
+    readers: dict[str, Callable[[], Rate]] = {
+        "fio": lambda: fio(name, data, direct),
+        "pytorch": lambda: read_apart(name, data, "pytorch", direct),
+        "threads": lambda: read_apart(name, data, "threads", direct),
+    }
+    if way == "cache" and (data / "dlio" / name).exists():
+        readers["DLIO"] = lambda: dlio(name, data)
+    rates: dict[str, list[Rate]] = {reader: [] for reader in readers}
+    for _ in range(rounds):
+        for reader, read in readers.items():
+            rates[reader].append(read())
+    rows = []
+    for reader, own in rates.items():
+        costs = [a.cost / b.cost for a, b in zip(own, rates["fio"], strict=True)]
+        speeds = [a.speed / b.speed for a, b in zip(own, rates["fio"], strict=True)]
+        goal = ""
+        if reader == "pytorch" and way in CPU_GOALS:
+            limit = CPU_GOALS[way][name]
+            goal = f"CPU ≤ {limit}: {'yes' if statistics.median(costs) <= limit else 'NO'}"
+            if way == "direct":
+                goal += f"; speed ≥ 0.95: {'yes' if statistics.median(speeds) >= 0.95 else 'NO'}"
+        if reader == "threads" and way == "tmpfs":
+            goal = f"speed ≥ 0.9: {'yes' if statistics.median(speeds) >= 0.9 else 'NO'}"
+        if reader == "DLIO":
+            less = [a.cost / b.cost for a, b in zip(own, rates["pytorch"], strict=True)]
+            goal = f"pytorch {spread(less, '.1f')} × less, ≥ 5: "
+            goal += "yes" if statistics.median(less) >= 5 else "NO"
+        rows.append(
+            [
+                name,
+                way,
+                reader,
+                spread([rate.cost for rate in own], ".3f"),
+                spread(costs) if reader != "fio" else "",
+                spread([rate.speed for rate in own]),
+                spread(speeds) if reader != "fio" else "",
+                goal,
+            ]
+        )
+    return rows
+
+
+def prepare(name: str, data: Path, way: str) -> None:
+    """Write a dataset, and DLIO's if it is there; fill the page cache or empty it."""
+    workload = job(name, data, "threads", False)
+    generate(workload, world=Alone())
+    # fio takes no long list of files: each of its jobs gets a folder of links.
+    for number, path in enumerate(sorted((data / name / "train").iterdir())):
+        folder = data / "jobs" / str(number % workload.reader.read_threads)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).hardlink_to(path)
+    if way == "cache" and name != "hdf5" and (PEERS / "dlio_benchmark").exists():
+        _dlio(name, data, {"workflow.generate_data": True, "workflow.train": False})
+    for entry in data.rglob("*"):
+        if entry.is_file():
+            with entry.open("rb") as file:
+                os.fsync(file.fileno())
+                if way == "direct":
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while way == "cache" and file.read(1 << 20):
+                    pass
+
+
+def main(arguments: list[str]) -> None:
+    """Run the cases and print the table."""
+    if arguments[:1] == ["--here"]:
+        name, folder, loader, direct = arguments[1:]
+        rate = read_here(job(name, Path(folder), loader, direct == "True"))
+        print(json.dumps([rate.num_bytes, rate.seconds, rate.cpu_seconds]))
+        return
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    quick = "--quick" in arguments
+    rounds = int(given.get("rounds", 1 if quick else 5))
+    names = given["datasets"].split(",") if "datasets" in given else list(DATASETS)
+    ways = given["ways"].split(",") if "ways" in given else ["cache", "direct", "tmpfs"]
+    rows = []
+    for way in ways:
+        for name in names:
+            above = Path("/dev/shm") if way == "tmpfs" else Path(given.get("folder", "build/read"))
+            above.mkdir(parents=True, exist_ok=True)
+            data = Path(tempfile.mkdtemp(prefix="dlemu-read.", dir=above))
+            try:
+                prepare(name, data, way)
+                rows += rows_of(name, data, way, rounds)
+            finally:
+                shutil.rmtree(data)
+            print("\n".join("  ".join(row) for row in rows[-4:]), file=sys.stderr, flush=True)
+    print(f"{describe_machine()}; {rounds} rounds, median (min–max)\n")
+    header = ["dataset", "from", "reader", "CPU-s/GB", "× fio", "GB/s", "× fio", "goal"]
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
