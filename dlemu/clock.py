@@ -79,6 +79,8 @@ class TimerError:
 
     mean: float
     """Seconds."""
+    median: float
+    """Seconds; unlike the mean it does not tell of a host that was busy with something else."""
     p99: float
     """Seconds; 99 % of the sleeps were no later."""
     cpu_share: float
@@ -95,4 +97,5 @@ def timer_error(clock: Clock, *, seconds: float, num_sleeps: int) -> TimerError:
         late.append(clock.now() - deadline)
     cpu_share = (time.thread_time() - cpu) / (clock.now() - begin)
     late.sort()
-    return TimerError(sum(late) / num_sleeps, late[math.ceil(num_sleeps * 0.99) - 1], cpu_share)
+    p99 = late[math.ceil(num_sleeps * 0.99) - 1]
+    return TimerError(sum(late) / num_sleeps, statistics.median(late), p99, cpu_share)
