@@ -127,14 +127,12 @@ class _Reader:
         done = 0
         while done < len(piece):
             count = os.preadv(self._file, [self._read[done:whole].data], offset + done)
-            if count == 0:
-                break
+            if count == 0:  # cut since its size was seen
+                raise _Differs(offset + done)
             done += count
-        found = self._read[: min(done, len(piece))]
-        if not np.array_equal(found, piece[: len(found)]):
-            raise _Differs(offset + int(np.argmax(found != piece[: len(found)])))
-        if len(found) < len(piece):
-            raise _Differs(offset + len(found))
+        found = self._read[: len(piece)]
+        if not np.array_equal(found, piece):
+            raise _Differs(offset + int(np.argmax(found != piece)))
         self.bytes_done += len(piece)
 
     def _blame(self, path: str, problem: str) -> None:

@@ -67,17 +67,17 @@ def test_no_compression_helps(size: int) -> None:
 
 @pytest.mark.parametrize("start", [0, 44, 50, 183, 4095])
 def test_no_page_comes_twice_wherever_payloads_start(start: int) -> None:
-    """64 MiB of files whose payloads begin at odd places, as those of TFRecord do."""
+    """80 MiB of files whose payloads begin at odd places, as those of TFRecord do."""
     content, seen, num_pages = Content(0), set(), 0
-    for sample in range(16):
-        data = np.zeros(start + 4 * 2**20 - sample * 1111, np.uint8)
+    for sample in range(40):
+        data = np.zeros(start + 2 * 2**20 - sample * 1111, np.uint8)
         content.fill(data[start:], sample)
         payload_pages = data[-(-start // PAGE) * PAGE :]
         for at in range(0, len(payload_pages) - PAGE + 1, PAGE):
             seen.add(payload_pages[at : at + PAGE].tobytes())
             num_pages += 1
 
-    assert num_pages > 16_000
+    assert num_pages > 20_000
     assert len(seen) == num_pages
 
 
