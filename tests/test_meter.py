@@ -77,6 +77,17 @@ def test_a_model_of_ones_own_computes_between_two_batches() -> None:
     assert metrics is not None and metrics.au_percentage == pytest.approx(100 * 5 / 7)
 
 
+def test_a_loop_may_emulate_some_of_its_steps() -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for number, batch in enumerate(meter.epoch(Delayed(clock, 0, 0, 0), 0)):
+        if number == 1:
+            meter.compute(batch)
+        clock.time += 1
+    assert meter.steps["compute"].tolist() == [1, 3, 1]
+    assert meter.steps["computation_time"].tolist() == [1, 2, 1]
+
+
 def test_what_a_batch_knows_of_itself_is_kept() -> None:
     clock = VirtualClock()
     batch = Batch(0, 0, 0, np.arange(5), 4096, 0.0, 0.25, 0.5, 0.125)

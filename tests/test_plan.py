@@ -177,6 +177,8 @@ def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
     second = np.bincount(orders[:, 1], minlength=8) / 4000
     # Left over from the first four: 3/4 x 1/4 each; the newcomer: 1/4.
     assert second[:5] == pytest.approx([3 / 16] * 4 + [1 / 4], abs=0.03)
+    in_order = (np.diff(orders[:, 4:], axis=1) > 0).all(axis=1).mean()
+    assert in_order == pytest.approx(1 / 24, abs=0.015), "what is held at the end is shuffled too"
 
 
 @pytest.mark.parametrize(
