@@ -1,0 +1,397 @@
+"""Runs dlemu as users do, where the answer is known beforehand.
+
+The rate of a disk is set by a cgroup, its latency by a file system of the tests' own, the CPUs by a
+quota. `python -m benchmarks.truth` prints all cases; `tests/test_ground_truth.py` checks them.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from dlemu.pagecache import drop
+from tests.cgroups import Group, cpu_quota, throttled_reads
+from tests.mpirun import mpirun
+from tests.slow_files import slow_files
+
+ROOT = Path(__file__).parents[1]
+_MARK = "DLEMU_TEST_RUN"
+
+
+@dataclass
+class Run:
+    """A `dlemu run` that was started, or has ended."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    mark: str
+    out: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return summary.json."""
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    def wait_for(self, text: str, timeout: float = 30) -> None:
+        """Return once the run has printed this."""
+        end = time.monotonic() + timeout
+        while not any(text in line for line in self.out):
+            assert self.process.poll() is None, f"ended before {text!r}:\n{self.told()}"
+            assert time.monotonic() < end, f"no {text!r} within {timeout} s:\n{self.told()}"
+            time.sleep(0.01)
+
+    def end(self, timeout: float = 60) -> int:
+        """Wait for the end; return the exit status."""
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"runs for over {timeout} s:\n{self.told()}") from None
+        for reader in self._readers:
+            reader.join(2)
+        return status
+
+    def told(self) -> str:
+        """Return all that it has printed."""
+        return "".join([*self.out, *self.errors])
+
+    def alive(self) -> list[psutil.Process]:
+        """Return the processes that belong to it and live, ranks and workers among them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Return the ranks' processes by number."""
+        found = {}
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                number = process.environ().get("OMPI_COMM_WORLD_RANK")
+                parent = process.parent()
+                inside = parent is not None and parent.environ().get("OMPI_COMM_WORLD_RANK")
+                if number is not None and not inside:
+                    found[int(number)] = process
+        return found
+
+
+@contextlib.contextmanager
+def start(
+    workload: Path,
+    *overrides: str,
+    group: Group | None = None,
+    num_ranks: int = 1,
+    before: tuple[str, ...] = (),
+) -> Iterator[Run]:
+    """Run a workload's file; whatever is left of the run is killed in the end."""
+    mark = uuid.uuid4().hex
+    folder = workload.parent / f"run-{mark[:8]}"
+    dlemu = [*before, sys.executable, "-m", "dlemu", "run", f"workload={workload}"]
+    if not any(override.startswith("output.folder=") for override in overrides):
+        overrides = (*overrides, f"output.folder={folder}")
+    command = [*dlemu, *overrides]
+    if num_ranks > 1:
+        command = mpirun(num_ranks, "--bind-to", "none", *command)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, _MARK: mark, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=group.enter if group is not None else None,
+        start_new_session=True,
+    )
+    run = Run(process, folder, mark)
+    for stream, lines in ((process.stdout, run.out), (process.stderr, run.errors)):
+        reader = threading.Thread(target=_keep, args=(stream, lines), daemon=True)
+        reader.start()
+        run._readers.append(reader)
+    try:
+        yield run
+    finally:
+        for left in run.alive():
+            with contextlib.suppress(psutil.Error):
+                left.kill()
+        process.wait()
+
+
+def _keep(stream: Any, lines: list[str]) -> None:
+    lines.extend(stream)  # line by line, as they come
+
+
+def dataset(folder: Path, **keys: Any) -> Path:
+    """Generate a dataset in a folder; return its workload's file.
+
+    `keys` are dotted, with "__" for the dot: dataset__format="npz".
+    """
+    tree: dict[str, Any] = {
+        "name": "bench",
+        "dataset": {"data_folder": str(folder / "data"), "format": "npz"},
+        "reader": {"batch_size": 1, "file_shuffle": "seed", "data_loader": "threads"},
+        "train": {"epochs": 1},
+    }
+    for key, value in keys.items():
+        section, _, name = key.partition("__")
+        tree.setdefault(section, {})[name] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "bench.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-m", "dlemu", "datagen", f"workload={path}"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+@contextlib.contextmanager
+def folder_on_disk() -> Iterator[Path]:
+    """Give a folder on the disk that the checkout lies on."""
+    folder = ROOT / "build" / f"bench-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """Give a folder in tmpfs."""
+    folder = Path("/dev/shm") / f"dlemu-bench-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run said, beside the truth; None where there is nothing to know."""
+
+    au: float
+    true_au: float | None
+    limit: str
+    true_limit: str
+    evidence: str
+    cached: list[float] = field(default_factory=list)
+    """Share of each epoch's bytes from memory."""
+    true_cached: list[float] | None = None
+
+
+def found(run: Run, true_limit: str, true_au: float | None = None) -> Found:
+    """Return what an ended run said."""
+    status = run.end()
+    assert status in (0, 2), run.told()
+    summary = run.summary
+    return Found(
+        au=summary["metric"]["train_au_mean_percentage"],
+        true_au=true_au,
+        limit=summary["limit"]["name"],
+        true_limit=true_limit,
+        evidence=summary["limit"]["evidence"],
+        cached=summary["measured"]["page_cache_share_per_epoch"],
+    )
+
+
+def throttled_disk(
+    share: float, *, loader: str, num_steps: int, num_accelerators: int = 1, num_ranks: int = 1
+) -> Found:
+    """Run where the disk gives a share of what the accelerators ask for.
+
+    AU is that share. A batch is one read, so the kernel's throttle serves batches in their order,
+    and none but the first is there when the first step ends: nothing to correct for. It gives the
+    bytes of 0.1 s at once (block/blk-throttle.c), so batches that are to come evenly take longer.
+    """
+    seconds = 0.1 if num_accelerators == 1 else 0.1 * share * num_accelerators
+    num_bytes = 1_000_000 // num_accelerators
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_steps * num_accelerators,
+            dataset__record_length_bytes=num_bytes,
+            reader__read_threads=2 if num_accelerators == 1 else 1,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        rate = share * num_accelerators * _direct_bytes(folder) / seconds
+        _load_libraries()
+        with (
+            throttled_reads(folder, round(rate)) as group,
+            start(
+                workload,
+                f"accelerators_per_rank={num_accelerators // num_ranks}",
+                group=group,
+                num_ranks=num_ranks,
+            ) as run,
+        ):
+            return found(run, "storage" if share < 1 else "none", 100 * min(1.0, share))
+
+
+def slow_rank(share: float, *, loader: str, num_steps: int = 30) -> Found:
+    """Run two ranks, of which only rank 1 has a throttled disk."""
+    seconds = 0.1
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=2 * num_steps,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=2,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        rate = share * _direct_bytes(folder) / seconds
+        _load_libraries()
+        with throttled_reads(folder, round(rate)) as group:
+            enter = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || echo $$ > {group.folder}/cgroup.procs; "$@"'
+            with start(workload, num_ranks=2, before=("sh", "-c", enter, "sh")) as run:
+                return found(run, "barrier", 100 * share)
+
+
+def starved_of_cpu(*, loader: str) -> Found:
+    """Run on files in memory, parsed by np.load, with a quarter of a core."""
+    with folder_in_memory() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=60,
+            dataset__record_length_bytes=4_000_000,
+            reader__read_threads=2,
+            reader__decode="library",
+            reader__data_loader=loader,
+            train__computation_time=0.01,
+        )
+        with cpu_quota(0.25) as group, start(workload) as run:
+            run.wait_for("demand:")  # by then the libraries are loaded
+            group.enter(run.process.pid)
+            return found(run, "host cpu")
+
+
+def one_cpu(*, loader: str) -> Found:
+    """Run on the disk with several workers on one core, which np.load takes up."""
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=60,
+            dataset__record_length_bytes=4_000_000,
+            reader__read_threads=4,
+            reader__decode="library",
+            reader__data_loader=loader,
+            train__computation_time=0.002,
+            train__epochs=2,
+        )
+        with start(workload, before=("taskset", "-c", "0")) as run:
+            return found(run, "host cpu")
+
+
+def slow_answers(num_workers: int, *, loader: str) -> Found:
+    """Run on files that take 50 ms a read, however many reads there are at once."""
+    seconds, latency, num_steps = 0.02, 0.05, 100
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_steps,
+            dataset__record_length_bytes=100_000,
+            reader__read_threads=num_workers,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        with (
+            slow_files(folder / "data", seconds=latency) as point,
+            start(workload, f"dataset.data_folder={point}") as run,
+        ):
+            share = min(1.0, num_workers * seconds / latency)
+            return found(run, "loader" if share < 1 else "none", 100 * share)
+
+
+def slow_preprocessing(*, loader: str) -> Found:
+    """Run with one worker that takes longer for a batch than the accelerator."""
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=80,
+            dataset__record_length_bytes=100_000,
+            reader__read_threads=1,
+            reader__odirect=True,
+            reader__preprocess_time=0.05,
+            reader__data_loader=loader,
+            train__computation_time=0.02,
+        )
+        with start(workload) as run:
+            return found(run, "loader", 40.0)
+
+
+def warm_cache(share: float, *, loader: str) -> Found:
+    """Run two epochs through the page cache, of which a share of the files was read before."""
+    num_files = 100
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_files,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=2,
+            reader__data_loader=loader,
+            train__computation_time=0.02,
+            train__epochs=2,
+            output__drop_caches=False,
+        )
+        paths = sorted((folder / "data" / "train").iterdir())
+        drop(paths)
+        for path in paths[: round(share * num_files)]:
+            path.read_bytes()
+        with start(workload) as run:
+            return replace(found(run, "none", 100.0), true_cached=[share, 1.0])
+
+
+def _load_libraries() -> None:
+    """Have the page cache hold Python's libraries, which may lie on the disk to be throttled."""
+    libraries = "import dlemu.job, dlemu.loaders.pytorch, mpi4py.MPI"
+    subprocess.run([sys.executable, "-c", libraries], cwd=ROOT, check=True)
+
+
+def _direct_bytes(folder: Path) -> int:
+    """Return what the disk gives for a file, in blocks."""
+    size = next((folder / "data" / "train").iterdir()).stat().st_size
+    return -(-size // 4096) * 4096
+
+
+def _both(case: Callable[..., Found], **keys: Any) -> dict[str, Callable[[], Found]]:
+    return {loader: partial(case, loader=loader, **keys) for loader in ("threads", "pytorch")}
+
+
+_CASES: dict[str, dict[str, Callable[[], Found]]] = {
+    "disk at 0.3 of the demand": _both(throttled_disk, share=0.3, num_steps=24),
+    "disk at 0.6 of the demand": _both(throttled_disk, share=0.6, num_steps=40),
+    "disk at 0.9 of the demand": _both(throttled_disk, share=0.9, num_steps=60),
+    "disk at 1.5 times the demand": _both(throttled_disk, share=1.5, num_steps=50),
+    "disk at 0.6 of the demand of 4 accelerators on 2 ranks": _both(
+        throttled_disk, share=0.6, num_steps=25, num_accelerators=4, num_ranks=2
+    ),
+    "rank 1 of 2 with a disk at 0.5 of its demand": _both(slow_rank, share=0.5),
+    "files in memory, a quarter of a core": _both(starved_of_cpu),
+    "4 workers on one core": _both(one_cpu),
+    "reads take 50 ms, 1 worker": _both(slow_answers, num_workers=1),
+    "reads take 50 ms, 4 workers": _both(slow_answers, num_workers=4),
+    "preprocessing takes 50 ms, 1 worker": _both(slow_preprocessing),
+    "40% of the files in the page cache": _both(warm_cache, share=0.4),
+}
+CASES = {(name, loader): run for name, by in _CASES.items() for loader, run in by.items()}
+"""What runs each case, by its name and the loader's."""

@@ -1,0 +1,158 @@
+"""A file system whose reads take a set time, or never end: python -m tests.slow_files …
+
+A FUSE server of its own (linux/fuse.h, protocol 7.31), so that it needs no package: it shows a
+folder read-only, and answers each read so many seconds after it came, however many come at once.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2  # linux/mount.h
+_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH = 1, 2, 3, 14, 15, 18, 25
+_INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
+_UNANSWERED = (_FORGET, _INTERRUPT, _BATCH_FORGET)
+_FUSE_ASYNC_READ, _FUSE_MAX_PAGES = 1, 1 << 22
+_ROOT = 1  # a node's number is its place in the list of paths, plus this
+_FOR_LONG = 3600  # seconds that the kernel may keep names and attributes
+_HEADER = struct.Struct("<IIQQIIIHH")
+_IO = struct.Struct("<QQI")
+_REQUEST_BYTES = 1 << 17
+
+
+@contextlib.contextmanager
+def slow_files(source: Path, *, seconds: float, stalls: str = "") -> Iterator[Path]:
+    """Show a folder at a new place: reads take `seconds`, and of the file `stalls` for ever."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
+    point = source.with_name(f"{source.name}-slow-{os.getpid()}")
+    point.mkdir()
+    command = [sys.executable, "-m", "tests.slow_files", source, point, str(seconds), stalls]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        if (said := server.stdout.readline().strip()) != "mounted":
+            pytest.skip(f"no FUSE file system can be mounted here: {said}")
+        yield point
+    finally:
+        server.kill()
+        server.wait()
+        _LIBC.umount2(bytes(point), _MNT_DETACH)
+        point.rmdir()
+
+
+class _Server:
+    def __init__(self, device: int, source: Path, seconds: float, stalls: str) -> None:
+        self._device = device
+        self._paths = [source]
+        self._numbers = {source: _ROOT}
+        self._seconds, self._stalls = seconds, stalls
+        self._threads = ThreadPoolExecutor(64)
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        while True:
+            request = os.read(self._device, _REQUEST_BYTES)
+            came = time.perf_counter()
+            _, what, unique, node, *_ = _HEADER.unpack_from(request)
+            if what in _UNANSWERED:
+                continue
+            body = request[_HEADER.size :]
+            if what == _READ:
+                self._threads.submit(self._read, unique, node, body, came)
+                continue
+            try:
+                self._answer(unique, self._reply(what, node, body))
+            except OSError as error:
+                self._answer(unique, b"", error.errno or errno.EIO)
+
+    def _answer(self, unique: int, body: bytes, error: int = 0) -> None:
+        # The kernel refuses an answer to a process that was killed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            os.write(self._device, struct.pack("<IiQ", 16 + len(body), -error, unique) + body)
+
+    def _reply(self, what: int, node: int, body: bytes) -> bytes:
+        path = self._paths[node - _ROOT]
+        if what == _INIT:
+            _, _, readahead, _ = struct.unpack_from("<4I", body)
+            flags = _FUSE_ASYNC_READ | _FUSE_MAX_PAGES
+            return struct.pack(
+                "<4IHHIIHHII24x", 7, 31, readahead, flags, 64, 64, 4096, 1, 256, 0, 0, 0
+            )
+        if what == _LOOKUP:
+            path = path / os.fsdecode(body.rstrip(b"\0"))
+            attributes = _attributes(path)
+            with self._lock:
+                if path not in self._numbers:
+                    self._numbers[path] = len(self._paths) + _ROOT
+                    self._paths.append(path)
+            head = struct.pack("<4Q2I", self._numbers[path], 0, _FOR_LONG, _FOR_LONG, 0, 0)
+            return head + attributes
+        if what == _GETATTR:
+            return struct.pack("<QII", _FOR_LONG, 0, 0) + _attributes(path)
+        if what in (_OPEN, _OPENDIR):
+            return struct.pack("<QII", 0, 0, 0)
+        if what in (_RELEASE, _RELEASEDIR, _FLUSH):
+            return b""
+        if what == _READDIR:
+            return _names(path, *_IO.unpack_from(body)[1:])
+        raise OSError(errno.ENOSYS, "not here")
+
+    def _read(self, unique: int, node: int, body: bytes, came: float) -> None:
+        path = self._paths[node - _ROOT]
+        _, offset, size = _IO.unpack_from(body)
+        if path.name == self._stalls:
+            return
+        with path.open("rb") as file:
+            data = os.pread(file.fileno(), size, offset)
+        time.sleep(max(0.0, came + self._seconds - time.perf_counter()))
+        self._answer(unique, data)
+
+
+def _attributes(path: Path) -> bytes:
+    """Return a `struct fuse_attr`."""
+    a = path.stat()
+    times = int(a.st_atime), int(a.st_mtime), int(a.st_ctime)
+    return struct.pack(
+        "<6Q3I7I", a.st_ino, a.st_size, a.st_blocks, *times, 0, 0, 0, a.st_mode, 1, 0, 0, 0, 4096, 0
+    )
+
+
+def _names(path: Path, offset: int, size: int) -> bytes:
+    """Return a `struct fuse_dirent` each, as many as fit."""
+    entries = b""
+    for number, name in enumerate(sorted(os.listdir(path))[offset:], offset + 1):
+        text = os.fsencode(name)
+        entry = struct.pack("<QQII", number, number, len(text), 0) + text
+        entry += bytes(-len(entry) % 8)
+        if len(entries) + len(entry) > size:
+            break
+        entries += entry
+    return entries
+
+
+def main(source: Path, point: Path, seconds: float, stalls: str) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    where = b"dlemu-test", bytes(point), b"fuse"
+    if _LIBC.mount(*where, ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options.encode()):
+        print(os.strerror(ctypes.get_errno()), flush=True)
+        return
+    print("mounted", flush=True)
+    _Server(device, source, seconds, stalls).serve()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
