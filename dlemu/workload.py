@@ -276,7 +276,11 @@ def _set(tree: dict[str, Any], key: str, value: object) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return {str(k): _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+    """Return a tree of dicts whose keys can be shown in one line, whatever YAML has them be."""
+    if not isinstance(value, Mapping):
+        return value
+    shown = {key: key if str(key).isprintable() else repr(key) for key in value}
+    return {str(shown[key]): _plain(inner) for key, inner in value.items()}
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:

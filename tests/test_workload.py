@@ -151,6 +151,7 @@ def test_what_cannot_be_is_refused_in_one_line(key: str, value: object, line: st
         ("dataset.wxyz", "unknown key dataset.wxyz"),
         ("drives.read", "drives must be a whole number, got {'read': 1}"),
         ("ignored", "unknown key ignored"),
+        ("train.a\nb", "unknown key train.'a\\nb'"),
     ],
 )
 def test_an_unknown_key_is_refused_and_the_nearest_named(key: str, line: str) -> None:
