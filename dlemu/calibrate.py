@@ -1,61 +1,72 @@
 """`dlemu calibrate`: what this host moves for a workload, and what the storage gives its reads.
 
-Three runs: one accelerator on a dataset in memory (overhead and jitter of a step), many on the same
-one without computing (what the host moves), and the target read cold, without computing, in the
-loader's own pattern. The result file is what `dlemu predict predict.calibration=FILE` takes.
+1. one     one accelerator on a dataset in memory: what a step costs that nothing overlaps, and how
+           much that varies
+2. full    several that do not compute, on the same dataset: what this host moves
+3. target  several that do not compute, on the target, cold: what it gives to this loader's reads
+
+The result file is what `dlemu predict predict.calibration=FILE` takes.
 """
 
 import math
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen import generate
-from dlemu.errors import RunError
-from dlemu.files import layout_of
+from dlemu.datagen import generate, read_manifest
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.files import Layout
 from dlemu.job import Outcome, Say, run_job
 from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
-from dlemu.records import read_steps
+from dlemu.probe import probe_rate
+from dlemu.records import Steps, read_steps, write_json
 from dlemu.units import format_bytes, format_rate, format_seconds
 from dlemu.workload import Workload
 from dlemu.world import World
 
 _IN_MEMORY = Path("/dev/shm")
-_SECONDS = 60.0
-"""About how long each of the three runs may take."""
-_LEAST_STEPS = 20
+_SECONDS = 20.0
+"""About how long each of the three runs reads."""
+_MEMORY_BYTES = 8 << 30
+"""Most that is written to memory: more takes longer than reading it tells."""
 _MEMORY_SHARE = 0.25
-"""Part of what is free in memory that the dataset there may take."""
+"""Part of what is free in memory that may be taken."""
+_LEAST_STEPS = 20
+_LEAST_BATCHES = 4
+_MOST_EPOCHS = 50
+_PROBE_READERS = 16
+_PROBE_FILES = 512
+_PROBE_SECONDS = 2.0
 
 
 def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
     """Make the three runs on all ranks and write the calibration; return the exit status.
 
     Raises:
-        RunError: memory has no room for a few batches.
-        DlemuError: a run failed.
+        WorkloadError: there are several hosts: each has figures of its own.
+        RunError: memory has no room for a few batches, or a run failed.
+        DatasetError: the target holds no dataset.
     """
     if world.rank != 0:
         say = _silent
-    scratch = world.broadcast(
-        Path(tempfile.mkdtemp(prefix="dlemu-calibrate.", dir=_IN_MEMORY))
-        if world.rank == 0
-        else None
-    )
-    assert scratch is not None
+    prepared = _prepare(workload, world) if world.rank == 0 else None
+    world.barrier()  # where the others hear of a failure
+    prepared = world.broadcast(prepared)
+    assert prepared is not None
+    memory, target, scratch = prepared
     try:
-        calibration = _calibrate(workload, world, say, scratch)
+        calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if calibration is not None:
         path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         file = CalibrationFile(host=world.host, calibrations=(calibration,))
-        path.write_text(file.model_dump_json(indent=2) + "\n")
+        write_json(path, file.model_dump(mode="json"))
         say(f"\n{render_calibration(workload, calibration)}\nresult: {path}")
         say(f"dlemu predict workload={workload.name} predict.calibration={path}")
     return 0
@@ -63,139 +74,203 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
 
 def render_calibration(workload: Workload, calibration: Calibration) -> str:
     """Return the figures of a calibration as text."""
+
+    def enough(rate: float) -> str:
+        return f"{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take"
+
     drive = calibration.drive_read_bytes_per_second
-    host = calibration.host_read_bytes_per_second
-    return "\n".join(
-        [
-            f"{workload.name}, reader.data_loader={calibration.loader}",
-            f"overhead of a step       {format_seconds(calibration.overhead)}",
-            f"jitter of a step         {format_seconds(calibration.jitter)}",
-            f"this host moves          {format_rate(host)}, enough for "
-            f"{host / workload.demand:.1f} accelerators",
-            f"the target gives         {'-' if drive is None else format_rate(drive)}"
-            + ("" if drive is None else f", enough for {drive / workload.demand:.1f}"),
-        ]
-    )
+    rows = {
+        "overhead of a step": format_seconds(calibration.overhead),
+        "jitter of a step": format_seconds(calibration.jitter),
+        "this host moves": enough(calibration.host_read_bytes_per_second),
+        "a drive gives": "not read" if drive is None else enough(drive),
+    }
+    title = f"{workload.name}, reader.data_loader={calibration.loader}"
+    return "\n".join([title, *(f"  {name:<20}{value}" for name, value in rows.items())])
 
 
-def _calibrate(workload: Workload, world: World, say: Say, scratch: Path) -> Calibration | None:
-    reader, train = workload.reader, workload.train
-    in_memory = _small(workload, world, scratch)
-    say(
-        f"1/3 one accelerator, {in_memory.num_files} files in memory "
-        f"({format_bytes(in_memory.num_files * _file_bytes(workload))})"
-    )
-    generate(in_memory, world=world)
-    steps = max(_LEAST_STEPS, int(_SECONDS / max(train.computation_time.mean, 1e-3)))
-    have = in_memory.num_files * workload.dataset.num_samples_per_file // reader.batch_size
-    one = _run(
-        in_memory,
-        world,
-        scratch / "one",
-        {
-            "num_accelerators": 1,
-            "train.epochs": max(1, min(50, steps // have)),
-        },
-    )
-    most = max(1, have // _LEAST_STEPS)
-    # Readers enough to keep every CPU busy.
-    per_host = -(-(os.cpu_count() or 1) // max(1, reader.read_threads))
-    many = max(1, min(most, max(2, world.num_ranks, world.num_hosts * per_host)))
-    say(f"2/3 {many} accelerators that do not compute, from memory")
-    full = _run(
-        in_memory,
-        world,
-        scratch / "full",
-        {
-            "num_accelerators": many,
-            "train.computation_time": 0.0,
-            "train.epochs": 3,
-        },
-    )
-    target = None
+def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None, Path]:
+    """Return the workload for memory, the target's files (None: no target) and a scratch folder."""
+    if world.num_hosts > 1:
+        raise WorkloadError(
+            f"dlemu calibrate measures one host, not {world.num_hosts}: start it on one, and give "
+            "dlemu predict num_hosts"
+        )
+    if workload.train.computation_time.mean == 0:
+        raise WorkloadError("train.computation_time must be above 0 for a calibration, got 0")
+    layout = None
     if workload.dataset.data_folder is not None:
-        say(f"3/3 {many} accelerators that do not compute, from {workload.data_folder}")
-        target = _run(
-            workload,
-            world,
-            scratch / "target",
-            {
-                "num_accelerators": many,
-                "train.computation_time": 0.0,
-                "train.epochs": 1,
-                "train.total_training_steps": _steps_for(workload, many),
-            },
-        )
-    else:
-        say("3/3 left out: dataset.data_folder is not set")
-    if one is None or full is None:
-        return None
-    step_times = read_steps(one.folder)
-    inside = step_times[step_times["step"] > 0]
-    seconds = inside["wait"] + inside["compute"] + inside["barrier"]
-    over = np.maximum(seconds - inside["computation_time"], 0)
-    # Gumbel's scale, from the spread of the middle half: a single hiccup is not jitter.
-    low, high = np.quantile(over, [0.25, 0.75])
-    jitter = float(high - low) / (math.log(math.log(4)) - math.log(math.log(4 / 3)))
-    measured = fit(
-        workload=workload.name,
-        loader=reader.data_loader,
-        odirect=reader.odirect is True,
-        computation_time=train.computation_time.mean,
-        batch_bytes=workload.bytes_per_step,
-        one_au_percentage=one.metrics.au_percentage,
-        full_accelerators=1,
-        full_au_percentage=100.0,
-        jitter=jitter,
-    )
-    rates = {"host_read_bytes_per_second": full.metrics.read_bytes_per_second}
-    if target is not None:
-        rates["drive_read_bytes_per_second"] = (
-            target.metrics.read_bytes_per_second / workload.drives
-        )
-    return measured.model_copy(update=rates)
-
-
-def _run(workload: Workload, world: World, folder: Path, keys: dict[str, object]) -> Outcome | None:
-    workload = workload.with_keys({**keys, "output.folder": str(folder)})
-    outcome = run_job(workload, world=world, say=_silent)
-    if outcome is not None and outcome.summary["status"] != "complete":
-        raise RunError(str(outcome.summary.get("error")))
-    return outcome
-
-
-def _small(workload: Workload, world: World, scratch: Path) -> Workload:
-    """Return the workload on as many files as memory has room for, up to a minute's reading."""
-    room = world.broadcast(shutil.disk_usage(scratch).free * _MEMORY_SHARE)
-    per_file = workload.dataset.num_samples_per_file
-    needed = math.ceil(2 * _LEAST_STEPS * workload.reader.batch_size / per_file)
-    fitting = int(room / _file_bytes(workload))
-    if fitting * per_file < 4 * workload.reader.batch_size:
+        manifest = read_manifest(workload.data_folder)
+        if manifest is None:
+            raise DatasetError(
+                f"{workload.data_folder} holds no whole dataset of dlemu's; write it: dlemu "
+                f"datagen workload={workload.name} dataset.data_folder={workload.data_folder}"
+            )
+        layout = manifest.layout
+    if workload.output.folder is not None:
+        Path(workload.output.folder).mkdir(parents=True, exist_ok=True)
+    room = min(_MEMORY_SHARE * shutil.disk_usage(_IN_MEMORY).free, _MEMORY_BYTES)
+    batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
+    file_bytes = workload.dataset.mean_bytes * per_file
+    fitting = int(room / file_bytes)
+    least = -(-_LEAST_BATCHES * batch // per_file)
+    if fitting < least:
         raise RunError(
-            f"{_IN_MEMORY} has room for {fitting} files of {format_bytes(_file_bytes(workload))}, "
-            "calibrate needs 4 batches there; free memory, or scale dataset.record_length_bytes "
-            "and train.computation_time down together"
+            f"{_IN_MEMORY} may take {fitting} files of {format_bytes(file_bytes)} "
+            f"({format_bytes(room)}), calibrate needs {least} there, {_LEAST_BATCHES} batches; "
+            "free memory, or scale dataset.record_length_bytes and train.computation_time down"
         )
-    num_files = max(min(fitting, needed), -(-4 * workload.reader.batch_size // per_file))
-    small = workload.with_keys(
+    wanted = -(-_readers(workload, world) * _LEAST_STEPS * batch // per_file)
+    scratch = Path(tempfile.mkdtemp(prefix="dlemu-calibrate.", dir=_IN_MEMORY))
+    memory = workload.with_keys(
         {
-            "dataset.num_files_train": num_files,
+            "dataset.num_files_train": max(least, min(fitting, wanted)),
             "dataset.data_folder": str(scratch / "data"),
             "storage.storage_root": "/",
-            "reader.odirect": False,  # memory does not take it, and would not be cold either
+            "train.total_training_steps": -1,
+            # Not every kernel's tmpfs takes O_DIRECT.
+            "reader.odirect": "auto" if workload.reader.odirect else False,
         }
     )
-    layout_of(small)
-    return small
+    return memory, layout, scratch
 
 
-def _file_bytes(workload: Workload) -> float:
-    return workload.dataset.mean_bytes * workload.dataset.num_samples_per_file
+class _Runs:
+    """The three runs; called by all ranks alike."""
+
+    def __init__(self, workload: Workload, world: World, say: Say, scratch: Path) -> None:
+        self._workload, self._world, self._say, self._scratch = workload, world, say, scratch
+
+    def calibrate(self, memory: Workload, target: Layout | None) -> Calibration | None:
+        """Return the figures on rank 0, None on the others."""
+        many = _readers(self._workload, self._world)
+        size = format_bytes(_num_samples(memory) * memory.dataset.mean_bytes)
+        self._say(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
+        generate(memory, world=self._world)
+        one = self._one(memory)
+        self._say(f"2/3 {many} accelerators that do not compute, from memory")
+        full = self._full(memory, many)
+        read = None
+        if target is None:
+            self._say("3/3 left out: dataset.data_folder is not set")
+        else:
+            read = self._target(target)
+        if one is None or full is None:
+            return None
+        return self._conclude(one, full, read)
+
+    def _one(self, memory: Workload) -> Outcome | None:
+        num_steps = _num_samples(memory) // memory.reader.batch_size
+        epochs = _epochs(num_steps * memory.train.computation_time.mean)
+        return self._run(memory, "one", {"num_accelerators": 1, "train.epochs": epochs})
+
+    def _full(self, memory: Workload, many: int) -> Outcome | None:
+        # Where memory is short, smaller batches: the same bytes are moved.
+        batch = _num_samples(memory) // (many * _LEAST_STEPS)
+        keys = {
+            "num_accelerators": many,
+            "train.computation_time": 0.0,
+            "reader.batch_size": max(1, min(memory.reader.batch_size, batch)),
+        }
+        first = self._run(memory, "first", keys)
+        seconds = self._world.broadcast(first and sum(e.seconds for e in first.metrics.epochs))
+        return self._run(memory, "full", {**keys, "train.epochs": _epochs(seconds or 1.0)})
+
+    def _target(self, layout: Layout) -> Outcome | None:
+        workload, world = self._workload, self._world
+        rate = 0.0
+        if world.rank == 0:
+            files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
+            paths = [workload.data_folder / layout.path(file) for file in files]
+            probed = probe_rate(paths, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
+            rate = probed or workload.demand
+        rate = world.broadcast(rate)
+        batches = layout.num_samples // workload.reader.batch_size
+        # About as many as it may feed: fewer do not fill its queues.
+        number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
+        num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
+        self._say(
+            f"3/3 {number} accelerators that do not compute, from {workload.data_folder}, cold"
+        )
+        keys = {
+            "dataset.num_files_train": layout.num_files,
+            "num_accelerators": number,
+            "train.computation_time": 0.0,
+            "train.epochs": 1,
+            "train.total_training_steps": max(_LEAST_STEPS, min(batches // number, num_steps)),
+        }
+        return self._run(workload, "target", keys)
+
+    def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
+        keys = {**keys, "output.folder": str(self._scratch / name)}
+        outcome = run_job(workload.with_keys(keys), world=self._world, say=_silent)
+        if outcome is not None and outcome.summary["status"] != "complete":
+            raise RunError(str(outcome.summary.get("error")))
+        return outcome
+
+    def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
+        workload = self._workload
+        share, drive = 0.0, None
+        if read is not None:
+            share = read.summary["measured"]["page_cache_share"] or 0.0
+            drive = _payload_rate(workload, read) * (1 - share) / workload.drives
+            limit = read.summary["limit"]
+            if limit["name"] != "storage":
+                self._say(
+                    f"note: not the storage but {limit['name']} was the limit of 3/3, it may give "
+                    f"more: {limit['evidence']}"
+                )
+        measured = fit(
+            workload=workload.name,
+            loader=workload.reader.data_loader,
+            odirect=workload.reader.odirect is True,
+            computation_time=workload.train.computation_time.mean,
+            batch_bytes=workload.bytes_per_step,
+            one_au_percentage=one.metrics.au_percentage,
+            full_accelerators=1,
+            full_au_percentage=100 * _payload_rate(workload, full) / workload.demand,
+            jitter=_jitter(read_steps(one.folder)),
+            drive_read_bytes_per_second=drive,
+            page_cache_share=share,
+        )
+        job = {
+            "sample_bytes": workload.dataset.mean_bytes,
+            "read_threads": workload.reader.read_threads,
+        }
+        return measured.model_copy(update=job)
 
 
-def _steps_for(workload: Workload, accelerators: int) -> int:
-    """Return the steps of about 30 GB, or of what there is."""
-    return max(_LEAST_STEPS, int(30e9 / (workload.bytes_per_step * accelerators)))
+def _jitter(steps: Steps) -> float:
+    """Return Gumbel's scale of the time that steps take beyond computing, in seconds.
+
+    From the spread of the middle half: a single hiccup is not jitter.
+    """
+    inside = steps[steps["step"] > 0]
+    over = inside["wait"] + inside["compute"] + inside["barrier"] - inside["computation_time"]
+    low, high = np.quantile(over, [0.25, 0.75])
+    return float(high - low) / (math.log(math.log(4)) - math.log(math.log(4 / 3)))
+
+
+def _payload_rate(workload: Workload, outcome: Outcome) -> float:
+    """Return the samples' bytes per second: what is read beside them is then accounted for."""
+    epochs = outcome.metrics.epochs
+    samples = sum(epoch.num_samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
+    return samples * workload.dataset.mean_bytes
+
+
+def _readers(workload: Workload, world: World) -> int:
+    """Return accelerators whose workers keep every CPU of the host busy, with some to spare."""
+    cpus = os.cpu_count() or 1
+    return max(2, world.num_ranks, -(-cpus // max(1, workload.reader.read_threads)))
+
+
+def _num_samples(workload: Workload) -> int:
+    return workload.num_files * workload.dataset.num_samples_per_file
+
+
+def _epochs(seconds: float) -> int:
+    """Return the epochs of so many seconds that fill the time of a run."""
+    return max(1, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-3))))
 
 
 def _silent(text: str) -> None:

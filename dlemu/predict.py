@@ -101,8 +101,18 @@ def calibration_of(workload: Workload) -> Calibration | None:
             f"predict.calibration {path} cannot be read ({error.strerror}); "
             "write it with dlemu calibrate"
         ) from None
-    return CalibrationFile.parse(text, path=str(path)).find(
+    found = CalibrationFile.parse(text, path=str(path)).find(
         workload=workload.name,
         loader=workload.reader.data_loader,
         odirect=workload.reader.odirect is True,
     )
+    for key, measured, asked in (
+        ("dataset.record_length_bytes", found.sample_bytes, workload.dataset.mean_bytes),
+        ("reader.read_threads", found.read_threads, workload.reader.read_threads),
+    ):
+        if measured not in (None, asked):
+            raise WorkloadError(
+                f"predict.calibration {path} was measured with {key}={measured:g}, not {asked:g}; "
+                "measure this job with dlemu calibrate"
+            )
+    return found

@@ -43,6 +43,9 @@ class Calibration(BaseModel):
     workload: str
     loader: str
     odirect: bool
+    sample_bytes: Positive | None = None
+    """Mean size of the samples it was measured with; None: not known, and not compared."""
+    read_threads: Annotated[int, Field(ge=0)] | None = None
     overhead: Annotated[float, Field(ge=0)]
     """Seconds of a step beyond compute, with storage that is not the limit (o)."""
     jitter: Annotated[float, Field(ge=0)] = 0.0
