@@ -1,16 +1,17 @@
-"""The command line: Hydra composes, pydantic checks, the rest is called. Only this knows Hydra."""
+"""The command line: reads the words, calls what does the work, prints. Errors are one line."""
 
-import importlib
+import difflib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.errors import DlemuError, WorkloadError
 from dlemu.world import PeerError, World, make_world
 
 USAGE = """\
@@ -25,7 +26,7 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
-  report     show runs again: dlemu report FOLDER...
+  report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
   paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
 
@@ -33,22 +34,13 @@ dlemu - how many GPUs will this storage feed?
   dlemu datagen  workload=unet3d_h100 dataset.data_folder=/mnt/nvme dataset.num_files_train=auto
   mpirun -n 8 --bind-to none dlemu run workload=unet3d_h100 dataset.data_folder=/mnt/nvme
 
-Workloads: {workloads}, or the path of a YAML file (DLIO's as they are).
+Workloads: {workloads},
+or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
 Exit status: 0 passed, 1 error or failed run, 2 the AU is under the threshold.
 """
 
-_SIGNALLED = 130
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What stood on the command line behind the command."""
-
-    overrides: list[str]
-    config_dir: Path | None
-    full: bool
-    show_config: bool
-    rest: list[str]
+_INTERRUPTED = 130
+"""What shells give a command that SIGINT ended."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,174 +53,161 @@ def run(arguments: Sequence[str]) -> int:
 
         print(f"dlemu {version('dlemu')}")
         return 0
-    command, *rest = arguments
+    command, *words = arguments
+    if command in _COMMANDS and ("--help" in words or "-h" in words):
+        print(_COMMANDS[command].help())
+        return 0
+    world: World | None = None
+    signal.signal(signal.SIGTERM, _end)
     try:
-        if command not in _COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(command, _COMMANDS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise WorkloadError(f"unknown command {command}{hint} (dlemu --help lists them)")
-        if "--help" in rest or "-h" in rest:
-            print(f"dlemu {command}: {_COMMANDS[command].__doc__}\n\n{_usage()}", end="")
-            return 0
-        signal.signal(signal.SIGTERM, _end)
-        return _COMMANDS[command](rest)
+        with make_world() as world:
+            return _run_command(command, words, world)
     except PeerError:
         return 1  # the rank that failed has said why
     except DlemuError as error:
         print(f"dlemu: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("dlemu: interrupted", file=sys.stderr)
-        return _SIGNALLED
+        if world is None or world.rank == 0:
+            print("dlemu: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except BrokenPipeError:
         # What reads our output has ended; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"dlemu: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    finally:
+        # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Any:
-    """Return the checked workload that Hydra composes from overrides.
+@dataclass(frozen=True)
+class Words:
+    """What stood on the command line behind the command."""
+
+    overrides: list[str] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+    """Values of the options that were given, "" for those that have none."""
+    others: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for a workload: all ranks call `function`, once rank 0 has composed it."""
+
+    function: Callable[[Any, World, Words], int]
+    options: tuple[str, ...] = ()
+
+    def help(self) -> str:
+        """Return what it does, in a line, and the usage of all."""
+        name = next(name for name, command in _COMMANDS.items() if command is self)
+        return f"dlemu {name}: {self.function.__doc__}\n\n{_usage()}"
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        composed = world.broadcast(self._compose(words) if world.rank == 0 else None)
+        if composed is None:
+            return 1
+        workload, parsed = composed
+        if "--cfg" in parsed.options:
+            from dlemu.records import dump_workload
+
+            if world.rank == 0:
+                print(dump_workload(workload), end="")
+            return 0
+        return self.function(workload, world, parsed)
+
+    def _compose(self, words: Sequence[str]) -> tuple[Any, Words] | None:
+        """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
+        from dlemu.compose import compose
+
+        try:
+            parsed = parse(words, ("--config-dir", "--cfg", *self.options))
+            if parsed.others:
+                raise WorkloadError(f"{parsed.others[0]!r} is no override; write key=value")
+            if parsed.options.get("--cfg", "job") != "job":
+                raise WorkloadError(f"--cfg must be job, got {parsed.options['--cfg']!r}")
+            folder = parsed.options.get("--config-dir")
+            workload = compose(parsed.overrides, None if folder is None else Path(folder))
+        except DlemuError as error:
+            print(f"dlemu: {error}", file=sys.stderr)
+            return None
+        if workload.ignored and "--cfg" not in parsed.options:
+            _say(f"ignored: {', '.join(workload.ignored)}")
+        return workload, parsed
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command without a workload: rank 0 alone calls `function` with the words behind it."""
+
+    function: Callable[[Sequence[str]], int]
+    help: Callable[[], str]
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        return self.function(words) if world.rank == 0 else 0
+
+
+def _tool(module: str) -> Tool:
+    """Return the command that a module of its own is, imported when asked for."""
+    return Tool(
+        lambda words: int(import_module(module).main(list(words))),
+        lambda: str(import_module(module).HELP).rstrip(),
+    )
+
+
+_VALUED = ("--config-dir", "--cfg", "--html")
+_SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
+
+
+def parse(words: Sequence[str], options: Sequence[str]) -> Words:
+    """Return the words by kind; options may stand anywhere, as in Hydra.
 
     Raises:
-        WorkloadError: no such workload, an override that cannot be parsed, a key or value refused.
+        WorkloadError: an option is not one of these, or has no value.
     """
-    from dlemu.workload import check_workload
-
-    name = next((o.partition("=")[2] for o in overrides if o.startswith("workload=")), None)
-    if name is None:
-        raise WorkloadError(f"workload= is not set; one of {', '.join(_workloads(config_dir))}")
-    path = _file_of(name, config_dir)
-    others = [override for override in overrides if not override.startswith("workload=")]
-    # To Hydra a drive's name would be a file to compose; the models look it up.
-    drive = next((o.partition("=")[2] for o in others if o.startswith("drive=")), None)
-    composed = [override for override in others if not override.startswith("drive=")]
-    tree = _from_hydra(name, composed, config_dir) if path is None else _from_file(path, composed)
-    if drive is not None:
-        tree["drive"] = drive
-    tree.setdefault("name", path.stem if path is not None else name)
-    tree["given"] = tuple(other.partition("=")[0].lstrip("+~") for other in others)
-    return check_workload(tree)
-
-
-def _from_hydra(name: str, overrides: list[str], config_dir: Path | None) -> dict[str, Any]:
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if name not in _workloads(config_dir):
-        from dlemu.workload import load_workload
-
-        load_workload(name)  # refuses, and names the nearest
-    # Every key that the models know may be set, whether a file holds it or not.
-    words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
-    words.insert(0, f"workload@_global_={name}")
-    if config_dir is not None:
-        words.append(f"hydra.searchpath=[file://{config_dir.absolute()}]")
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
-            config = hydra_compose("config", overrides=words)
-        tree = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise WorkloadError(_first_line(error)) from None
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+    parsed = Words()
+    left = iter(words)
+    for word in left:
+        option, is_set, value = word.partition("=")
+        option = _SHORT.get(option, option)
+        if option in options:
+            if option in _VALUED and not is_set:
+                value = next(left, "")
+            if bool(value) != (option in _VALUED):
+                raise WorkloadError(
+                    f"{option} needs a value" if option in _VALUED else f"{option} has no value"
+                )
+            parsed.options[option] = value
+        elif word.startswith("-"):
+            near = difflib.get_close_matches(option, options, n=1)
+            hint = f"; did you mean {near[0]}?" if near else " (dlemu --help lists them)"
+            raise WorkloadError(f"unknown option {word}{hint}")
+        elif is_set or word.startswith("~"):
+            parsed.overrides.append(word)
+        else:
+            parsed.others.append(word)
+    return parsed
 
 
-def _from_file(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Return a workload file with Hydra's overrides laid over it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from dlemu.workload import read_yaml
-
-    try:
-        config = OmegaConf.create(read_yaml(path))
-        for override in OverridesParser.create().parse_overrides(overrides):
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-        tree = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise WorkloadError(_first_line(error)) from None
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
-
-
-def _file_of(name: str, config_dir: Path | None) -> Path | None:
-    """Return the file that a workload's name stands for, None where Hydra is to find it."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise WorkloadError(f"workload file {name} is not there")
-        return path
-    if config_dir is not None:
-        if not config_dir.is_dir():
-            raise WorkloadError(f"--config-dir {config_dir} is no folder")
-        # DLIO keeps its workloads in the folder itself or in workload/ below it.
-        for path in (config_dir / f"{name}.yaml", config_dir / "workload" / f"{name}.yaml"):
-            if path.is_file():
-                return path
-    return None
-
-
-def _workloads(config_dir: Path | None = None) -> list[str]:
-    folders = [Path(__file__).parent / "workloads" / "workload"]
-    if config_dir is not None:
-        folders.append(config_dir / "workload")
-    return sorted(path.stem for folder in folders for path in folder.glob("*.yaml"))
+def _run_command(name: str, words: Sequence[str], world: World) -> int:
+    if name in _COMMANDS:
+        return _COMMANDS[name](words, world)
+    if world.rank == 0:
+        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"dlemu: unknown command {name}{hint} (dlemu --help lists them)", file=sys.stderr)
+    return 1
 
 
 def _usage() -> str:
-    return USAGE.format(workloads=", ".join(_workloads()))
+    from dlemu.compose import known_workloads
 
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("\n")[0].split())
-
-
-def _parse(rest: Sequence[str]) -> Arguments:
-    """Return the command's arguments; options may stand anywhere, as in Hydra."""
-    overrides, others = [], []
-    config_dir, full, show = None, False, False
-    words = iter(rest)
-    for word in words:
-        option, _, value = word.partition("=")
-        if option in ("--config-dir", "-cd"):
-            config_dir = Path(value or next(words, ""))
-        elif option in ("--cfg", "-c"):
-            value = value or next(words, "")
-            if value != "job":
-                raise WorkloadError(f"--cfg must be job, got {value!r}")
-            show = True
-        elif option == "--full":
-            full = True
-        elif word.startswith("-"):
-            raise WorkloadError(f"unknown option {word} (dlemu --help lists them)")
-        elif "=" in word or word.startswith("~"):
-            overrides.append(word)
-        else:
-            others.append(word)
-    return Arguments(overrides, config_dir, full, show, others)
-
-
-def _workload(rest: Sequence[str]) -> tuple[Any, Arguments]:
-    """Return the workload of a command line, and its options; shows it first if asked to."""
-    arguments = _parse(rest)
-    if arguments.rest:
-        raise WorkloadError(f"{arguments.rest[0]!r} is no override; write key=value")
-    workload = compose(arguments.overrides, arguments.config_dir)
-    if arguments.show_config:
-        from dlemu.records import dump_workload
-
-        print(dump_workload(workload), end="")
-        raise SystemExit(0)
-    return workload, arguments
+    return USAGE.format(workloads=", ".join(known_workloads()))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -236,166 +215,134 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _datasize(rest: Sequence[str]) -> int:
-    """print the size of the dataset that the rules ask for, both terms, and which one won"""
-    from dlemu.files import dataset_size
-    from dlemu.report import render_datasize
-    from dlemu.settle import measure_memory
-    from dlemu.world import Alone
+def _say(text: str) -> None:
+    print(text, flush=True)
 
-    workload, _ = _workload(rest)
-    accelerators = workload.num_accelerators or workload.accelerators_per_rank
-    memory = measure_memory(workload, Alone())
-    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory.num_bytes)
-    print(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
+
+def _datasize(workload: Any, world: World, words: Words) -> int:
+    """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.report import render_datasize
+    from dlemu.settle import num_accelerators, settle_size
+
+    accelerators = num_accelerators(workload, world)
+    _, size, memory = settle_size(workload, world, accelerators=accelerators)
+    if world.rank == 0:
+        print(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
     return 0
 
 
-def _datagen(rest: Sequence[str]) -> int:
+def _datagen(workload: Any, world: World, words: Words) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
     from dlemu.datagen import generate
     from dlemu.progress import show_progress
     from dlemu.settle import num_accelerators, settle_size
 
-    workload, _ = _workload(rest)
-    with make_world() as world:
-        accelerators = workload.num_accelerators or num_accelerators(workload, world)
-        workload, _, _ = settle_size(workload, world, accelerators=accelerators)
-        with show_progress("datagen", quiet=world.rank != 0) as progress:
-            manifest = generate(workload, world=world, on_progress=progress)
-        if world.rank == 0:
-            print(f"{workload.data_folder}: {manifest.describe()}")
+    accelerators = num_accelerators(workload, world)
+    workload, _, _ = settle_size(workload, world, accelerators=accelerators)
+    with show_progress("datagen", quiet=world.rank != 0) as progress:
+        manifest = generate(workload, world=world, on_progress=progress)
+    if world.rank == 0:
+        print(f"{workload.data_folder}: {manifest.describe()}")
     return 0
 
 
-def _verify(rest: Sequence[str]) -> int:
+def _verify(workload: Any, world: World, words: Words) -> int:
     """check the sizes of all files, with --full their content, and name each bad one"""
     from dlemu.datagen import verify
     from dlemu.progress import show_progress
 
-    workload, arguments = _workload(rest)
-    with make_world() as world:
-        with show_progress("verify", quiet=world.rank != 0) as progress:
-            faults = verify(
-                workload.data_folder, full=arguments.full, world=world, on_progress=progress
-            )
-        faults = world.broadcast(faults)
-        if world.rank == 0:
-            for fault in faults:
-                print(f"{fault.path}: {fault.problem}")
-            what = "sizes and content" if arguments.full else "sizes"
-            print(f"{workload.data_folder}: {len(faults)} bad files; {what} were checked")
+    full = "--full" in words.options
+    with show_progress("verify", quiet=world.rank != 0) as progress:
+        faults = verify(workload.data_folder, full=full, world=world, on_progress=progress)
+    if world.rank == 0:
+        for fault in faults:
+            print(f"{fault.path}: {fault.problem}")
+        what = "sizes and content" if full else "sizes"
+        bad = "1 bad file" if len(faults) == 1 else f"{len(faults) or 'no'} bad files"
+        print(f"{workload.data_folder}: {bad}; {what} were checked")
     return 1 if faults else 0
 
 
-def _run(rest: Sequence[str]) -> int:
+def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
-    from dlemu.job import generate_dataset, run_job
+    from dlemu.job import run_job
     from dlemu.report import render_run
-    from dlemu.settle import num_accelerators, settle_size
 
-    workload, _ = _workload(rest)
-    with make_world() as world:
-        if world.rank == 0 and workload.ignored:
-            print(f"ignored: {', '.join(workload.ignored)}")
-        if workload.workflow.generate_data:
-            settled, _, _ = settle_size(
-                workload, world, accelerators=num_accelerators(workload, world)
-            )
-            generate_dataset(settled, world)
-        if not workload.workflow.train:
-            return 0
-        if workload.division == "closed" or workload.runs > 1 or workload.warmup:
-            from dlemu.protocol import run_protocol
+    if workload.workflow.generate_data:
+        _datagen(workload, world, words)
+    if not workload.workflow.train:
+        return 0
+    if workload.division == "closed" or workload.runs > 1 or workload.warmup:
+        from dlemu.protocol import run_protocol
 
-            return run_protocol(workload, world=world, say=_say)
-        outcome = run_job(workload, world=world, say=_say)
-        status = 0
-        if outcome is not None:
-            print(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
-            print(f"results: {outcome.folder}")
-            failed = outcome.summary["status"] != "complete"
-            status = 1 if failed else 0 if outcome.passed else 2
-        status = world.broadcast(status)
-    return status
+        return run_protocol(workload, world=world, say=_say)
+    outcome = run_job(workload, world=world, say=_say)
+    status = 0
+    if outcome is not None:
+        print(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
+        print(f"results: {outcome.folder}")
+        failed = outcome.summary["status"] != "complete"
+        status = 1 if failed else 0 if outcome.passed else 2
+    return world.broadcast(status)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _report(rest: Sequence[str]) -> int:
-    """show runs again, computed anew from their stored steps"""
-    from dlemu.rereport import report_folders
-
-    arguments = _parse(rest)
-    if not arguments.rest:
-        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
-    return report_folders([Path(folder) for folder in arguments.rest], arguments.overrides)
-
-
-def _module(name: str) -> Callable[[Sequence[str]], int]:
-    def main(rest: Sequence[str]) -> int:
-        try:
-            module = importlib.import_module(f"dlemu.{name}")
-        except ModuleNotFoundError as error:
-            raise RunError(f"{error.name} is missing; pip install {error.name}") from None
-        status: int = module.main(list(rest))
-        return status
-
-    main.__doc__ = _ABOUT[name]
-    return main
-
-
-_ABOUT = {
-    "paths": "compare the data paths to memory and to the GPU, block size by block size",
-    "doctor": "tell what this host can do and what is missing, with the remedy for each",
-}
-
-
-def _with_world(function: Callable[[Any, World], int]) -> Callable[[Sequence[str]], int]:
-    def main(rest: Sequence[str]) -> int:
-        workload, _ = _workload(rest)
-        with make_world() as world:
-            return function(workload, world)
-
-    main.__doc__ = function.__doc__
-    return main
-
-
-def _predict(rest: Sequence[str]) -> int:
-    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
-    from dlemu.predict import predict_storage
-
-    workload, _ = _workload(rest)
-    _, text = predict_storage(workload)
-    print(text)
-    return 0
-
-
-def _size(workload: Any, world: World) -> int:
+def _size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.size import size_storage
 
     return size_storage(workload, world, _say)
 
 
-def _calibrate(workload: Any, world: World) -> int:
+def _predict(workload: Any, world: World, words: Words) -> int:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.predict import predict_storage
+
+    if world.rank == 0:
+        print(predict_storage(workload)[1])
+    return 0
+
+
+def _calibrate(workload: Any, world: World, words: Words) -> int:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
     from dlemu.calibrate import calibrate_host
 
     return calibrate_host(workload, world, _say)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "datasize": _datasize,
-    "datagen": _datagen,
-    "verify": _verify,
-    "run": _run,
-    "size": _with_world(_size),
-    "predict": _predict,
-    "calibrate": _with_world(_calibrate),
-    "report": _report,
-    "paths": _module("paths"),
-    "doctor": _module("doctor"),
+_REPORT_HELP = """\
+dlemu report FOLDER... [key=value ...] [--html FILE] [--json]
+
+Shows runs again, computed anew from their stored steps; metric.edition=v2.0 applies the other
+definition to them. Folders of several runs (runs=5, division=closed) show the table too.
+
+  --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
+  --json        what summary.json would say, as one JSON object a folder"""
+
+
+def _report(words: Sequence[str]) -> int:
+    from dlemu.rereport import report_folders
+
+    parsed = parse(words, ("--html", "--json"))
+    if not parsed.others:
+        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
+    page = parsed.options.get("--html")
+    return report_folders(
+        [Path(folder) for folder in parsed.others],
+        parsed.overrides,
+        html=None if page is None else Path(page),
+        as_json="--json" in parsed.options,
+    )
+
+
+_COMMANDS: dict[str, Command | Tool] = {
+    "datasize": Command(_datasize),
+    "datagen": Command(_datagen),
+    "verify": Command(_verify, ("--full",)),
+    "run": Command(_run),
+    "size": Command(_size),
+    "predict": Command(_predict),
+    "calibrate": Command(_calibrate),
+    "report": Tool(_report, lambda: _REPORT_HELP),
+    "paths": _tool("dlemu.paths"),
+    "doctor": _tool("dlemu.doctor"),
 }

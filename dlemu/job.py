@@ -57,11 +57,10 @@ def find_dataset(
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
     """
-    notes: tuple[str, ...] = ()
     auto = workload.dataset.num_files_train == "auto"
     accelerators = num_accelerators(workload, world)
     workload, size, _ = settle_size(workload, world, accelerators=accelerators)
-    found: tuple[Workload, bool, tuple[str, ...]] | DlemuError | None = None
+    found: tuple[Workload, Layout, bool, tuple[str, ...]] | DlemuError | None = None
     if world.rank == 0:
         try:
             found = _look_at(workload, size if auto else None)
@@ -73,29 +72,34 @@ def find_dataset(
             raise found
         world.barrier()  # which rank 0's failure ends
     assert isinstance(found, tuple)
-    workload, known, notes = found
-    return workload, layout_of(workload), known, notes
+    return found
 
 
 def _look_at(
     workload: Workload, wanted: DatasetSize | None
-) -> tuple[Workload, bool, tuple[str, ...]]:
+) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
     folder = workload.data_folder
     manifest = read_manifest(folder)
     if manifest is not None:
         have = manifest.layout.num_files
-        if wanted is not None and have >= wanted.num_files:
+        if wanted is not None:
+            if have < wanted.num_files:
+                raise DatasetError(
+                    f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
+                    f"{wanted.num_files:,} (dlemu datasize says why); generate them, or set "
+                    f"dataset.num_files_train={have}"
+                )
             workload = workload.with_keys({"dataset.num_files_train": have})
         manifest.check(layout_of(workload), folder)
-        return workload, True, ()
+        return workload, layout_of(workload), True, ()
     if not folder.is_dir():
         raise DatasetError(
             f"dataset.data_folder {folder} is not there; generate it: dlemu datagen "
             f"workload={workload.name} dataset.data_folder={folder} "
             f"dataset.num_files_train={workload.num_files}"
         )
-    notes = survey(folder, workload)
-    return workload, False, (f"no manifest in {folder}: {notes}",)
+    found = survey(folder, workload)
+    return workload, found, False, (f"no manifest in {folder}: {found}",)
 
 
 def generate_dataset(workload: Workload, world: World, **options: Any) -> None:
@@ -122,7 +126,8 @@ def run_job(
     workload = _with_seed(workload, world)
     workload, layout, known, notes = find_dataset(workload, world)
     accelerators = num_accelerators(workload, world)
-    make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
+    if world.rank == 0:
+        make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
     folder = _shared_folder(workload, world)
     summary = _summary_start(workload, world, started, notes)
     if world.rank == 0:
@@ -323,8 +328,6 @@ def _summary_start(
     workload: Workload, world: World, started: datetime, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     extra = []
-    if workload.ignored:
-        extra.append(f"ignored: {', '.join(workload.ignored)}")
     if workload.reader.data_loader == "tensorflow":
         extra.append("reader.data_loader tensorflow: read by pytorch's loader in tf.data's order")
     return {
@@ -338,6 +341,7 @@ def _summary_start(
         "metric": {},
         "measured": {},
         "limit": None,
+        "ignored": list(workload.ignored),
         "notes": [*notes, *extra],
         "versions": versions(),
     }

@@ -1,59 +1,28 @@
-"""Several runs as MLPerf Storage asks for them: the closed division's rules, and the table.
+"""Several runs as MLPerf Storage asks for them, and the table of what they came to.
 
 What passes here is "MLPerf-Storage-style": a result of MLPerf is what its reviewers have published.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlemu.errors import WorkloadError
-from dlemu.files import dataset_size
+from dlemu.closed import check_closed
+from dlemu.errors import RunError, WorkloadError
+from dlemu.files import DatasetSize, dataset_size
 from dlemu.job import Outcome, Say, run_job
 from dlemu.records import SUMMARY, write_summary
 from dlemu.report import render_run
 from dlemu.settle import measure_memory, num_accelerators
-from dlemu.workload import Workload, load_workload
+from dlemu.workload import Workload
 from dlemu.world import World
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
-# MLPerf Storage v1.0 rules, "closed division"; v2.0 adds reader.odirect for unet3d.
-_CLOSED = {
-    "dataset.num_files_train",
-    "dataset.num_subfolders_train",
-    "dataset.data_folder",
-    "reader.read_threads",
-    "reader.computation_threads",
-    "reader.transfer_size",
-    "reader.prefetch_size",
-    "checkpoint.checkpoint_folder",
-    "storage.storage_type",
-    "storage.storage_root",
-}
-# Ours, which say where and how often to run, not what is run; train.seed has to change anyway.
-_PROCEDURE = {
-    "accelerators_per_rank",
-    "dataset.seed",
-    "division",
-    "drives",
-    "framework",
-    "host_memory",
-    "metric.edition",
-    "metric.max_cached_share",
-    "name",
-    "num_accelerators",
-    "num_hosts",
-    "runs",
-    "train.seed",
-    "warmup",
-    "workflow.generate_data",
-}
-_MAX_PREFETCH = 2
-_MAX_CACHED_SHARE = 0.05
 _REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -71,19 +40,42 @@ def run_protocol(workload: Workload, *, world: World, say: Say = print) -> int:
         WorkloadError: division=closed does not allow a key or a value.
     """
     if workload.division == "closed":
-        workload = check_closed(workload)
-        _check_size(workload, world)
+        size = _wanted_size(workload, world)
+        try:
+            workload = check_closed(workload, size)
+        except WorkloadError:
+            if world.rank == 0:  # whose failure ends the others below
+                raise
     base = world.broadcast(_base_folder(workload))
     summary: dict[str, Any] = {
         "status": "incomplete",
         "label": LABEL,
         "division": workload.division,
         "workload": workload.name,
-        "start": datetime.now(UTC).isoformat(timespec="seconds"),
+        "start": _now(),
         "runs": [],
     }
     _start(base, summary, world)
-    outcomes: list[Outcome] = []
+    try:
+        outcomes = _run_all(workload, base, summary, world, say)
+    except BaseException as error:
+        if world.rank == 0:
+            _write_failure(base, summary, error)
+        raise
+    status = 0
+    if world.rank == 0:
+        summary |= judge(workload, outcomes) | {"end": _now()}
+        write_summary(base, summary)
+        say(f"\n{render_runs(workload, summary)}\nresults: {base}")
+        status = 1 if summary["status"] == "failed" else 0 if summary["passed"] else 2
+    return world.broadcast(status)
+
+
+def _run_all(
+    workload: Workload, base: Path, summary: dict[str, Any], world: World, say: Say
+) -> list[Outcome]:
+    """Make the runs, one after the other; return those that count, on rank 0."""
+    outcomes = []
     for number in range(workload.warmup + workload.runs):
         warming = number < workload.warmup
         name = f"warmup.{number + 1}" if warming else f"run.{number + 1 - workload.warmup}"
@@ -104,67 +96,13 @@ def run_protocol(workload: Workload, *, world: World, say: Say = print) -> int:
         say(render_run(workload, outcome.metrics, outcome.summary))
         if not warming:
             outcomes.append(outcome)
-        row = _row(workload, name, outcome)
+        row = describe_run(workload, name, outcome)
         if summary["runs"]:
             ended = datetime.fromisoformat(summary["runs"][-1]["end"])
             row["gap_seconds"] = (datetime.fromisoformat(row["start"]) - ended).total_seconds()
         summary["runs"].append(row)
         write_summary(base, summary)
-    status = 0
-    if world.rank == 0:
-        verdict = judge(workload, outcomes)
-        summary |= verdict | {"end": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_summary(base, summary)
-        say(f"\n{render_runs(workload, summary)}\nresults: {base}")
-        status = {"complete": 2, "failed": 1}[summary["status"]]
-        status = 0 if summary["passed"] else status
-    return world.broadcast(status)
-
-
-def check_closed(workload: Workload) -> Workload:
-    """Return the workload with the closed division's bounds, if it keeps to the rules.
-
-    Every value that differs from the published workload of that name is looked at, wherever it was
-    set.
-
-    Raises:
-        WorkloadError: a key that may not be changed, or a value that is not allowed.
-    """
-    try:
-        published = load_workload(workload.name)
-    except WorkloadError:
-        raise WorkloadError(
-            f"division=closed runs the published workloads only, not {workload.name!r}"
-        ) from None
-    allowed = _CLOSED | _PROCEDURE
-    if workload.name.startswith("unet3d"):
-        allowed = allowed | {"reader.odirect"}
-    was = dict(_leaves(published.model_dump()))
-    for key, value in _leaves(workload.model_dump()):
-        section = key.partition(".")[0]
-        if section in ("output", "ignored", "given", "size", "predict", "drive"):
-            continue
-        if was.get(key) != value and not any(
-            key == each or key.startswith(f"{each}.") for each in allowed
-        ):
-            raise WorkloadError(
-                f"division=closed does not allow {key}={value} (published: {was.get(key)}); "
-                "leave it out, or use division=open"
-            )
-    if workload.reader.prefetch_size > _MAX_PREFETCH:
-        raise WorkloadError(
-            f"division=closed: reader.prefetch_size must be at most {_MAX_PREFETCH}, "
-            f"got {workload.reader.prefetch_size}"
-        )
-    bound = workload.metric.max_cached_share
-    if bound is None:
-        workload = workload.with_keys({"metric.max_cached_share": _MAX_CACHED_SHARE})
-    elif bound > _MAX_CACHED_SHARE:
-        raise WorkloadError(
-            f"division=closed: metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, "
-            f"got {bound:g}"
-        )
-    return workload
+    return outcomes
 
 
 def judge(workload: Workload, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -208,7 +146,7 @@ def statistics(values: Sequence[float]) -> dict[str, Any]:
 def render_runs(workload: Workload, summary: Mapping[str, Any]) -> str:
     """Return the table of the runs and what they came to together."""
     lines = [
-        f"{workload.name}: {LABEL}",
+        f"{workload.name}, division {summary['division']}: {LABEL}",
         "",
         f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MiB/s':>12}{'cached (%)':>12}"
         f"{'gap (s)':>10}  limit",
@@ -240,7 +178,8 @@ def render_runs(workload: Workload, summary: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"{word}: {reasons}"])
 
 
-def _row(workload: Workload, name: str, outcome: Outcome) -> dict[str, Any]:
+def describe_run(workload: Workload, name: str, outcome: Outcome) -> dict[str, Any]:
+    """Return a run's row of the table."""
     under = [
         f"epoch {epoch.epoch + 1} ({epoch.au_percentage:.2f}%)"
         for epoch in outcome.metrics.epochs
@@ -261,21 +200,12 @@ def _row(workload: Workload, name: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _check_size(workload: Workload, world: World) -> None:
-    if workload.dataset.num_files_train == "auto":
-        return
-    memory = measure_memory(workload, world)
-    size = dataset_size(
+def _wanted_size(workload: Workload, world: World) -> DatasetSize:
+    return dataset_size(
         workload,
         num_accelerators=num_accelerators(workload, world),
-        host_memory=memory.num_bytes,
+        host_memory=measure_memory(workload, world).num_bytes,
     )
-    if workload.num_files < size.num_files:
-        raise WorkloadError(
-            f"division=closed: dataset.num_files_train must be at least {size.num_files} "
-            f"({'500 steps' if size.won == 'steps' else '5 x memory'}), got {workload.num_files}; "
-            "generate with dataset.num_files_train=auto"
-        )
 
 
 def _base_folder(workload: Workload) -> Path:
@@ -301,9 +231,17 @@ def _start(base: Path, summary: Mapping[str, Any], world: World) -> None:
     world.barrier()
 
 
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _write_failure(base: Path, summary: dict[str, Any], error: BaseException) -> None:
+    """Record which run came to nothing; the disk may be what failed."""
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    summary |= {
+        "status": "incomplete" if interrupted else "failed",
+        "error": "interrupted" if interrupted else str(error),
+        "end": _now(),
+    }
+    with suppress(RunError):
+        write_summary(base, summary)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -80,7 +80,7 @@ def make_folder(workload: Workload) -> Path:
 
 def dump_workload(workload: Workload) -> str:
     """Return a workload as YAML that load_workload reads back."""
-    tree = _tree(workload.model_dump(mode="json"))
+    tree = plain(workload.model_dump(mode="json"))
     tree.pop("given", None)
     tree.pop("ignored", None)
     return yaml.safe_dump(tree, sort_keys=False)
@@ -152,7 +152,7 @@ def write_json(path: Path, value: Any) -> None:
         RunError: the disk is full or read-only.
     """
     with _whole(path) as part, part.open("w") as file:
-        json.dump(_tree(value), file, indent=2, allow_nan=False)
+        json.dump(plain(value), file, indent=2, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
@@ -178,16 +178,16 @@ def _whole(path: Path) -> Iterator[Path]:
         ) from None
 
 
-def _tree(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return plain values that JSON and YAML take; what is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {str(key): _tree(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return _tree(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
-        return _tree(value.item())
+        return plain(value.item())
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_tree(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
     if isinstance(value, Path):

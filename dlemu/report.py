@@ -11,7 +11,7 @@ from dlemu.workload import Workload
 
 _MIB = 2**20
 
-_ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
+ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
     ("accelerator utilisation (%)", lambda e, _: e.au_percentage, ".2f"),
     ("  with the first step (%)", lambda e, _: e.whole_epoch_au_percentage, ".2f"),
     ("samples/s", lambda e, _: e.samples_per_second, ".2f"),
@@ -104,7 +104,7 @@ def _table(workload: Workload, metrics: Metrics) -> list[str]:
         f"{'':<28}" + "  ----------" * 3,
     ]
     mean_bytes = workload.dataset.mean_bytes
-    for name, value, form in _ROWS:
+    for name, value, form in ROWS:
         values = [value(epoch, mean_bytes) for epoch in epochs]
         cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
         lines.append(f"{name:<28}{cells}")

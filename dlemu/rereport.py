@@ -1,52 +1,73 @@
-"""`dlemu report`: stored runs, their metrics computed anew from the steps."""
+"""`dlemu report`: stored runs shown again, as text, JSON or a page."""
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlemu.errors import RunError
-from dlemu.metrics import measure
-from dlemu.records import CONFIG, read_steps, read_summary
-from dlemu.report import render_run
-from dlemu.workload import load_workload
+import yaml
+
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.records import plain
+from dlemu.stored import Stored, read_folder
 
 
-def report_folders(folders: Sequence[Path], overrides: Sequence[str] = ()) -> int:
-    """Print the report of each folder's run; return 1 if one of them holds no whole run.
+def report_folders(
+    folders: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    html: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the report of each folder; return the exit status of the worst.
 
-    `overrides` such as "metric.edition=v2.0" apply another definition to the same records.
+    `overrides` such as "metric.edition=v2.0" apply another definition to the same records. `html`
+    names a page to be written beside.
+
+    Raises:
+        WorkloadError: an override is none of metric's keys, or the page cannot be written.
     """
-    status = 0
     keys = dict(_key_value(override) for override in overrides)
-    for number, folder in enumerate(folders):
-        if number:
-            print()
-        summary = read_summary(folder)
-        print(f"{folder}: {summary.get('status')}")
-        if summary.get("status") == "incomplete":
-            print("NO VERDICT: the run did not end")
-            status = 1
+    statuses: set[int] = set()
+    stored: list[Stored] = []
+    for folder in folders:
+        try:
+            each = read_folder(folder, keys)
+        except DlemuError as error:
+            # The others can still be shown.
+            print(f"dlemu: {error}", file=sys.stderr)
+            statuses.add(1)
             continue
-        if not (folder / CONFIG).is_file():
-            raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
-        if summary.get("status") == "failed" and not list(folder.glob("steps.*.npy")):
-            print(f"NO VERDICT: {summary.get('error')}")
-            status = 1
-            continue
-        workload = load_workload(folder / CONFIG, keys)
-        metric = workload.metric
-        metrics = measure(
-            read_steps(folder),
-            edition=metric.edition,
-            exclude_start_steps=metric.exclude_start_steps,
-            exclude_end_steps=metric.exclude_end_steps,
-        )
-        print(render_run(workload, metrics, summary))
-        status = max(status, int(summary.get("status") == "failed"))
-    return status
+        if as_json:
+            print(json.dumps({"folder": str(folder)} | plain(each.summary)))
+        else:
+            print(("\n" if stored else "") + each.text)
+        stored.append(each)
+        statuses.add(each.status)
+    if html is not None and stored:
+        _write_page(html, stored)
+    return next(status for status in (1, 2, 0) if status in statuses)
 
 
 def _key_value(override: str) -> tuple[str, object]:
-    import yaml
-
     key, _, value = override.partition("=")
-    return key, yaml.safe_load(value)
+    if not key.startswith("metric."):
+        raise WorkloadError(
+            f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
+        )
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise WorkloadError(f"override {override} cannot be parsed; write key=value") from None
+
+
+def _write_page(path: Path, stored: Sequence[Stored]) -> None:
+    from dlemu.page import render_page
+
+    try:
+        path.write_text(render_page(stored))
+    except OSError as error:
+        raise WorkloadError(
+            f"--html {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+    print(f"page: {path}", file=sys.stderr)

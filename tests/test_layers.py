@@ -24,9 +24,9 @@ LEVELS = [
     # tell
     "verdict watchdog report evidence sweep paths drive_table plots search_log",
     # put together
-    "job meter rereport doctor",
+    "job meter doctor",
     # whole commands
-    "protocol size calibrate predict training compose",
+    "protocol closed stored page rereport size calibrate predict training compose",
     # run
     "cli __init__ __main__ workloads",
 ]

@@ -1,0 +1,103 @@
+"""Runs that were stored, read back: their metrics computed anew from the steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import RunError
+from dlemu.job import Outcome, summarize
+from dlemu.metrics import measure
+from dlemu.protocol import describe_run, judge, render_runs
+from dlemu.records import CONFIG, read_steps, read_summary
+from dlemu.report import passed, render_run
+from dlemu.workload import Workload, load_workload
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One folder of the command line: a run, or several of a protocol with their own verdict."""
+
+    folder: Path
+    workload: Workload
+    outcomes: Mapping[str, Outcome]
+    """Of each run by its name, "" for the only one."""
+    summary: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The report as the terminal shows it."""
+        parts = []
+        for name, outcome in self.outcomes.items():
+            status = outcome.summary["status"]
+            parts.append(
+                f"{self.folder / name}: {status}\n"
+                f"{render_run(self.workload, outcome.metrics, outcome.summary)}"
+            )
+        if "runs" in self.summary:
+            parts.append(render_runs(self.workload, self.summary))
+        return "\n\n".join(parts)
+
+    @property
+    def status(self) -> int:
+        """As `dlemu run` exits: 0 passed, 1 failed, 2 under the threshold."""
+        if self.summary["status"] != "complete":
+            return 1
+        if "runs" in self.summary:
+            return 0 if self.summary["passed"] else 2
+        return 0 if all(outcome.passed for outcome in self.outcomes.values()) else 2
+
+
+def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
+    """Return what a folder holds, its metrics computed anew.
+
+    Raises:
+        RunError: it is no run's folder, the run did not end, or a file is damaged.
+    """
+    summary = read_summary(folder)
+    if "runs" not in summary:
+        workload, outcome = _read_run(folder, summary, keys or {})
+        return Stored(folder, workload, {"": outcome}, outcome.summary)
+    if summary.get("status") == "incomplete":
+        raise RunError(f"{folder}: no verdict, the runs did not all end")
+    outcomes = {}
+    for row in summary["runs"]:
+        inner = folder / row["name"]
+        workload, outcomes[row["name"]] = _read_run(inner, read_summary(inner), keys or {})
+    rows = [
+        row | describe_run(workload, row["name"], outcomes[row["name"]]) | _gap(row)
+        for row in summary["runs"]
+    ]
+    counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
+    return Stored(folder, workload, outcomes, summary | {"runs": rows} | judge(workload, counting))
+
+
+def _gap(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gap_seconds": row.get("gap_seconds")}
+
+
+def _read_run(
+    folder: Path, summary: dict[str, Any], keys: Mapping[str, object]
+) -> tuple[Workload, Outcome]:
+    """Return a run's workload and what came of it."""
+    if summary.get("status") == "incomplete" or not summary.get("metric"):
+        error = summary.get("error", "the run did not end")
+        raise RunError(f"{folder}: no verdict ({summary.get('status')}): {error}")
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
+    workload = load_workload(folder / CONFIG, keys)
+    metric = workload.metric
+    metrics = measure(
+        read_steps(folder),
+        edition=metric.edition,
+        exclude_start_steps=metric.exclude_start_steps,
+        exclude_end_steps=metric.exclude_end_steps,
+    )
+    if metrics.num_accelerators != summary.get("num_accelerators"):
+        raise RunError(
+            f"{folder} holds steps of {metrics.num_accelerators} accelerators, the run had "
+            f"{summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
+        )
+    return workload, Outcome(
+        folder, metrics, summary | summarize(workload, metrics), passed(workload, metrics)
+    )
