@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from dlemu.files import Layout
 
+WORK = ".dlemu"
+"""Folder in which an unfinished dataset's journals are."""
 PARTIAL = ".partial"
 """Behind the name of a file that is being written."""
 
@@ -32,9 +34,8 @@ def list_files(folder: Path, layout: Layout) -> Listing:
     others = []
     trees = (("train", layout.path), ("index/train", layout.index_path))
     for place, (tree, path) in enumerate(trees):
-        for entry in walk(folder, tree):
+        for below, entry in walk(folder, tree):
             file = _file_number(entry.name)
-            below = os.path.relpath(entry.path, folder)
             if file is not None and file < layout.num_files and path(file) == below:
                 sizes[place, file] = entry.stat().st_size
             else:
@@ -42,17 +43,21 @@ def list_files(folder: Path, layout: Layout) -> Listing:
     return Listing(sizes[0], sizes[1], tuple(sorted(others)))
 
 
-def walk(folder: Path, below: str) -> Iterator[os.DirEntry[str]]:
-    """Yield all files in `folder/below`; none if there is no such folder."""
-    left = [str(folder / below)]
+def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all files in `folder/tree`, with their paths below `folder`; none if it is not there.
+
+    Links to folders are followed: a dataset may be spread over several drives by them.
+    """
+    left = [tree]
     while left:
+        below = left.pop()
         try:
-            with os.scandir(left.pop()) as entries:
+            with os.scandir(folder / below) as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
+                    if entry.is_dir():
+                        left.append(f"{below}/{entry.name}")
                     else:
-                        yield entry
+                        yield f"{below}/{entry.name}", entry
         except FileNotFoundError:
             continue
 

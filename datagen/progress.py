@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from dlemu.world import World
 
-FILES_IN_FLIGHT = 4
-"""Files that a rank has in work at once, so that the drive has something while the CPU computes."""
+FILES_IN_FLIGHT = 8
+"""Files that a rank has in work at once: the drive has something while the CPU computes, and syncs
+of small files share the file system's commits. A MiB of memory each.
+"""
 _SECONDS = 1.0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import PARTIAL, walk
+from dlemu.datagen.listing import WORK, walk
 from dlemu.errors import DatasetError
 from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
@@ -46,6 +46,8 @@ def survey(folder: Path, workload: Workload) -> Found:
     Raises:
         DatasetError: there is none, or it does not fit the workload.
     """
+    if (folder / WORK).exists():
+        raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
     wanted = layout_of(workload)
     paths = _paths(folder, wanted)
     chosen = sorted({0, len(paths) // 2, len(paths) - 1})
@@ -70,13 +72,8 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     """Return the files' paths by their numbers."""
     numbered: dict[int, str] = {}
     formats: Counter[str] = Counter()
-    for entry in walk(folder, "train"):
-        below = os.path.relpath(entry.path, folder)
+    for below, entry in walk(folder, "train"):
         match = _NAME.fullmatch(entry.name)
-        if entry.name.endswith(PARTIAL):
-            raise DatasetError(
-                f"{entry.path} was never finished: start dlemu datagen again, it continues"
-            )
         if match is None:
             continue
         formats[match["format"]] += 1

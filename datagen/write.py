@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, aligned_buffer
 from dlemu.datagen.content import Content
-from dlemu.datagen.listing import PARTIAL, list_files
+from dlemu.datagen.listing import PARTIAL, WORK, list_files
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
@@ -37,7 +37,6 @@ from dlemu.units import format_bytes
 from dlemu.workload import Workload
 from dlemu.world import World
 
-_WORK = ".dlemu"  # folder of an unfinished dataset
 _RECIPE = "recipe.json"
 _DONE = "done.journal"
 # `check` covers the other two: a killed writer may leave half an entry.
@@ -79,7 +78,7 @@ def generate(
 
 def _prepare(folder: Path, recipe: Recipe) -> Samples:
     """Make the folders and return the files that are to be written, int64 (files,)."""
-    work = folder / _WORK
+    work = folder / WORK
     manifest = read_manifest(folder)
     if manifest is not None:
         manifest.recipe.refuse(recipe, folder)
@@ -108,7 +107,8 @@ def _prepare(folder: Path, recipe: Recipe) -> Samples:
     for partial in found.others:
         (folder / partial).unlink()
     _check_space(folder, sizes, index_sizes, missing)
-    _make_folders(folder, recipe)
+    for below in [*_folders(folder, recipe), work]:
+        below.mkdir(parents=True, exist_ok=True)
     write_whole(work / _RECIPE, json.dumps(recipe.to_tree()).encode())
     done = np.flatnonzero(whole & known)
     # One journal of what is done, and none with half an entry at its end.
@@ -119,14 +119,14 @@ def _prepare(folder: Path, recipe: Recipe) -> Samples:
     return missing
 
 
-def _make_folders(folder: Path, recipe: Recipe) -> None:
+def _folders(folder: Path, recipe: Recipe) -> list[Path]:
+    """Return the folders of a dataset, those above others first."""
     layout = recipe.layout
     first = range(min(layout.num_files, max(1, layout.num_subfolders)))
     paths = [layout.path(file) for file in first]
     if layout.format == "tfrecord":
         paths += [layout.index_path(file) for file in first]
-    for path in {os.path.dirname(path) for path in paths} | {_WORK}:
-        (folder / path).mkdir(parents=True, exist_ok=True)
+    return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
 def _check_space(
@@ -156,7 +156,7 @@ def _write(
 ) -> None:
     """Write this rank's share of the missing files, and wait for the others'."""
     content, sizes = Content(recipe.layout.seed), recipe.file_sizes()
-    path = folder / _WORK / f"rank{world.rank}.journal"
+    path = folder / WORK / f"rank{world.rank}.journal"
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
     try:
         work_through(
@@ -201,14 +201,14 @@ def _read_journals(work: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArr
 
 def _finish(folder: Path, recipe: Recipe) -> None:
     """Put the manifest in the place of the journals."""
-    work = folder / _WORK
+    work = folder / WORK
     if not work.exists():
         return
     if not (folder / MANIFEST).exists():
         known, crcs = _read_journals(work, recipe.layout.num_files)
         assert known.all(), "each rank has entered each of its files"
-        for parent, _, _ in os.walk(folder):
-            sync_folder(Path(parent))
+        for below in _folders(folder, recipe):
+            sync_folder(below)
         files = np.zeros(len(crcs), FILE_TYPE)
         files["bytes"], files["crc32c"] = recipe.file_sizes(), crcs
         Manifest(recipe, files, int(files["bytes"].sum())).write(folder)

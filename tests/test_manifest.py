@@ -215,6 +215,18 @@ def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", widt
                 writer.close()
 
 
+def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
+    foreign(tmp_path, "npz", 1)
+    for number in range(4):
+        name = f"img_{number}_of_4.npz"
+        (tmp_path / "train" / str(number % 2)).mkdir(exist_ok=True)
+        (tmp_path / "train" / name).rename(tmp_path / "train" / str(number % 2) / name)
+
+    found = survey(tmp_path, workload_of(tmp_path, num_files_train=4))
+
+    assert found.path(3) == "train/1/img_3_of_4.npz"
+
+
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
@@ -261,10 +273,10 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     )
     shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
     assert "has two files of number 0" in refused()
-    (train / "img_9_of_4.npz.partial").write_bytes(b"")
-    assert "was never finished: start dlemu datagen again" in refused()
+    (tmp_path / ".dlemu").mkdir()
+    assert refused() == f"{tmp_path} is unfinished; start dlemu datagen again, it continues"
     with pytest.raises(DatasetError, match="no npz files"):
-        survey(tmp_path / "train", workload_of(tmp_path))
+        survey(tmp_path / "nowhere", workload_of(tmp_path))
 
 
 def test_a_million_files_take_little(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def _delimited(tag: bytes, num_bytes: int) -> bytes:
     return tag + _encoded(num_bytes)
 
 
+@functools.lru_cache(maxsize=1024)
 def _example_head(size: int) -> bytes:
     """Return an Example up to its image's bytes, which come last."""
     number = _delimited(_TAG_1, len(_encoded(size))) + _encoded(size)
