@@ -18,6 +18,8 @@ from dlemu.workload import Workload
 Memory = NDArray[np.uint8]
 
 _STEPS_AT_ONCE = 64
+_CACHE_BYTES = 1 << 20
+"""What a second-level cache holds of a CPU of 2020 or later, at least."""
 _MOST_STDEVS = 8
 """Bound on a sample in a foreign file of many, where only their mean can be known beforehand."""
 
@@ -124,44 +126,50 @@ def sample_bytes(source: Source) -> int:
 
 
 class Slots:
-    """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots."""
+    """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots.
+
+    If what is handed over is to be kept for the training, every batch that is in flight has a slot.
+    Where nobody looks at it, a worker has one, and its rows are so few that they stay in the CPU's
+    cache: the bytes are handed over all the same, but a host does not need memory for batches
+    (75 MB a worker with ResNet-50) nor the time to fill it (0.035 CPU-s/GB).
+    """
 
     def __init__(self, memory: memoryview, source: Source, row_bytes: int, *, keep: bool) -> None:
-        num_slots, batch = num_slots_of(source, keep=keep), source.workload.reader.batch_size
-        self.num_slots = num_slots
+        num_slots, num_rows = shape = _slots_and_rows(source, row_bytes, keep=keep)
+        self.num_slots, self.num_rows = shape
         self.row_bytes = row_bytes
-        self._batch = batch
-        flat = np.frombuffer(memory, np.uint8)
-        table = 8 * num_slots * batch
-        self.lengths = flat[:table].view(np.int64).reshape(num_slots, batch)
-        """Bytes of each sample, (slots, batch)."""
-        self.filled = memory[table : 2 * table].cast("q", (num_slots, batch))
-        """Bytes of each row that may not be zero, (slots, batch)."""
-        self.rows = flat[2 * table :].reshape(num_slots, batch, row_bytes)
-        """The samples, (slots, batch, row_bytes)."""
-        self._rows = memory[2 * table :]
-        self.lengths[:] = row_bytes
+        table = 8 * num_slots * num_rows
+        self.lengths = memory[:table].cast("q", shape)
+        """Bytes of each sample, (slots, rows)."""
+        self.filled = memory[table : 2 * table].cast("q", shape)
+        """Bytes of each row that may not be zero, (slots, rows)."""
+        self._bytes = memory[2 * table :]
+        for slot in range(num_slots):
+            for row in range(num_rows):
+                self.lengths[slot, row] = row_bytes
 
-    def row(self, slot: int, row: int, num_bytes: int) -> memoryview:
-        """Return the first bytes of a row."""
-        start = (slot * self._batch + row) * self.row_bytes
-        return self._rows[start : start + num_bytes]
+    @staticmethod
+    def num_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:
+        """Return the memory that an accelerator's slots take."""
+        num_slots, num_rows = _slots_and_rows(source, row_bytes, keep=keep)
+        return num_slots * num_rows * (16 + row_bytes)
+
+    def row(self, slot: int, row: int, num_bytes: int, start: int = 0) -> memoryview:
+        """Return bytes of a row."""
+        at = (slot * self.num_rows + row) * self.row_bytes
+        return self._bytes[at + start : at + num_bytes]
 
     def arrays(self, slot: int) -> list[Memory]:
         """Return what a slot holds, a sample each."""
-        lengths = self.lengths[slot].tolist()
-        return [row[:length] for row, length in zip(self.rows[slot], lengths, strict=True)]
+        return [
+            np.frombuffer(self.row(slot, row, self.lengths[slot, row]), np.uint8)
+            for row in range(self.num_rows)
+        ]
 
 
-def num_slots_of(source: Source, *, keep: bool) -> int:
-    """Return how many batches of an accelerator must lie in memory.
-
-    Where nobody looks at them, a worker writes over its last one.
-    """
-    return source.batches_in_flight if keep else max(1, source.workload.reader.read_threads)
-
-
-def slots_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:
-    """Return the memory that an accelerator's slots take."""
-    batch = source.workload.reader.batch_size
-    return num_slots_of(source, keep=keep) * batch * (16 + row_bytes)
+def _slots_and_rows(source: Source, row_bytes: int, *, keep: bool) -> tuple[int, int]:
+    reader = source.workload.reader
+    if keep:
+        return source.batches_in_flight, reader.batch_size
+    in_cache = max(1, _CACHE_BYTES // row_bytes)
+    return max(1, reader.read_threads), min(reader.batch_size, in_cache)

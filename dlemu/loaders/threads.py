@@ -26,7 +26,7 @@ from dlemu.files import Layout
 from dlemu.formats import FORMATS
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle, slots_bytes
+from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
 from dlemu.loaders.steps import Steps
 from dlemu.loaders.worker import SampleReader
 from dlemu.plan import EpochPlan
@@ -282,7 +282,7 @@ class _Crew:
 
 def _private_slots(source: Source) -> Slots:
     row_bytes = sample_bytes(source)
-    memory = aligned_buffer(slots_bytes(source, row_bytes, keep=True))
+    memory = aligned_buffer(Slots.num_bytes(source, row_bytes, keep=True))
     return Slots(memory, source, row_bytes, keep=True)
 
 

@@ -370,13 +370,14 @@ class SampleReader:
         """Return the first bytes of a row; those behind them are zero."""
         slots, slot = self._slots, self._slot
         assert slots is not None
+        row %= slots.num_rows
         filled = slots.filled[slot, row]
         if self._resize is None:
             slots.lengths[slot, row] = kept
         elif filled != kept:
             if filled > kept:
                 begin = perf_counter()
-                slots.rows[slot, row, kept:filled] = 0
+                slots.row(slot, row, filled, kept)[:] = bytes(filled - kept)
                 self._hand_over_seconds += perf_counter() - begin
             slots.filled[slot, row] = kept
         return slots.row(slot, row, kept)
