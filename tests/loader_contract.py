@@ -6,6 +6,7 @@ Expectations come from the plan and from `datagen.content`, never from the readi
 import dataclasses
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,9 @@ class Case:
         )
 
 
-def make_case(folder: Path, dataset: str, *, num_accelerators: int = 1, **keys: object) -> Case:
+def make_case(
+    folder: Path, dataset: str, keys: Mapping[str, object], *, num_accelerators: int = 1
+) -> Case:
     """Return a case whose dataset lies in `folder`; it is written if it is not there yet."""
     tree = {
         "dataset": {"data_folder": str(folder), "record_length_bytes": 20_000.0}
@@ -159,8 +162,8 @@ class Loaders:
         return make_case(
             folders / dataset.replace(" ", "_"),
             dataset,
+            settings,
             num_accelerators=accelerators,
-            **settings,
         )
 
     @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -197,7 +197,8 @@ class _Workers:
             # died, and where a step is awaited.
             signal.signal(signal.SIGCHLD, handler)
         if not self._processes:
-            self._processes = [p for p in multiprocessing.active_children() if p not in before]
+            new = [p for p in multiprocessing.active_children() if p not in before]
+            self._processes = sorted(new, key=lambda p: int(p.name.rpartition("-")[2]))
         return self._batches(epoch, plan, made)
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
@@ -275,6 +276,7 @@ class _Shared:
         num_workers = max(1, source.workload.reader.read_threads)
         table_bytes = 8 * num_workers * Progress.NUM_FIELDS
         size = 8 + table_bytes + Slots.num_bytes(source, row_bytes, keep=keep)
+        is_new = descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("dlemu")
             os.ftruncate(descriptor, size)
@@ -284,6 +286,8 @@ class _Shared:
         table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
         self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
         self.slots = Slots(memory[8 + table_bytes :], source, row_bytes, keep=keep)
+        if is_new:
+            self.slots.begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spawned workers get the descriptor with what they are started with.

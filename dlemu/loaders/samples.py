@@ -144,9 +144,12 @@ class Slots:
         self.filled = memory[table : 2 * table].cast("q", shape)
         """Bytes of each row that may not be zero, (slots, rows)."""
         self._bytes = memory[2 * table :]
-        for slot in range(num_slots):
-            for row in range(num_rows):
-                self.lengths[slot, row] = row_bytes
+
+    def begin(self) -> None:
+        """Say of every row that it is whole, as is so where samples are cut or padded."""
+        for slot in range(self.num_slots):
+            for row in range(self.num_rows):
+                self.lengths[slot, row] = self.row_bytes
 
     @staticmethod
     def num_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:

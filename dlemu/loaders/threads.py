@@ -283,7 +283,9 @@ class _Crew:
 def _private_slots(source: Source) -> Slots:
     row_bytes = sample_bytes(source)
     memory = aligned_buffer(Slots.num_bytes(source, row_bytes, keep=True))
-    return Slots(memory, source, row_bytes, keep=True)
+    slots = Slots(memory, source, row_bytes, keep=True)
+    slots.begin()
+    return slots
 
 
 def _files_of_each(num_streams: int, *, streamed: bool) -> int:

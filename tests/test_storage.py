@@ -1,0 +1,218 @@
+"""The extent reader against files whose bytes are known."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.storage import ExtentReader, Part, settle_direct
+
+NUM_BYTES = 50_003
+CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
+
+
+@pytest.fixture(scope="module")
+def file_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("storage") / "file"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    direct=st.booleans(),
+    io_depth=st.integers(1, 3),
+    piece_bytes=st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+    ahead=st.booleans(),
+    head=st.booleans(),
+    start=st.integers(0, NUM_BYTES),
+    # Runs that follow one another, each of parts that are kept (True) or dropped.
+    runs=st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 20_000)), max_size=5)),
+)
+def test_bytes_go_where_they_are_wanted(
+    file_path: Path,
+    direct: bool,
+    io_depth: int,
+    piece_bytes: int,
+    ahead: bool,
+    head: bool,
+    start: int,
+    runs: list[list[tuple[bool, int]]],
+) -> None:
+    reader = ExtentReader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    if head:
+        assert bytes(reader.head(file)) == CONTENT[:4096]
+    at = start
+    for run in runs:
+        kept: list[tuple[int, bytearray]] = []
+        parts: list[Part] = []
+        begin = at
+        for keep, length in run:
+            length = min(length, NUM_BYTES - at)
+            if keep:
+                kept.append((at, bytearray(length)))
+                parts.append(memoryview(kept[-1][1]))
+            else:
+                parts.append(length)
+            at += length
+        seen = bytearray()
+        reader.read(file, begin, parts, ahead=ahead, check=seen.extend)
+        assert seen == CONTENT[begin:at], "all bytes were shown, in order"
+        for place, data in kept:
+            assert data == CONTENT[place : place + len(data)]
+    reader.close_file(file)
+    reader.close()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_counts_what_the_kernel_handed_over(file_path: Path, direct: bool, io_depth: int) -> None:
+    reader = ExtentReader(direct=direct, piece_bytes=8192, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    before = _rchar()
+    reader.head(file)
+    reader.read(file, 0, [NUM_BYTES])
+    after = _rchar()
+    assert reader.bytes_read == NUM_BYTES
+    assert after - before - _cost_of_rchar() == NUM_BYTES
+    reader.close_file(file)
+    reader.close()
+
+
+def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    program = (
+        "from dlemu.storage import ExtentReader\n"
+        "reader = ExtentReader(direct=True, piece_bytes=8192)\n"
+        f"file = reader.open({str(path)!r})\n"
+        "for start in range(0, 50_000, 1000):\n"
+        "    reader.read(file, start, [1000], ahead=True)\n"
+    )
+    trace = tmp_path / "trace"
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    subprocess.run(
+        ["strace", "-f", "-e", "trace=preadv2", "-o", str(trace), sys.executable, "-c", program],
+        check=True,
+    )
+    offsets = re.findall(r", 1, (\d+), 0\) += \d+$", trace.read_text(), re.MULTILINE)
+    assert offsets == [str(start) for start in range(0, 50_000, 8192)]
+
+
+def test_a_short_file_is_named(file_path: Path) -> None:
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    file = reader.open(str(file_path))
+    with pytest.raises(DatasetError, match=rf"{file_path} holds 50003 bytes, at least 50004"):
+        reader.read(file, 50_000, [4])
+    reader.close_file(file)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 2])
+def test_a_file_that_is_cut_while_it_is_read_is_named(
+    tmp_path: Path, direct: bool, io_depth: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    reader = ExtentReader(direct=direct, piece_bytes=4096, io_depth=io_depth)
+    file = reader.open(str(path))
+    os.truncate(path, 20_000)
+    with pytest.raises(DatasetError, match="ends at byte 20000, but held 50003"):
+        reader.read(file, 0, [NUM_BYTES])
+    reader.close_file(file)
+    reader.close()
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/none is missing; dlemu verify"):
+        reader.open(f"{tmp_path}/none")
+    file = reader.open(str(tmp_path))
+    with pytest.raises(DatasetError, match=r"cannot be read at byte 0: Is a directory"):
+        reader.read(file, 0, [1])
+    reader.close_file(file)
+
+
+def test_open_files_are_kept_up_to_a_bound(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(5)]
+    for path in paths:
+        path.write_bytes(b"x")
+    reader = ExtentReader(direct=False, piece_bytes=4096, max_open=2)
+    before = len(os.listdir("/proc/self/fd"))
+    first = reader.keep_open(str(paths[0]))
+    for path in paths:
+        reader.keep_open(str(path))
+        assert reader.keep_open(str(path)).path == str(path)
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert reader.keep_open(str(paths[0])) is not first
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.write_bytes(b"12345")
+    other.write_bytes(b"54321")
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader.keep_open(str(path))
+    other.rename(path)
+    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
+        reader.keep_open(str(path))
+    reader.close()
+
+
+@pytest.fixture
+def ramfs() -> Iterator[Path]:
+    """A file system that refuses O_DIRECT."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting ramfs needs root")
+    folder = Path(tempfile.mkdtemp())
+    done = subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], capture_output=True)
+    if done.returncode:
+        folder.rmdir()
+        pytest.skip("this host lets nobody mount ramfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+    folder.rmdir()
+
+
+@pytest.mark.root
+def test_o_direct_refused(ramfs: Path) -> None:
+    (ramfs / "file").write_bytes(CONTENT)
+    with pytest.raises(WorkloadError) as raised:
+        settle_direct(ramfs / "file", True)
+    assert str(raised.value) == (
+        f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
+        f"use reader.odirect=auto or another folder"
+    )
+    assert settle_direct(ramfs / "file", "auto") is False
+
+
+def test_o_direct_where_it_works(file_path: Path) -> None:
+    assert settle_direct(file_path, False) is False
+    assert settle_direct(file_path, True) is True
+    assert settle_direct(file_path, "auto") is True
+    with pytest.raises(DatasetError, match="is missing"):
+        settle_direct(file_path.parent / "none", "auto")
+
+
+def _rchar() -> int:
+    return int(Path("/proc/self/io").read_bytes().split()[1])
+
+
+def _cost_of_rchar() -> int:
+    """Return the bytes that reading the counter itself adds to it."""
+    before = _rchar()
+    return _rchar() - before
