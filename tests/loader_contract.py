@@ -6,6 +6,7 @@ Expectations come from the plan and from `datagen.content`, never from the readi
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,7 +94,12 @@ class Case:
 
 
 def make_case(
-    folder: Path, dataset: str, keys: Mapping[str, object], *, num_accelerators: int = 1
+    folder: Path,
+    dataset: str,
+    keys: Mapping[str, object] | None = None,
+    *,
+    num_accelerators: int = 1,
+    **more: object,
 ) -> Case:
     """Return a case whose dataset lies in `folder`; it is written if it is not there yet."""
     tree = {
@@ -104,7 +110,7 @@ def make_case(
     }
     workload = check_workload(tree)
     generate(workload, world=Alone())
-    return Case(workload.with_keys(keys), num_accelerators)
+    return Case(workload.with_keys({**(keys or {}), **more}), num_accelerators)
 
 
 def expected(case: Case, sample: int) -> NDArray[np.uint8]:
@@ -298,6 +304,9 @@ class Loaders:
         del epoch
         for pid in pids:
             assert not Path(f"/proc/{pid}").exists()
+        deadline = time.monotonic() + 5  # threads of torch's queues end in their own time
+        while _own_resources() != before and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert _own_resources() == before
 
     def test_preprocessing_takes_time(self, folders: Path) -> None:
