@@ -1,0 +1,107 @@
+"""Compute that keeps real GPUs busy, so that copies contend with it as they would in training.
+
+Matrix products of a known length fill the time up to a deadline. Two slices of them are always
+queued, so that the GPU never waits for the host, and the host sleeps meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dlemu.clock import Clock
+from dlemu.errors import WorkloadError
+
+_LARGEST_SIDE = 4096
+"""Of a matrix; in bfloat16 one product takes an H200 0.2 ms, at 90 % of its peak rate."""
+_SMALLEST_SIDE = 256
+_LONGEST_PRODUCT = 0.0005
+"""Seconds: the shortest step in use, CosmoFlow's 3.5 ms, has room for several."""
+_SLICE_SECONDS = 0.002
+_NUM_TIMED = 40
+
+
+def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
+    """Return `compute(deadline)`: keeps these GPUs busy, and returns at the deadline.
+
+    Calibrates first, which takes about a tenth of a second a GPU.
+
+    Raises:
+        WorkloadError: PyTorch is missing, or sees no such GPU.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise WorkloadError(
+            "train.compute=gpu needs torch: pip install 'dlemu[torch]', or set train.compute=sleep"
+        ) from None
+    found = torch.cuda.device_count()
+    if not gpus or max(gpus) >= found:
+        raise WorkloadError(
+            f"train.compute=gpu: this PyTorch ({torch.__version__}) sees {found} GPUs, "
+            f"{max(gpus, default=0) + 1} are needed; install one made for the driver's CUDA, or "
+            f"set train.compute=sleep"
+        )
+    products = [_Product(torch, gpu) for gpu in gpus]
+    longest = max(product.seconds for product in products)
+
+    def compute(deadline: float) -> None:
+        queued: deque[tuple[int, list[Any]]] = deque()
+        while True:
+            waiting = sum(count for count, _ in queued)
+            # One product short of the deadline: the clock ends the step, not the GPU.
+            left = int((deadline - clock.now()) / longest) - waiting - 1
+            if left < 1:
+                break
+            count = min(left, max(1, int(_SLICE_SECONDS / longest)))
+            queued.append((count, [product.launch(count) for product in products]))
+            if len(queued) > 2:
+                _wait(queued.popleft()[1])
+        for _, events in queued:
+            _wait(events)
+        clock.sleep_until(deadline)
+
+    return compute
+
+
+class _Product:
+    """A matrix product on one GPU, launched again and again on a stream of its own."""
+
+    def __init__(self, torch: Any, gpu: int) -> None:
+        self._torch = torch
+        self._stream = torch.cuda.Stream(gpu)
+        side = _LARGEST_SIDE
+        self.seconds = self._calibrate(gpu, side)
+        while self.seconds > _LONGEST_PRODUCT and side > _SMALLEST_SIDE:
+            side //= 2
+            self.seconds = self._calibrate(gpu, side)
+
+    def launch(self, count: int) -> Any:
+        """Queue so many products; return the event of their end."""
+        torch = self._torch
+        with torch.cuda.stream(self._stream):
+            for _ in range(count):
+                torch.mm(self._left, self._right, out=self._out)
+            # Who waits for a blocking event sleeps; else a core would spin.
+            event = torch.cuda.Event(blocking=True)
+            event.record(self._stream)
+        return event
+
+    def _calibrate(self, gpu: int, side: int) -> float:
+        """Make matrices with sides so long; return the seconds that a product of them takes."""
+        torch = self._torch
+        shape = {"size": (side, side), "device": f"cuda:{gpu}", "dtype": torch.bfloat16}
+        with torch.cuda.stream(self._stream):
+            self._left, self._right = torch.randn(**shape), torch.randn(**shape)
+            self._out = torch.empty(**shape)
+            self.launch(_NUM_TIMED).synchronize()  # warms up, and raises the clocks
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(self._stream)
+            self.launch(_NUM_TIMED)
+            end.record(self._stream)
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000 / _NUM_TIMED
+
+
+def _wait(events: Sequence[Any]) -> None:
+    for event in events:
+        event.synchronize()
