@@ -36,8 +36,7 @@ dlemu - how many GPUs will this storage feed?
 
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
-Exit status: 0 passed, 1 error or failed run, 2 the AU is under the threshold.
-"""
+Exit status: 0 passed, 1 error or failed run, 2 the AU is under the threshold."""
 
 _INTERRUPTED = 130
 """What shells give a command that SIGINT ended."""
@@ -45,23 +44,18 @@ _INTERRUPTED = 130
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(_usage(), end="")
-        return 0
-    if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"dlemu {version('dlemu')}")
-        return 0
-    command, *words = arguments
-    if command in _COMMANDS and ("--help" in words or "-h" in words):
-        print(_COMMANDS[command].help())
-        return 0
     world: World | None = None
     signal.signal(signal.SIGTERM, _end)
     try:
-        with make_world() as world:
-            return _run_command(command, words, world)
+        text = _answer(arguments)
+        if text is not None:
+            print(text)
+            status = 0
+        else:
+            with make_world() as world:
+                status = _run_command(arguments[0], arguments[1:], world)
+        sys.stdout.flush()
+        return status
     except PeerError:
         return 1  # the rank that failed has said why
     except DlemuError as error:
@@ -82,6 +76,20 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _answer(arguments: Sequence[str]) -> str | None:
+    """Return what is asked for with --help or --version, None where it is work."""
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        return _usage()
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        return f"dlemu {version('dlemu')}"
+    command, *words = arguments
+    if command in _COMMANDS and ("--help" in words or "-h" in words):
+        return _COMMANDS[command].help()
+    return None
 
 
 @dataclass(frozen=True)
@@ -122,12 +130,14 @@ class Command:
 
     def _compose(self, words: Sequence[str]) -> tuple[Any, Words] | None:
         """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
-        from dlemu.compose import compose
+        from dlemu.compose import compose, known_workloads
 
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options))
             if parsed.others:
-                raise WorkloadError(f"{parsed.others[0]!r} is no override; write key=value")
+                word = parsed.others[0]
+                wanted = f"workload={word}" if word in known_workloads() else "key=value"
+                raise WorkloadError(f"{word!r} is no override; write {wanted}")
             if parsed.options.get("--cfg", "job") != "job":
                 raise WorkloadError(f"--cfg must be job, got {parsed.options['--cfg']!r}")
             folder = parsed.options.get("--config-dir")

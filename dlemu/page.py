@@ -44,7 +44,9 @@ class Series:
     name: str
     colour: str
     points: Sequence[tuple[float, float]]
-    dotted: bool = False
+    marked: bool = False
+    """Whether each point has a dot."""
+    dashed: bool = False
 
 
 def render_page(stored: Sequence[Stored]) -> str:
@@ -111,9 +113,11 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     yield _plot(
         "utilisation per epoch (%)",
         [
-            Series("by the rule", _BLUE, list(zip(numbers, rule, strict=True))),
-            Series("with the first step", _ORANGE, list(zip(numbers, whole, strict=True))),
-            Series(f"threshold {wanted:g}%", _GREY, [(x, wanted) for x in ends], dotted=True),
+            Series("by the rule", _BLUE, list(zip(numbers, rule, strict=True)), marked=True),
+            Series(
+                "with the first step", _ORANGE, list(zip(numbers, whole, strict=True)), marked=True
+            ),
+            Series(f"threshold {wanted:g}%", _GREY, [(x, wanted) for x in ends], dashed=True),
         ],
         x_range=ends,
         y_range=(max(0.0, min(*rule, *whole, wanted) - 5), 100.0),
@@ -134,7 +138,8 @@ def _host(path: Path) -> Iterable[str]:
     if len(points) < 2:
         return
     start, end = points[0].time, points[-1].time
-    parts = [(summarize(pair), pair[1].time - start) for pair in pairwise(points)]
+    parts = [summarize(pair) for pair in pairwise(points)]
+    times = [point.time - start for point in points]
     borders = {o.label: o.time - start for o in observations if o.label is not None}
     bands = [
         (begun, borders[label.replace("start", "end")])
@@ -143,41 +148,49 @@ def _host(path: Path) -> Iterable[str]:
     ]
     ticks = [(second, f"{second:g} s") for second in _round_steps(0, end - start)]
     reads = {
-        "drives": [(at, part.device_read_bytes) for part, at in parts],
-        "network mount": [(at, part.network_read_bytes) for part, at in parts],
-        "read calls": [(at, part.process_rchar) for part, at in parts],
+        "drives": [part.device_read_bytes for part in parts],
+        "network mount": [part.network_read_bytes for part in parts],
+        "read calls": [part.process_rchar for part in parts],
     }
-    name, values = next(
-        (
-            (name, [(at, num) for at, num in values if num is not None])
-            for name, values in reads.items()
-            if any(num is not None for _, num in values)
-        ),
-        ("", []),
-    )
-    seconds = {at: part.seconds for part, at in parts}
-    rates = [(at, num / seconds[at] / 1e6) for at, num in values]
+    # The best witness that there is: the drives, else the mount, else what the readers were given.
+    name = next((name for name, nums in reads.items() if any(num is not None for num in nums)), "")
+    rates = [
+        None if num is None else num / part.seconds / 1e6
+        for num, part in zip(reads.get(name, []), parts, strict=False)
+    ]
     number = path.name.split(".")[1]
-    if rates:
-        top = max(rate for _, rate in rates)
+    if name:
         yield _plot(
             f"read on the host of rank {number}, {name} (MB/s); epochs are shaded",
-            [Series(name, _BLUE, rates)],
+            [Series(name, _BLUE, _stairs(times, rates))],
             x_range=(0.0, end - start),
-            y_range=(0.0, 1.1 * top or 1.0),
+            y_range=(0.0, 1.1 * max(rate or 0.0 for rate in rates) or 1.0),
             x_ticks=ticks,
             bands=bands,
         )
-    cpu = [(at, 100 * p.host_cpu_share) for p, at in parts if p.host_cpu_share is not None]
-    own = [(at, 100 * p.process_cpu_share) for p, at in parts if p.process_cpu_share is not None]
+    cpu = [p.host_cpu_share and 100 * p.host_cpu_share for p in parts]
+    own = [p.process_cpu_share and 100 * p.process_cpu_share for p in parts]
     yield _plot(
         f"CPU on the host of rank {number} (%)",
-        [Series("whole host", _BLUE, cpu), Series("ranks and workers", _ORANGE, own)],
+        [
+            Series("whole host", _BLUE, _stairs(times, cpu)),
+            Series("ranks and workers", _ORANGE, _stairs(times, own)),
+        ],
         x_range=(0.0, end - start),
         y_range=(0.0, 100.0),
         x_ticks=ticks,
         bands=bands,
     )
+
+
+def _stairs(times: Sequence[float], values: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return the line of values that each hold from one time to the next; unknown ones are left."""
+    return [
+        (time, value)
+        for (begun, ended), value in zip(pairwise(times), values, strict=True)
+        if value is not None
+        for time in (begun, ended)
+    ]
 
 
 def _apart(observations: Sequence[Observation]) -> list[Observation]:
@@ -259,13 +272,13 @@ def _plot(
     ]
     for place, each in enumerate(series):
         spots = [(x(a), y(b)) for a, b in each.points]
-        dash = ' stroke-dasharray="5 4"' if each.dotted else ""
+        dash = ' stroke-dasharray="5 4"' if each.dashed else ""
         path = " ".join(f"{a},{b}" for a, b in spots)
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{each.colour}" stroke-width="1.8"'
             f"{dash}/>"
         )
-        if len(spots) <= 60 and not each.dotted:
+        if each.marked:
             parts += [f'<circle cx="{a}" cy="{b}" r="3" fill="{each.colour}"/>' for a, b in spots]
         parts.append(
             f'<text x="{_WIDTH - _RIGHT - 170 * (len(series) - place - 1)}" y="14" '

@@ -136,7 +136,7 @@ class Workload(Section):
         Raises:
             WorkloadError: dataset.data_folder is not set.
         """
-        if self.dataset.data_folder is None:
+        if not self.dataset.data_folder:
             raise WorkloadError(
                 "dataset.data_folder is not set; add dataset.data_folder=/path/on/the/storage"
             )
