@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> None:
             continue
         found = run()
         true_au = "" if found.true_au is None else f"{found.true_au:.1f}"
-        cells = [name, loader, true_au, f"{found.au:.1f}", found.true_limit, found.limit]
+        cells = [name, loader, true_au, f"{found.au:.1f}", found.true_limit or "", found.limit]
         if found.true_cached is not None:
             truth, said = (
                 ", ".join(f"{100 * share:.1f}" for share in shares)
@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> None:
             )
             cells[0] += f"; from memory by epoch: true {truth}%, found {said}%"
         print(f"| {' | '.join(cells)} |", flush=True)
-        if found.limit != found.true_limit:
+        if found.true_limit not in (None, found.limit):
             print(f"{name}, {loader}: {found.evidence}", file=sys.stderr)
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.files import Layout
 from dlemu.loaders import Loader
@@ -180,6 +181,8 @@ def _combine(
     )
     share = None if total is None or not sum(read) else max(0.0, 1 - total / sum(read))
     evidence = [_host_evidence(host, everything, len(hosts)) for host in hosts]
+    making = everything["read"] + everything["decode"] + everything["hand_over"]
+    late = everything["compute"] - everything["computation_time"]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in evidence]))
     measured = {
@@ -209,6 +212,8 @@ def _combine(
         _evidence={
             "hosts": evidence,
             "rank_names": names,
+            "making_seconds": _by_accelerator(everything, making),
+            "late_seconds": _by_accelerator(everything, late),
             "read_seconds": measured["read_seconds"],
             "decode_seconds": measured["decode_seconds"],
             "hand_over_seconds": measured["hand_over_seconds"],
@@ -247,6 +252,15 @@ def _host_evidence(host: _HostReport, steps: Steps, num_hosts: int) -> HostEvide
         usable_cpus=usable,
         num_workers=host.num_workers,
     )
+
+
+def _by_accelerator(steps: Steps, values: NDArray[np.float64]) -> list[float]:
+    """Return the mean of the steps' values, accelerator by accelerator."""
+    accelerators = steps["accelerator"]
+    means: list[float] = (
+        np.bincount(accelerators, weights=values) / np.bincount(accelerators)
+    ).tolist()
+    return means
 
 
 def _stored(epoch: IntervalSummary) -> int | None:

@@ -12,8 +12,9 @@ import numpy as np
 from dlemu.storage import aligned_buffer
 
 _PIECE = 1 << 20
-_SETTLE_SHARE = 0.25
-"""Part of the time that is left out, in which readers start and queues fill."""
+_LONGER = 4
+"""How many times as long to read at most, where storage is so slow that nothing came yet."""
+_LAST_READS_SECONDS = 5.0
 
 
 def probe_rate(
@@ -23,7 +24,7 @@ def probe_rate(
 
     Reads bypass the page cache where the file system lets them; None where nothing could be read.
     """
-    counts = [0] * num_readers
+    came: list[tuple[float, int]] = []
     ended = threading.Event()
 
     def read(reader: int) -> None:
@@ -36,7 +37,8 @@ def probe_rate(
                 try:
                     pieces = max(1, os.fstat(file).st_size // _PIECE)
                     for piece in generator.permutation(pieces)[:16]:
-                        counts[reader] += os.preadv(file, [buffer], int(piece) * _PIECE)
+                        num_bytes = os.preadv(file, [buffer], int(piece) * _PIECE)
+                        came.append((time.perf_counter(), num_bytes))
                         if ended.is_set():
                             return
                 finally:
@@ -45,16 +47,20 @@ def probe_rate(
     threads = [
         threading.Thread(target=read, args=(number,), daemon=True) for number in range(num_readers)
     ]
+    start = time.perf_counter()
     for thread in threads:
         thread.start()
-    time.sleep(seconds * _SETTLE_SHARE)
-    before, start = sum(counts), time.perf_counter()
-    time.sleep(seconds * (1 - _SETTLE_SHARE))
-    rate = (sum(counts) - before) / (time.perf_counter() - start)
+    time.sleep(seconds)
+    while len(came) < num_readers and time.perf_counter() < start + _LONGER * seconds:
+        time.sleep(0.05)
+    # Up to the last piece that came: slow storage gives few, and a part of one counts for much.
+    whole = list(came)
     ended.set()
     for thread in threads:
-        thread.join()
-    return rate or None
+        thread.join(max(0.0, start + _LONGER * seconds + _LAST_READS_SECONDS - time.perf_counter()))
+    if not whole:
+        return None
+    return sum(num_bytes for _, num_bytes in whole) / (max(at for at, _ in whole) - start) or None
 
 
 def _open_cold(path: Path) -> int:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.metrics import Metrics
 from dlemu.units import format_rate, format_seconds
 
+_Values = NDArray[np.float64]
 LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
 
 _CEILING = 0.02
@@ -29,6 +31,10 @@ _READING = 0.6
 """Share of the workers' time in reads from which on they are waiting for storage."""
 _MORE = 1.15
 """A device that gives this much more to more readers was not the limit."""
+_LATER = 3.0
+"""A rank this many times as late as the others is what they wait for, ..."""
+_SLOWER = 1.5
+"""... if its batches take this many times as long to make, or it computes as much longer."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,10 @@ class Evidence:
     hosts: Sequence[HostEvidence]
     rank_names: Sequence[str]
     """(accelerators,) "rank 3 on host a" of each accelerator."""
+    making_seconds: Sequence[float]
+    """(accelerators,) mean time that workers took for a batch: reads, decode, hand-over."""
+    late_seconds: Sequence[float]
+    """(accelerators,) mean time by which compute took longer than asked."""
     read_seconds: float
     """Of all workers, in read calls."""
     decode_seconds: float
@@ -92,63 +102,94 @@ def find_limit(evidence: Evidence) -> Limit:
         lost = 100 * (wait + barrier + over)
         return Limit("none", f"accelerators lost {lost:.1f}% of their time; this is the ceiling")
     if over > max(wait, barrier):
-        return Limit(
-            "oversleep",
+        late = (
             f"compute took {100 * over:.1f}% longer than asked, more than waiting for data "
-            f"({100 * wait:.1f}%): this host could not wake its accelerators in time",
+            f"({100 * wait:.1f}%)"
+        )
+        return _cpu_limit(evidence, late) or Limit(
+            "oversleep",
+            f"{late}: this host could not wake its accelerators in time",
             "use fewer accelerators a host, or leave cores to the ranks",
         )
     slow = _slow_rank(evidence, barrier)
     if slow is not None:
         return slow
     # Time at the barrier without a slow rank is others' waiting: it has the same cause.
-    return _limit_of_waiting(evidence, wait + barrier)
+    waited = f"accelerators waited {100 * (wait + barrier):.0f}% of the time"
+    return _cpu_limit(evidence, waited) or _limit_of_waiting(evidence, waited)
 
 
 def _slow_rank(evidence: Evidence, barrier: float) -> Limit | None:
     """Return `barrier` if one rank made the others wait."""
-    names = np.array(evidence.rank_names)
-    if len(set(evidence.rank_names)) < 2 or barrier < _CEILING:
+    names = list(dict.fromkeys(evidence.rank_names))
+    if len(names) < 2 or barrier < _CEILING:
         return None
     waits = np.mean([epoch.accelerator_wait for epoch in evidence.metrics.epochs], axis=0)
-    by_rank = {name: float(waits[names == name].mean()) for name in dict.fromkeys(names.tolist())}
-    slowest = max(by_rank, key=lambda name: by_rank[name])
-    others = float(np.median([wait for name, wait in by_rank.items() if name != slowest]))
-    # Ranks that share a slow drive all wait; one that waits thrice as long is another matter.
-    if by_rank[slowest] < 3 * others:
+    waited = _by_rank(evidence, waits)
+    computed = _by_rank(evidence, evidence.late_seconds)
+    made = _by_rank(evidence, evidence.making_seconds)
+    late = waited + computed
+    slowest = int(late.argmax())
+    others = np.arange(len(names)) != slowest
+    if late[slowest] < _LATER * np.median(late[others]):
+        return None
+    rest = f"the others {{}}, and then {100 * barrier:.0f}% of the time for it"
+    if computed[slowest] > waited[slowest]:
+        return Limit(
+            "barrier",
+            f"{names[slowest]} computed {format_seconds(computed[slowest])} a step longer than "
+            f"asked, {rest.format(format_seconds(float(np.median(computed[others]))))}",
+            f"look at what else runs on the CPUs of {names[slowest]}",
+        )
+    # Of ranks that share a slow drive, one may always be served last: its reads take no longer
+    # than the others', who wait as much, but at the barrier.
+    if made[slowest] < _SLOWER * np.median(made[others]):
         return None
     return Limit(
         "barrier",
-        f"{slowest} waited {format_seconds(by_rank[slowest])} a step for its batches, the others "
-        f"{format_seconds(others)}, and then {100 * barrier:.0f}% of the time for it",
-        f"look at what is different about {slowest}: its storage path, its CPUs, its neighbours",
+        f"{names[slowest]} waited {format_seconds(waited[slowest])} a step for its batches, "
+        f"{rest.format(format_seconds(float(np.median(waited[others]))))}",
+        f"look at what is different about {names[slowest]}: its storage path, its CPUs, its "
+        "neighbours",
     )
 
 
-def _limit_of_waiting(evidence: Evidence, lost: float) -> Limit:
-    """Return why batches came late: no CPU, slow storage, or too few readers."""
+def _by_rank(evidence: Evidence, values: Sequence[float] | _Values) -> _Values:
+    """Return the mean over each rank's accelerators."""
+    names = np.array(evidence.rank_names)
+    ranks = dict.fromkeys(evidence.rank_names)
+    return np.array([np.asarray(values)[names == rank].mean() for rank in ranks])
+
+
+def _cpu_limit(evidence: Evidence, lost: str) -> Limit | None:
+    """Return `host cpu` if a host's CPUs were used up."""
     host = max(evidence.hosts, key=_cpu_pressure)
-    reading = evidence.read_seconds / max(evidence.worker_seconds, 1e-9)
+    if _cpu_pressure(host) <= 1:
+        return None
     starved = _share(host.runqueue_seconds, host)
     throttled = _throttled_share(host)
-    cpu = host.cpu_share
-    waited = f"accelerators waited {100 * lost:.0f}% of the time"
-    if _cpu_pressure(host) > 1:
-        parts = [f"{waited}; on host {host.host}"]
-        if cpu is not None:
-            parts.append(f"ranks and workers used {100 * cpu:.0f}% of {host.usable_cpus:g} CPUs,")
-        if starved is not None:
-            parts.append(
-                f"stood ready without a CPU for {100 * min(starved, 1):.0f}% of their time"
-            )
-        if throttled > _THROTTLED:
-            parts.append(f"and were stopped by the CPU quota for {throttled:.2f} s each second")
-        return Limit(
-            "host cpu",
-            " ".join(parts) + _storage_aside(host),
-            "use more cores or hosts, reader.data_loader=threads, or reader.odirect=true; "
-            "nothing is said about the storage",
+    parts = [f"{lost}; on host {host.host}"]
+    if host.cpu_share is not None:
+        parts.append(
+            f"ranks and workers used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs,"
         )
+    if starved is not None:
+        parts.append(f"stood ready without a CPU for {100 * min(starved, 1):.0f}% of their time")
+    if throttled > _THROTTLED:
+        parts.append(f"and were stopped by the CPU quota for {throttled:.2f} s each second")
+    return Limit(
+        "host cpu",
+        " ".join(parts) + _storage_aside(host),
+        "use more cores or hosts, reader.data_loader=threads, or reader.odirect=true; "
+        "nothing is said about the storage",
+    )
+
+
+def _limit_of_waiting(evidence: Evidence, waited: str) -> Limit:
+    """Return why batches came late though CPUs were free: slow storage, or too few readers."""
+    host = max(evidence.hosts, key=_cpu_pressure)
+    reading = evidence.read_seconds / max(evidence.worker_seconds, 1e-9)
+    cpu = host.cpu_share
     # Hosts may share the storage: what counts is what it gave to all, and would give to all.
     given = sum(each.read_bytes_per_second for each in evidence.hosts)
     probes = [each.probe_bytes_per_second for each in evidence.hosts]

@@ -188,14 +188,14 @@ class Found:
     au: float
     true_au: float | None
     limit: str
-    true_limit: str
+    true_limit: str | None
     evidence: str
     cached: list[float] = field(default_factory=list)
     """Share of each epoch's bytes from memory."""
     true_cached: list[float] | None = None
 
 
-def found(run: Run, true_limit: str, true_au: float | None = None) -> Found:
+def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Found:
     """Return what an ended run said."""
     status = run.end()
     assert status in (0, 2), run.told()
@@ -215,26 +215,25 @@ def throttled_disk(
 ) -> Found:
     """Run where the disk gives a share of what the accelerators ask for.
 
-    AU is that share. A batch is one read, so the kernel's throttle serves batches in their order,
-    and none but the first is there when the first step ends: nothing to correct for. It gives the
-    bytes of 0.1 s at once (block/blk-throttle.c), so batches that are to come evenly take longer.
+    AU is that share. Each accelerator has one worker, and a batch is one read: when the first step
+    ends, no bytes of a later one have come, so there is nothing to correct for. The throttle gives
+    the bytes of 0.1 s at once (block/blk-throttle.c): batches that come further apart come evenly.
     """
-    seconds = 0.1 if num_accelerators == 1 else 0.1 * share * num_accelerators
-    num_bytes = 1_000_000 // num_accelerators
+    interval = 0.11
+    seconds = interval * share * num_accelerators
     with folder_on_disk() as folder:
         workload = dataset(
             folder,
             dataset__num_files_train=num_steps * num_accelerators,
-            dataset__record_length_bytes=num_bytes,
-            reader__read_threads=2 if num_accelerators == 1 else 1,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=1,
             reader__odirect=True,
             reader__data_loader=loader,
             train__computation_time=seconds,
         )
-        rate = share * num_accelerators * _direct_bytes(folder) / seconds
         _load_libraries()
         with (
-            throttled_reads(folder, round(rate)) as group,
+            throttled_reads(folder, round(_direct_bytes(folder) / interval)) as group,
             start(
                 workload,
                 f"accelerators_per_rank={num_accelerators // num_ranks}",
@@ -245,15 +244,15 @@ def throttled_disk(
             return found(run, "storage" if share < 1 else "none", 100 * min(1.0, share))
 
 
-def slow_rank(share: float, *, loader: str, num_steps: int = 30) -> Found:
+def slow_rank(share: float, *, loader: str) -> Found:
     """Run two ranks, of which only rank 1 has a throttled disk."""
-    seconds = 0.1
+    seconds, num_steps = 0.11 * share, 50
     with folder_on_disk() as folder:
         workload = dataset(
             folder,
             dataset__num_files_train=2 * num_steps,
             dataset__record_length_bytes=1_000_000,
-            reader__read_threads=2,
+            reader__read_threads=1,
             reader__odirect=True,
             reader__data_loader=loader,
             train__computation_time=seconds,
@@ -267,18 +266,18 @@ def slow_rank(share: float, *, loader: str, num_steps: int = 30) -> Found:
 
 
 def starved_of_cpu(*, loader: str) -> Found:
-    """Run on files in memory, parsed by np.load, with a quarter of a core."""
+    """Run on files in memory, parsed by np.load, with a fifth of a core."""
     with folder_in_memory() as folder:
         workload = dataset(
             folder,
-            dataset__num_files_train=60,
-            dataset__record_length_bytes=4_000_000,
+            dataset__num_files_train=100,
+            dataset__record_length_bytes=2_000_000,
             reader__read_threads=2,
             reader__decode="library",
             reader__data_loader=loader,
-            train__computation_time=0.01,
+            train__computation_time=0.002,
         )
-        with cpu_quota(0.25) as group, start(workload) as run:
+        with cpu_quota(0.2) as group, start(workload) as run:
             run.wait_for("demand:")  # by then the libraries are loaded
             group.enter(run.process.pid)
             return found(run, "host cpu")
@@ -302,8 +301,8 @@ def one_cpu(*, loader: str) -> Found:
 
 
 def slow_answers(num_workers: int, *, loader: str) -> Found:
-    """Run on files that take 50 ms a read, however many reads there are at once."""
-    seconds, latency, num_steps = 0.02, 0.05, 100
+    """Run on files that take 100 ms a read, however many reads there are at once."""
+    seconds, latency, num_steps = 0.04, 0.1, 50
     with folder_on_disk() as folder:
         workload = dataset(
             folder,
@@ -327,13 +326,13 @@ def slow_preprocessing(*, loader: str) -> Found:
     with folder_on_disk() as folder:
         workload = dataset(
             folder,
-            dataset__num_files_train=80,
+            dataset__num_files_train=50,
             dataset__record_length_bytes=100_000,
             reader__read_threads=1,
             reader__odirect=True,
-            reader__preprocess_time=0.05,
+            reader__preprocess_time=0.1,
             reader__data_loader=loader,
-            train__computation_time=0.02,
+            train__computation_time=0.04,
         )
         with start(workload) as run:
             return found(run, "loader", 40.0)
@@ -358,7 +357,7 @@ def warm_cache(share: float, *, loader: str) -> Found:
         for path in paths[: round(share * num_files)]:
             path.read_bytes()
         with start(workload) as run:
-            return replace(found(run, "none", 100.0), true_cached=[share, 1.0])
+            return replace(found(run, true_limit=None), true_cached=[share, 1.0])
 
 
 def _load_libraries() -> None:
@@ -378,19 +377,19 @@ def _both(case: Callable[..., Found], **keys: Any) -> dict[str, Callable[[], Fou
 
 
 _CASES: dict[str, dict[str, Callable[[], Found]]] = {
-    "disk at 0.3 of the demand": _both(throttled_disk, share=0.3, num_steps=24),
-    "disk at 0.6 of the demand": _both(throttled_disk, share=0.6, num_steps=40),
-    "disk at 0.9 of the demand": _both(throttled_disk, share=0.9, num_steps=60),
-    "disk at 1.5 times the demand": _both(throttled_disk, share=1.5, num_steps=50),
+    "disk at 0.3 of the demand": _both(throttled_disk, share=0.3, num_steps=50),
+    "disk at 0.6 of the demand": _both(throttled_disk, share=0.6, num_steps=50),
+    "disk at 0.9 of the demand": _both(throttled_disk, share=0.9, num_steps=50),
+    "disk at 1.5 times the demand": _both(throttled_disk, share=1.5, num_steps=25),
     "disk at 0.6 of the demand of 4 accelerators on 2 ranks": _both(
         throttled_disk, share=0.6, num_steps=25, num_accelerators=4, num_ranks=2
     ),
     "rank 1 of 2 with a disk at 0.5 of its demand": _both(slow_rank, share=0.5),
-    "files in memory, a quarter of a core": _both(starved_of_cpu),
+    "files in memory, a fifth of a core": _both(starved_of_cpu),
     "4 workers on one core": _both(one_cpu),
-    "reads take 50 ms, 1 worker": _both(slow_answers, num_workers=1),
-    "reads take 50 ms, 4 workers": _both(slow_answers, num_workers=4),
-    "preprocessing takes 50 ms, 1 worker": _both(slow_preprocessing),
+    "reads take 100 ms, 1 worker": _both(slow_answers, num_workers=1),
+    "reads take 100 ms, 4 workers": _both(slow_answers, num_workers=4),
+    "preprocessing takes 100 ms, 1 worker": _both(slow_preprocessing),
     "40% of the files in the page cache": _both(warm_cache, share=0.4),
 }
 CASES = {(name, loader): run for name, by in _CASES.items() for loader, run in by.items()}

@@ -39,7 +39,8 @@ def slow_files(source: Path, *, seconds: float, stalls: str = "") -> Iterator[Pa
         pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
     point = source.with_name(f"{source.name}-slow-{os.getpid()}")
     point.mkdir()
-    command = [sys.executable, "-m", "tests.slow_files", source, point, str(seconds), stalls]
+    names = str(source), str(point), str(seconds), stalls
+    command = [sys.executable, "-m", "tests.slow_files", *names]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

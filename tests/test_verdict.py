@@ -56,6 +56,8 @@ def evidence(**changes: Any) -> Evidence:
         "metrics": metrics,
         "hosts": [host()],
         "rank_names": [f"rank {rank} on host a" for rank in range(metrics.num_accelerators)],
+        "making_seconds": [1.0] * metrics.num_accelerators,
+        "late_seconds": [0.0] * metrics.num_accelerators,
         "read_seconds": 720.0,
         "decode_seconds": 10.0,
         "hand_over_seconds": 20.0,
@@ -67,6 +69,7 @@ def evidence(**changes: Any) -> Evidence:
     return Evidence(**(seen | changes))
 
 
+ONE_WAITS = metrics_of(0.5, 0.01, 0.01, barrier=(0, 0.49, 0.49))
 NOT_IN_READS = {"read_seconds": 80.0, "decode_seconds": 500.0}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -102,9 +105,27 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "half in reads": ({"read_seconds": 400.0}, "unclear"),
     "CPUs unknown": ({"hosts": [host(cpu_share=None, runqueue_seconds=None)]}, "unclear"),
     "most bytes from memory": ({"page_cache_share": 0.97}, "unclear"),
-    "one rank waits, the others for it": (
-        {"metrics": metrics_of(0.5, 0.01, 0.01, barrier=(0, 0.49, 0.49))},
+    "one rank waits for slow reads, the others for it": (
+        {"metrics": ONE_WAITS, "making_seconds": [1.0, 0.02, 0.02]},
         "barrier",
+    ),
+    "one rank is always served last": (
+        {"metrics": ONE_WAITS, "making_seconds": [1.0, 0.9, 1.1]},
+        "storage",
+    ),
+    "one rank computes for longer, the others wait for it": (
+        {
+            "metrics": metrics_of(0.01, 0.01, 0.01, barrier=(0, 0.4, 0.4)),
+            "late_seconds": [0.4, 0.0, 0.0],
+        },
+        "barrier",
+    ),
+    "woken late by a quota": (
+        {
+            "metrics": metrics_of(0.01, 0.01, compute=1.2),
+            "hosts": [host(throttled_seconds=30.0)],
+        },
+        "host cpu",
     ),
     "all ranks wait, some longer": (
         {"metrics": metrics_of(0.5, 0.3, 0.4, barrier=(0, 0.2, 0.1))},
@@ -167,7 +188,8 @@ def test_a_quota_is_named() -> None:
 
 
 def test_a_slow_rank_is_named() -> None:
-    limit = find_limit(evidence(metrics=metrics_of(0.01, 0.5, 0.01, barrier=(0.49, 0, 0.49))))
+    metrics = metrics_of(0.01, 0.5, 0.01, barrier=(0.49, 0, 0.49))
+    limit = find_limit(evidence(metrics=metrics, making_seconds=[0.1, 2.0, 0.1]))
     assert limit.evidence == (
         "rank 1 on host a waited 500 ms a step for its batches, the others 10 ms, and then 22% of "
         "the time for it"
@@ -176,9 +198,11 @@ def test_a_slow_rank_is_named() -> None:
 
 def test_the_accelerators_of_one_rank_are_one_suspect() -> None:
     metrics = metrics_of(0.5, 0.5, 0.01, 0.01, barrier=(0, 0, 0.49, 0.49))
-    limit = find_limit(evidence(metrics=metrics, rank_names=["rank 0"] * 2 + ["rank 1"] * 2))
+    made = {"making_seconds": [2.0, 2.0, 0.1, 0.1]}
+    ranks = ["rank 0"] * 2 + ["rank 1"] * 2
+    limit = find_limit(evidence(metrics=metrics, rank_names=ranks, **made))
     assert limit.name == "barrier" and limit.evidence.startswith("rank 0 waited 500 ms")
-    alone = find_limit(evidence(metrics=metrics, rank_names=["rank 0"] * 4))
+    alone = find_limit(evidence(metrics=metrics, rank_names=["rank 0"] * 4, **made))
     assert alone.name == "storage", "there is nobody to compare it with"
 
 

@@ -1,0 +1,49 @@
+"""AU, limit and cached share are compared with what they must be, where that is known beforehand.
+
+A shared host disturbs a run now and then, so each case has three tries, and each try is printed.
+"""
+
+import pytest
+
+from tests.bench import CASES, Found
+
+_TRIES = 3
+_DISK, _SLOW, _CACHED = 1.0, 2.0, 0.03
+"""Points of AU, points where each batch also costs a worker some time, share of the bytes."""
+
+_ONE_LOADER = {
+    "rank 1 of 2 with a disk at 0.5 of its demand": "pytorch",
+    "files in memory, a fifth of a core": "threads",
+    "4 workers on one core": "pytorch",
+    "reads take 100 ms, 1 worker": "threads",
+    "reads take 100 ms, 4 workers": "threads",
+    "preprocessing takes 100 ms, 1 worker": "pytorch",
+    "40% of the files in the page cache": "pytorch",
+}
+"""Where one is enough for a suite; benchmarks/truth runs both."""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("name", "loader"), [case for case in CASES if _ONE_LOADER.get(case[0], case[1]) == case[1]]
+)
+def test_what_is_found_is_the_truth(name: str, loader: str) -> None:
+    for attempt in range(1, _TRIES + 1):
+        found = CASES[name, loader]()
+        wrong = _wrong(found, _DISK if "disk" in name else _SLOW)
+        print(f"{name}, {loader}, try {attempt}: {found}")
+        if not wrong:
+            return
+    pytest.fail(f"{wrong}; {found.evidence}")
+
+
+def _wrong(found: Found, points: float) -> str:
+    """Return what is wrong; empty if nothing is."""
+    if found.true_au is not None and abs(found.au - found.true_au) > points:
+        return f"AU is {found.au:.2f}, not {found.true_au:.2f}"
+    if found.true_limit not in (None, found.limit):
+        return f"the limit is {found.limit}, not {found.true_limit}"
+    for said, truth in zip(found.cached, found.true_cached or (), strict=False):
+        if abs(said - truth) > _CACHED:
+            return f"{said:.3f} came from memory, not {truth:.3f}"
+    return ""
