@@ -20,13 +20,13 @@ LEVELS = [
     "files plan metrics prediction formats devices host processes intervals pagecache observe "
     "storage cuda cufile gds latency energy",
     # do
-    "datagen loaders replay sizing probe progress blocks settle gpu_compute",
+    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
     # tell
     "verdict watchdog report evidence sweep paths drive_table plots search_log",
     # put together
     "job meter doctor",
     # whole commands
-    "protocol closed stored page rereport size calibrate predict training compose",
+    "protocol closed stored page rereport targets size calibrate predict training compose",
     # run
     "cli __init__ __main__ workloads",
 ]
