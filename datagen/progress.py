@@ -61,7 +61,8 @@ def work_through(
 ) -> None:
     """Let this rank's workers do its files; return when those of all ranks have done theirs.
 
-    Ranks meet once a second: so they learn how far all are, and soon that one of them failed.
+    Ranks meet once a second: so they learn how far all are, and soon that one of them failed. One
+    that has no more to do sleeps there.
     """
     start = time.perf_counter()
     left = iter(files)
@@ -87,8 +88,6 @@ def work_through(
                             seconds=time.perf_counter() - start,
                         )
                     )
-                if not pending and not finished:
-                    time.sleep(_SECONDS)
         finally:
             for worker in workers:
                 worker.stopped = True
