@@ -255,10 +255,12 @@ def _replay(
             observation.end(epoch)
             parts.append(steps.ravel())
             write_steps(folder, world.rank, np.concatenate(parts))
-            say(_epoch_line(epoch, steps, workload))
+            if own:
+                if world.rank == 0:  # others may have no accelerator to speak of
+                say(_epoch_line(epoch, steps, workload))
     steps = np.concatenate(parts)
     lost = steps["wait"].sum() + steps["barrier"].sum()
-    share = lost / (lost + steps["compute"].sum())
+    share = lost / max(lost + steps["compute"].sum(), 1e-9)
     observation.probe(max(world.all_gather(float(share))))
     return observation, steps
 

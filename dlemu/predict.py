@@ -23,10 +23,7 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
     Raises:
         WorkloadError: no drive is named, or the calibration does not fit.
     """
-    calibration = calibration_of(workload)
-    drive = workload.drive
-    if drive is None and calibration is not None:
-        drive = calibration.drive
+    drive, calibration = known_rates(workload)
     if drive is None:
         raise WorkloadError(
             "drive is not set; name a datasheet (drive=d7_ps1010), give its rate "
@@ -52,11 +49,11 @@ def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) 
     p = prediction
     asked = workload.predict.accelerators is not None
     mark = " (extrapolated)" if p.extrapolated else ""
-    source = (
-        "calibrated on this host"
-        if p.calibrated
-        else "from the datasheet alone, the host taken as unlimited"
-    )
+    source = "from the datasheet alone, the host taken as unlimited"
+    if p.calibrated:
+        source = "host and drive calibrated"
+        if workload.drive is not None:
+            source = "host calibrated, drive by its datasheet"
     most = (
         f"most that pass           {p.real_accelerators:>10.1f}   {p.low} to {p.high}"
         if asked
@@ -81,16 +78,28 @@ def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) 
             f"extrapolated: the barrier was never compared above {EXTRAPOLATED_ABOVE} accelerators"
         )
     if not p.calibrated:
-        lines.append("dlemu calibrate measures this host and narrows the range")
+        lines.append("dlemu calibrate measures the host and narrows the range")
     return "\n".join(lines)
 
 
-def calibration_of(workload: Workload) -> Calibration | None:
-    """Return the calibration of this very job, None where predict.calibration names no file.
+def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
+    """Return the drive that a prediction is for, and the host's calibration; None: not given.
+
+    A drive that is named is another than the one that was calibrated, on the same host.
 
     Raises:
-        WorkloadError: the file is none, or holds nothing for this job.
+        WorkloadError: the calibration does not fit.
     """
+    calibration = _calibration(workload)
+    if calibration is None:
+        return workload.drive, None
+    if workload.drive is None:
+        return calibration.drive, calibration
+    return workload.drive, calibration.model_copy(update={"drive_read_bytes_per_second": None})
+
+
+def _calibration(workload: Workload) -> Calibration | None:
+    """Return the calibration of this very job, None where predict.calibration names no file."""
     if workload.predict.calibration is None:
         return None
     path = Path(workload.predict.calibration)

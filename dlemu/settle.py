@@ -24,8 +24,11 @@ def num_accelerators(workload: Workload, world: World) -> int:
 
 
 def accelerators_of(rank: int, num_ranks: int, total: int) -> range:
-    """Return the accelerators that a rank emulates: as many as the others, or one more."""
-    return range(rank * total // num_ranks, (rank + 1) * total // num_ranks)
+    """Return the accelerators that a rank emulates: as many as the others, or one more.
+
+    Rank 0, which speaks for all, has some where any rank has.
+    """
+    return range(-(-rank * total // num_ranks), -(-(rank + 1) * total // num_ranks))
 
 
 def measure_memory(workload: Workload, world: World) -> Memory:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dlemu.datagen import read_manifest
-from dlemu.devices import devices_under
+from dlemu.devices import mount_under
 from dlemu.drive_table import (
     Sized,
     Target,
@@ -29,19 +29,20 @@ from dlemu.drive_table import (
     render_sizing,
     render_table,
 )
+from dlemu.enough import Enough, datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.files import STEPS_PER_EPOCH, Layout, dataset_size
+from dlemu.files import Layout
 from dlemu.job import Outcome, Say, run_job
-from dlemu.loaders.samples import Source
-from dlemu.predict import calibration_of
+from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
 from dlemu.records import write_json
 from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
 from dlemu.sizing import Point, search
+from dlemu.targets import find_jobs
 from dlemu.units import format_bytes, format_rate
-from dlemu.workload import Workload, load_workload
+from dlemu.workload import Workload
 from dlemu.world import World
 
 T = TypeVar("T")
@@ -49,11 +50,6 @@ T = TypeVar("T")
 _PROBE_SECONDS = 3.0
 _PROBE_READERS = 64
 _PROBE_FILES = 512
-_LEAST_EPOCH = 10
-"""An epoch of a quick search has this many times the batches that may be read ahead: what the step
-left out reads for the others raises AU by up to the inverse."""
-_HEADROOM = 1.25
-"""A dataset that was too small is asked for with so many more accelerators in view."""
 
 
 def size_storage(workload: Workload, world: World, say: Say = print) -> int:
@@ -68,7 +64,7 @@ def size_storage(workload: Workload, world: World, say: Say = print) -> int:
     if world.rank != 0:
         say = _silent
     folder = _on_first(world, lambda: _base_folder(workload))
-    jobs = _on_first(world, lambda: _find_jobs(workload, say))
+    jobs = _on_first(world, lambda: find_jobs(workload, say))
     sized: list[Sized] = []
     for target, job in jobs:
         answer = _Search(target, job, folder, world, say).run()
@@ -79,40 +75,6 @@ def size_storage(workload: Workload, world: World, say: Say = print) -> int:
         say(f"\n{render_table(sized)}")
     say(f"results: {folder}")
     return world.broadcast(2 if any(each.sizing.num_accelerators == 0 for each in sized) else 0)
-
-
-def find_targets(workload: Workload, say: Say = print) -> list[Target]:
-    """Return the targets with their names and drive counts; two on one device are warned of.
-
-    Raises:
-        WorkloadError: a target is no folder, or names or drives do not fit the targets.
-    """
-    size = workload.size
-    folders = size.targets or (str(workload.data_folder),)
-    key = "size.targets" if size.targets else "dataset.data_folder"
-    for name, values in (("size.names", size.names), ("size.drives", size.drives)):
-        if values and len(values) != len(folders):
-            raise WorkloadError(
-                f"{name} must have one value for each target ({len(folders)}), got {len(values)}"
-            )
-    names = size.names or _names_of(folders)
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise WorkloadError(f"size.targets names {name} twice; give each a name: size.names")
-    targets: list[Target] = []
-    seen: dict[str, set[str]] = {}
-    for number, folder in enumerate(folders):
-        if not Path(folder).is_dir():
-            raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
-        devices = {device.name for device in devices_under(Path(folder))}
-        for other, others in seen.items():
-            if devices & others:
-                shared = ", ".join(sorted(devices & others))
-                say(f"warning: {names[number]} and {other} share {shared}: one drive, twice")
-        seen[names[number]] = devices
-        drives = size.drives[number] if size.drives else max(1, len(devices))
-        targets.append(Target(names[number], folder, drives))
-    return targets
 
 
 @dataclass(frozen=True)
@@ -134,7 +96,8 @@ class _Search:
         self._name = f"{target.name}.{workload.name}"
         self._folder = folder
         self._workload, self._layout = _on_first(world, lambda: _settled(workload))
-        self._memory = measure_memory(workload, world)
+        memory = measure_memory(workload, world)
+        self._enough = Enough(self._workload, self._layout, memory.num_bytes)
         self._estimate = 1.0
 
     def run(self) -> Sized | None:
@@ -148,9 +111,11 @@ class _Search:
                 self._carry_out(order)
             return None
         self._introduce(len(log.points))
+        mount = mount_under(workload.data_folder)
+        in_memory = mount is not None and mount.kind in ("tmpfs", "ramfs")
 
         def measure(number: int) -> Point:
-            self._check_dataset(number)
+            self._enough.check(number, expected=self._estimate)
             order = self._next_order(
                 _Order(
                     number,
@@ -162,7 +127,8 @@ class _Search:
             begin = time.perf_counter()
             outcome = self._carry_out(order)
             assert outcome is not None
-            log.append(_point(outcome, number, time.perf_counter() - begin))
+            seconds = time.perf_counter() - begin
+            log.append(_point(outcome, number, seconds, in_memory=in_memory))
             return log.points[-1]
 
         sizing = search(
@@ -181,7 +147,7 @@ class _Search:
             workload,
             sizing,
             self._layout.num_samples * self._layout.mean_bytes,
-            self._read_ahead_share(most) if workload.size.quick else None,
+            self._enough.read_ahead_share(most) if workload.size.quick else None,
         )
 
     def _next_order(self, order: _Order | None) -> _Order | None:
@@ -229,17 +195,14 @@ class _Search:
         size = workload.size
         if size.start is not None:
             return size.start
-        calibration = calibration_of(workload)
-        drive = workload.drive
-        if drive is None and calibration is not None:
-            drive = calibration.drive
+        drive, calibration = known_rates(workload)
         if drive is not None:
             prediction = predict(PredictionInput.of(workload, drive), calibration)
             self._estimate = prediction.real_accelerators
             self._say(f"the prediction for {drive.name} is {self._estimate:.1f} accelerators")
         else:
             self._estimate = self._probe()
-        most = min(size.max_accelerators, self._most_of_dataset())
+        most = min(size.max_accelerators, self._enough.most)
         # The first that should fail: it says where the threshold is met, one that passes does not.
         return max(1, min(math.floor(self._estimate) + 1, most))
 
@@ -265,111 +228,6 @@ class _Search:
         )
         return feeds
 
-    def _num_steps(self, accelerators: int) -> int:
-        """Return the steps of an epoch with so many accelerators."""
-        train = self._workload.train
-        fitting = self._layout.num_samples // (self._workload.reader.batch_size * accelerators)
-        return (
-            fitting if train.total_training_steps < 0 else min(fitting, train.total_training_steps)
-        )
-
-    def _read_ahead(self) -> int:
-        """Return the batches of an accelerator that may be read inside the step left out."""
-        source = Source(
-            self._workload, self._layout, self._workload.data_folder, True, known_places=True
-        )
-        return source.batches_in_flight
-
-    def _read_ahead_share(self, accelerators: int) -> float:
-        return self._read_ahead() / self._num_steps(accelerators)
-
-    def _most_of_dataset(self) -> int:
-        """Return the most accelerators that the dataset is large enough for."""
-        steps = STEPS_PER_EPOCH
-        if self._workload.size.quick:
-            steps = _LEAST_EPOCH * self._read_ahead()
-        return self._layout.num_samples // (self._workload.reader.batch_size * steps)
-
-    def _check_dataset(self, accelerators: int) -> None:
-        """Refuse a dataset that is too small for so many accelerators."""
-        workload = self._workload
-        ahead = max(accelerators, math.ceil(_HEADROOM * min(self._estimate, 4 * accelerators)))
-        have = f"{workload.data_folder} has {self._layout.num_files:,}"
-        if workload.size.quick:
-            least = _LEAST_EPOCH * self._read_ahead()
-            if self._num_steps(accelerators) >= least:
-                return
-            per_file = workload.dataset.num_samples_per_file
-            files = math.ceil(least * workload.reader.batch_size * ahead / per_file)
-            raise DatasetError(
-                f"{accelerators} accelerators make {self._num_steps(accelerators)} steps an epoch, "
-                f"a quick search needs {least} (10 x what is read ahead); {have} files: dlemu "
-                f"datagen workload={workload.name} dataset.data_folder={workload.data_folder} "
-                f"dataset.num_files_train={files}"
-            )
-        size = dataset_size(
-            workload, num_accelerators=accelerators, host_memory=self._memory.num_bytes
-        )
-        if self._layout.num_files >= size.num_files:
-            return
-        why = f"{STEPS_PER_EPOCH} steps an epoch" if size.won == "steps" else "5 x memory"
-        raise DatasetError(
-            f"{accelerators} accelerators need {size.num_files:,} files ({why}), {have}; write "
-            f"them: dlemu datagen workload={workload.name} "
-            f"dataset.data_folder={workload.data_folder} num_accelerators={ahead} "
-            "dataset.num_files_train=auto, or take size.quick=true and a result that says so"
-        )
-
-
-def _find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
-    """Return what is to be searched, in the table's order."""
-    for key, remedy in _NOT_HERE.items():
-        if key in workload.given:
-            raise WorkloadError(f"{key} has no place in dlemu size: {remedy}")
-    size = workload.size
-    if size.start is not None and size.start > size.max_accelerators:
-        raise WorkloadError(
-            f"size.start must be at most size.max_accelerators={size.max_accelerators}, "
-            f"got {size.start}"
-        )
-    return [
-        (target, _workload_for(workload, name, target))
-        for target in find_targets(workload, say)
-        for name in size.workloads or (None,)
-    ]
-
-
-_NOT_HERE = {
-    "num_accelerators": "it is what is searched for; size.start says where to begin",
-    "accelerators_per_rank": "the search spreads its accelerators over the ranks",
-    "runs": "size.confirm says how many runs confirm the answer",
-    "warmup": "the first run is known to be cold",
-}
-
-
-def _workload_for(workload: Workload, name: str | None, target: Target) -> Workload:
-    """Return the workload of one cell of the table, with the user's own keys laid over it."""
-    if name is not None and name != workload.name:
-        tree = workload.model_dump()
-        keys: dict[str, object] = {}
-        for key in workload.given:
-            value: Any = tree
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is not None:  # else it has no effect here (`Workload.ignored`)
-                keys[key] = value
-        workload = load_workload(name, keys)
-    folder = Path(target.folder)
-    # One folder may hold a dataset for each workload.
-    if (folder / workload.name).is_dir():
-        folder /= workload.name
-    if workload.train.computation_time.mean == 0:
-        raise WorkloadError(
-            f"train.computation_time of {workload.name} must be above 0 for a search: accelerators "
-            "that do not compute are never busy"
-        )
-    return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
-
 
 def _settled(workload: Workload) -> tuple[Workload, Layout]:
     """Return the workload with the number of files that lie in its folder, and their layout.
@@ -380,9 +238,8 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
-            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: dlemu datagen "
-            f"workload={workload.name} dataset.data_folder={workload.data_folder} "
-            "num_accelerators=N dataset.num_files_train=auto, N being more than it may feed"
+            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
+            f"{datagen_command(workload, 'auto')} num_accelerators=N, N being more than it may feed"
         )
     keys: dict[str, object] = {}
     if workload.dataset.num_files_train == "auto" or (
@@ -394,28 +251,21 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
     return workload.with_keys(keys), manifest.layout
 
 
-def _point(outcome: Outcome, number: int, seconds: float) -> Point:
+def _point(outcome: Outcome, number: int, seconds: float, *, in_memory: bool) -> Point:
     summary, metrics = outcome.summary, outcome.metrics
+    limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
+    if limit == "storage" and in_memory:
+        limit, evidence = "memory", "the target lies in memory: no drive was read"
     return Point(
         num_accelerators=number,
         au_percentage=metrics.au_percentage,
         samples_per_second=metrics.samples_per_second,
         read_bytes_per_second=metrics.read_bytes_per_second,
-        limit=summary["limit"]["name"],
-        evidence=summary["limit"]["evidence"],
+        limit=limit,
+        evidence=evidence,
         page_cache_share=summary["measured"]["page_cache_share"],
         seconds=seconds,
     )
-
-
-def _names_of(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders' last names, or as much of their paths as tells them apart."""
-    parts = [Path(folder).absolute().parts for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
-        if len(set(names)) == len(names):
-            return names
-    return names
 
 
 def _base_folder(workload: Workload) -> Path:

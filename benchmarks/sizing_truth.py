@@ -1,0 +1,232 @@
+"""Does `dlemu size` find the N that is true? python -m benchmarks.sizing_truth [SEARCHES] [SEED]
+
+On a loop device whose reads are held to a known rate, SEARCHES (4) for each of the three workloads
+and one through PyTorch's DataLoader; root only. Samples and computation times are scaled down
+together, so that a step takes 25 to 45 ms and a slow device feeds 3 to 12 accelerators.
+
+The truth: an accelerator takes, at the threshold, AU x (bytes really read for a step, headers and
+O_DIRECT's whole blocks included) / computation_time, and the device's rate is drawn such that it
+is enough for N + 0.45 to N + 0.65 of them. What the step left out reads for the others raises AU by
+up to 4 batches of 160, 2.5 %, which at 12.65 is another 0.3: the same N. Nearer to a whole number
+there is no exact answer (docs/sizing.md).
+
+Beside it what `dlemu predict` says, from `dlemu calibrate` on the device at one rate for each
+workload, and from that host's figures with the rate as a datasheet's for the others.
+"""
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine
+from tests.cgroups import throttled_reads
+from tests.drives import own_drive
+
+NUM_STEPS = 160
+MOST = 13
+_IMAGE_BYTES = 3 << 30
+
+COLUMNS = (
+    "workload",
+    "loader",
+    "held to MB/s",
+    "enough for",
+    "true N",
+    "found",
+    "N*",
+    "95 %",
+    "runs",
+    "seconds",
+    "limit",
+    "predicted, rate as a datasheet's",
+    "predicted, device read",
+)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A workload, made small."""
+
+    workload: str
+    record_length_bytes: float
+    computation_time: float
+    samples_per_step: int
+    keys: Mapping[str, object]
+
+    def overrides(self, folder: Path, *, num_steps: int, most: int) -> list[str]:
+        """Return the words of a command line, with a dataset for so many accelerators."""
+        samples = num_steps * self.samples_per_step * most
+        per_file = 1251 if self.workload.startswith("resnet50") else 1
+        keys = {
+            "workload": self.workload,
+            "dataset.data_folder": folder / self.workload,
+            "dataset.num_files_train": -(-samples // per_file) + (per_file > 1) * 2 * most,
+            "dataset.record_length_bytes": self.record_length_bytes,
+            "train.computation_time": self.computation_time,
+            "train.epochs": 1,
+            "train.total_training_steps": num_steps,
+            "reader.data_loader": "threads",
+            "reader.read_threads": 2,
+            "reader.odirect": "true",
+            **self.keys,
+        }
+        return [f"{key}={value}" for key, value in keys.items()]
+
+
+WORKLOADS = {
+    # A tenth of the time; samples a 2000th, 7 of them a batch.
+    "unet3d": Scaled(
+        "unet3d_h100",
+        73_300,
+        0.0323,
+        7,
+        {"dataset.record_length_bytes_stdev": 34_171, "dataset.record_length_bytes_resize": 1_048},
+    ),
+    # A fifth of the time; samples a 100th, 400 of them a batch, read as streams.
+    "resnet50": Scaled(
+        "resnet50_h100", 1_146.6, 0.0448, 400, {"dataset.record_length_bytes_resize": 1_505}
+    ),
+    # Ten times the time: at 3.5 ms two cores are the limit. Samples a 20th.
+    "cosmoflow": Scaled(
+        "cosmoflow_h100", 141_424, 0.035, 1, {"dataset.record_length_bytes_stdev": 3_565}
+    ),
+}
+
+
+def dlemu(
+    *words: str,
+    enter: Callable[[], None] | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of dlemu, in a cgroup if told so."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dlemu", *words],
+        capture_output=True,
+        text=True,
+        preexec_fn=enter,
+    )
+    if check and done.returncode not in (0, 2):
+        raise RuntimeError(f"dlemu {' '.join(words)}: {done.stderr}{done.stdout}")
+    return done
+
+
+@contextlib.contextmanager
+def dataset(
+    scaled: Scaled, *, num_steps: int = NUM_STEPS, most: int = MOST, image: int = _IMAGE_BYTES
+) -> Iterator[tuple[Path, list[str]]]:
+    """Give a drive with the dataset, and the words that describe the job."""
+    with own_drive(image) as folder:
+        words = scaled.overrides(folder, num_steps=num_steps, most=most)
+        dlemu("datagen", *words)
+        yield folder, words
+
+
+def bytes_per_step(words: list[str], folder: Path) -> float:
+    """Return the bytes that are really read for an accelerator's step."""
+    dlemu("run", *words, "num_accelerators=1", f"output.folder={folder}")
+    summary = json.loads((folder / "summary.json").read_text())
+    steps = next(word.partition("=")[2] for word in words if "total_training_steps" in word)
+    return float(summary["measured"]["read_bytes"]) / int(steps)
+
+
+def threshold_of(scaled: Scaled) -> float:
+    """Return the AU asked for, 0 to 1."""
+    return 0.7 if scaled.workload.startswith("cosmoflow") else 0.9
+
+
+def rate_for(scaled: Scaled, step_bytes: float, feeds: float) -> int:
+    """Return the bytes per second that feed so many accelerators."""
+    return round(feeds * threshold_of(scaled) * step_bytes / scaled.computation_time)
+
+
+def search(words: list[str], rate: int, drive: Path, results: Path) -> dict[str, Any]:
+    """Size the drive, held to a rate; return sizing.json."""
+    with throttled_reads(drive, rate) as group:
+        dlemu("size", *words, "size.quick=true", f"output.folder={results}", enter=group.enter)
+    found: dict[str, Any] = json.loads((results / "sizing.json").read_text())
+    return found
+
+
+def main() -> None:
+    """Print a line for each search, and the count."""
+    searches = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    generator = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    print(describe_machine())
+    print(f"\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    off: list[int] = []
+    runs: list[int] = []
+    for name, scaled in WORKLOADS.items():
+        loaders = ["threads"] * searches + (["pytorch"] if name == "unet3d" else [])
+        with dataset(scaled) as (drive, words), tempfile.TemporaryDirectory() as results:
+            step_bytes = bytes_per_step(words, Path(results, "one"))
+            numbers = generator.sample(range(3, 13), searches)
+            calibration = None
+            for number, loader in enumerate(loaders):
+                # Each accelerator has processes of its own there, and this host two cores.
+                true = 3 if loader == "pytorch" else numbers[number]
+                feeds = true + generator.uniform(0.45, 0.65)
+                rate = rate_for(scaled, step_bytes, feeds)
+                job = [*words, f"reader.data_loader={loader}"]
+                found = search(job, rate, drive, Path(results, str(number)))
+                off.append(found["num_accelerators"] - true)
+                runs.append(len(found["points"]))
+                seen = ""
+                if calibration is None and loader == "threads":
+                    begin = time.perf_counter()
+                    calibration = _calibrate(job, rate, drive, Path(results))
+                    told = _predict(job, results, f"predict.calibration={calibration}")
+                    seconds = time.perf_counter() - begin
+                    seen = f"{_range(told)} in {seconds:.0f} s"
+                predicted = _predict(
+                    job,
+                    results,
+                    f"drive.read_bandwidth={rate}",
+                    *([f"predict.calibration={calibration}"] if loader == "threads" else []),
+                )
+                low, high = found["interval"]
+                print(
+                    f"| {name} | {loader} | {rate / 1e6:.1f} | {feeds:.2f} | {true} | "
+                    f"{found['num_accelerators']} | {found['real_accelerators']:.2f} | "
+                    f"{low:.2f} to {'-' if high is None else f'{high:.2f}'} | {runs[-1]} | "
+                    f"{found['seconds']:.0f} | {found['limit']} | {_range(predicted)} | {seen} |",
+                    flush=True,
+                )
+    num = len(off)
+    print(
+        f"\nexact {off.count(0)} of {num}, within 1 {sum(abs(o) <= 1 for o in off)} of {num}; "
+        f"{min(runs)} to {max(runs)} runs, {sum(r <= 12 for r in runs)} of {num} in 12"
+    )
+
+
+def _calibrate(words: list[str], rate: int, drive: Path, folder: Path) -> Path:
+    with throttled_reads(drive, rate) as group:
+        dlemu("calibrate", *words, f"output.folder={folder}", enter=group.enter)
+    return next(folder.glob("calibration.*.json"))
+
+
+def _predict(words: list[str], folder: str, *more: str) -> dict[str, Any]:
+    dlemu("predict", *words, *more, f"output.folder={folder}")
+    told: dict[str, Any] = json.loads(Path(folder, "predict.json").read_text())
+    return told
+
+
+def _range(told: Mapping[str, Any]) -> str:
+    return (
+        f"{told['num_accelerators']} ({told['real_accelerators']:.2f}), "
+        f"{told['low']} to {told['high']}"
+    )
+
+
+if __name__ == "__main__":
+    if os.geteuid() != 0:
+        sys.exit("only root may throttle a device")
+    main()
