@@ -3,6 +3,7 @@
 import ast
 import io
 import math
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ streamed = True
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # np.load refuses longer ones, too
 _MOST_AXES = 64  # of NumPy 2
+_NUMBER = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 
 
 class Array(NamedTuple):
@@ -61,7 +63,7 @@ def parse_header(data: bytes) -> Array:
         descr, order = described["descr"], described["fortran_order"]
         shape = described["shape"]
         sides = [n for n in shape if type(n) is int and 0 <= n < 2**63]
-        dtype = np.dtype(descr if isinstance(descr, str) else "V1")  # else it has fields
+        dtype = np.dtype(descr if _NUMBER.fullmatch(str(descr)) else "V1")
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise DatasetError("the .npy header is damaged") from None
     if not isinstance(shape, tuple) or len(sides) != len(shape) or len(shape) > _MOST_AXES:
