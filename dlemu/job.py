@@ -255,8 +255,7 @@ def _replay(
             observation.end(epoch)
             parts.append(steps.ravel())
             write_steps(folder, world.rank, np.concatenate(parts))
-            if own:
-                if world.rank == 0:  # others may have no accelerator to speak of
+            if world.rank == 0:  # others may have no accelerator to speak of
                 say(_epoch_line(epoch, steps, workload))
     steps = np.concatenate(parts)
     lost = steps["wait"].sum() + steps["barrier"].sum()
