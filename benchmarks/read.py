@@ -250,7 +250,7 @@ def prepare(name: str, data: Path, way: str) -> None:
         folder = data / "jobs" / str(number % workload.reader.read_threads)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).hardlink_to(path)
-    if way == "cache" and name != "hdf5" and (PEERS / "dlio_benchmark").exists():
+    if way == "cache" and name != "hdf5" and (PEERS.parent / "done").exists():
         _dlio(name, data, {"workflow.generate_data": True, "workflow.train": False})
     for entry in data.rglob("*"):
         if entry.is_file():

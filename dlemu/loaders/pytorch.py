@@ -37,6 +37,7 @@ from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
 from dlemu.loaders.steps import Steps
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
+from dlemu.storage import round_up
 from dlemu.workload import Workload
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -275,7 +276,8 @@ class _Shared:
         self._given = source, row_bytes, keep
         num_workers = max(1, source.workload.reader.read_threads)
         table_bytes = 8 * num_workers * Progress.NUM_FIELDS
-        size = 8 + table_bytes + Slots.num_bytes(source, row_bytes, keep=keep)
+        head_bytes = round_up(8 + table_bytes)
+        size = head_bytes + Slots.num_bytes(source, row_bytes, keep=keep)
         is_new = descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("dlemu")
@@ -285,7 +287,7 @@ class _Shared:
         self._serial = memory[:8].cast("q")
         table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
         self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
-        self.slots = Slots(memory[8 + table_bytes :], source, row_bytes, keep=keep)
+        self.slots = Slots(memory[head_bytes:], source, row_bytes, keep=keep)
         if is_new:
             self.slots.begin()
 

@@ -12,7 +12,7 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.files import Layout, Samples
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.plan import EpochPlan
-from dlemu.storage import settle_direct
+from dlemu.storage import ALIGNMENT, HEAD_BYTES, round_up, settle_direct
 from dlemu.workload import Workload
 
 Memory = NDArray[np.uint8]
@@ -135,15 +135,18 @@ class Slots:
     """
 
     def __init__(self, memory: memoryview, source: Source, row_bytes: int, *, keep: bool) -> None:
+        """`memory` begins at a page and has `num_bytes`."""
         num_slots, num_rows = shape = _slots_and_rows(source, row_bytes, keep=keep)
         self.num_slots, self.num_rows = shape
         self.row_bytes = row_bytes
         table = 8 * num_slots * num_rows
-        self.lengths = memory[:table].cast("q", shape)
-        """Bytes of each sample, (slots, rows)."""
-        self.filled = memory[table : 2 * table].cast("q", shape)
-        """Bytes of each row that may not be zero, (slots, rows)."""
-        self._bytes = memory[2 * table :]
+        self.lengths, self.starts, self.filled = (
+            memory[at : at + table].cast("q", shape) for at in range(0, 3 * table, table)
+        )
+        """int64 (slots, rows): a sample's bytes; where in its row they begin; and bytes from there
+        on that may not be zero."""
+        self._area_bytes = _area_bytes(row_bytes)
+        self._areas = memory[round_up(3 * table) :]
 
     def begin(self) -> None:
         """Say of every row that it is whole, as is so where samples are cut or padded."""
@@ -155,19 +158,25 @@ class Slots:
     def num_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:
         """Return the memory that an accelerator's slots take."""
         num_slots, num_rows = _slots_and_rows(source, row_bytes, keep=keep)
-        return num_slots * num_rows * (16 + row_bytes)
+        rows = num_slots * num_rows
+        return round_up(3 * 8 * rows) + rows * _area_bytes(row_bytes)
 
-    def row(self, slot: int, row: int, num_bytes: int, start: int = 0) -> memoryview:
-        """Return bytes of a row."""
-        at = (slot * self.num_rows + row) * self.row_bytes
-        return self._bytes[at + start : at + num_bytes]
+    def area(self, slot: int, row: int) -> memoryview:
+        """Return the memory of a row: it begins at a page, and has room for a file's head."""
+        at = (slot * self.num_rows + row) * self._area_bytes
+        return self._areas[at : at + self._area_bytes]
 
     def arrays(self, slot: int) -> list[Memory]:
         """Return what a slot holds, a sample each."""
-        return [
-            np.frombuffer(self.row(slot, row, self.lengths[slot, row]), np.uint8)
-            for row in range(self.num_rows)
-        ]
+        arrays = []
+        for row in range(self.num_rows):
+            start, length = self.starts[slot, row], self.lengths[slot, row]
+            arrays.append(np.frombuffer(self.area(slot, row)[start : start + length], np.uint8))
+        return arrays
+
+
+def _area_bytes(row_bytes: int) -> int:
+    return HEAD_BYTES + round_up(row_bytes) + ALIGNMENT
 
 
 def _slots_and_rows(source: Source, row_bytes: int, *, keep: bool) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import PARSERS, CountedFile, Parsed, despite_other_threads
 from dlemu.loaders.progress import IDLE, READING, SLEEPING
 from dlemu.loaders.samples import Memory, Slots, Source, Task
-from dlemu.storage import ExtentReader, File, Part
+from dlemu.storage import HEAD_BYTES, ExtentReader, File, Part, round_up
 
 _RECORD_TRAILER = 4
 """Bytes between a TFRecord payload that dlemu wrote and the next record: a checksum."""
@@ -89,6 +89,8 @@ class SampleReader:
         self._parse = PARSERS[layout.format] if reader.decode == "library" else None
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
         self._resize = source.workload.dataset.record_length_bytes_resize
+        # O_DIRECT can read into the slots themselves: these are aligned.
+        self._reads_in_place = source.direct and slots is not None and self._checksum is None
         self._preprocess = reader.preprocess_time
         self._draws = np.random.default_rng(0)
         self._decode_seconds = 0.0
@@ -183,9 +185,15 @@ class SampleReader:
         self._note(READING, number)
         file = storage.open(self._path(number))
         try:
+            if self._reads_in_place and size is not None and self._in_place(file, number, size):
+                return
             head = storage.head(file)
             begin = perf_counter()
-            offset, length = self._locate(file, head, size)
+            sizes = None if size is None else np.array([size])
+            places = self._places(file, sizes, 1)
+            if size is not None:
+                self._check_head(file, head)
+            offset, length = int(places.offsets[0]), int(places.lengths[0])
             self._decode_seconds += perf_counter() - begin
             parts = [offset, *self._parts(file, number, length)]
             check = None
@@ -196,11 +204,29 @@ class SampleReader:
         finally:
             storage.close_file(file)
 
-    def _locate(self, file: File, head: memoryview, size: int | None) -> tuple[int, int]:
-        """Return where the one payload of a file lies, and check what the header says."""
-        sizes = None if size is None else np.array([size])
-        places = self._places(file, sizes, 1, head)
-        return int(places.offsets[0]), int(places.lengths[0])
+    def _in_place(self, file: File, sample: int, size: int) -> bool:
+        """Read a file straight to where its sample is handed over; False if it does not fit.
+
+        The memory there is aligned, and has room for what stands before the payload, so O_DIRECT
+        needs no buffer that would be copied from.
+        """
+        slots, storage = self._slots, self._storage
+        assert slots is not None
+        begin = perf_counter()
+        offset = int(self._places(file, np.array([size]), 1).offsets[0])
+        self._decode_seconds += perf_counter() - begin
+        kept = size if self._resize is None else min(size, self._resize)
+        if offset > HEAD_BYTES or kept > slots.row_bytes:
+            return False
+        row = self._rows[sample] % slots.num_rows
+        area, end = slots.area(self._slot, row), offset + kept
+        storage.fill(file, end, area)
+        begin = perf_counter()
+        self._check_head(file, area[:HEAD_BYTES])
+        self._decode_seconds += perf_counter() - begin
+        storage.read(file, end, [size - kept])
+        self._place(row, offset, kept, round_up(end))
+        return True
 
     # Files of many samples
 
@@ -251,15 +277,15 @@ class SampleReader:
         begin = perf_counter()
         known = self._source.known_places
         sizes = layout.sizes(layout.samples_of(number)) if known else None
-        places = self._places(file, sizes, layout.samples_per_file, head)
+        places = self._places(file, sizes, layout.samples_per_file)
+        if known:
+            self._check_head(file, head)
         self._decode_seconds += perf_counter() - begin
         check = self._checksum(path) if self._checksum is not None else None
         self._opened = _OpenFile(file, places, check)
         return self._opened
 
-    def _places(
-        self, file: File, sizes: Samples | None, num_samples: int, head: memoryview
-    ) -> Places:
+    def _places(self, file: File, sizes: Samples | None, num_samples: int) -> Places:
         """Return where the samples of a file lie: as dlemu wrote it, or as its headers tell.
 
         What is written must fit the sizes that are known.
@@ -275,9 +301,15 @@ class SampleReader:
                     f"it holds {file.num_bytes} bytes, {wanted} are wanted; "
                     f"dlemu verify lists what is damaged"
                 )
-            start = bytes(head)
-            despite_other_threads(lambda: self._format.check_head(start, file.num_bytes))
             return self._format.places(sizes, element_bytes=self._layout.element_bytes)
+        except DatasetError as error:
+            raise _of(file, error) from None
+
+    def _check_head(self, file: File, head: memoryview) -> None:
+        """Check what a file's first bytes say."""
+        data = bytes(head[: file.num_bytes])
+        try:
+            despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
         except DatasetError as error:
             raise _of(file, error) from None
 
@@ -367,20 +399,32 @@ class SampleReader:
         return [memory] if kept == length else [memory, length - kept]
 
     def _row(self, row: int, kept: int) -> memoryview:
-        """Return the first bytes of a row; those behind them are zero."""
+        """Return the first bytes of a row, which are to be filled."""
+        assert self._slots is not None
+        row %= self._slots.num_rows
+        self._place(row, 0, kept, kept)
+        return self._slots.area(self._slot, row)[:kept]
+
+    def _place(self, row: int, start: int, kept: int, dirty: int) -> None:
+        """Note where in a row a sample lies, and zero what is left behind it.
+
+        `dirty`: end of what its reading writes to; O_DIRECT reads whole pages.
+        """
         slots, slot = self._slots, self._slot
         assert slots is not None
-        row %= slots.num_rows
-        filled = slots.filled[slot, row]
+        slots.starts[slot, row] = start
         if self._resize is None:
             slots.lengths[slot, row] = kept
-        elif filled != kept:
-            if filled > kept:
-                begin = perf_counter()
-                slots.row(slot, row, filled, kept)[:] = bytes(filled - kept)
-                self._hand_over_seconds += perf_counter() - begin
-            slots.filled[slot, row] = kept
-        return slots.row(slot, row, kept)
+            return
+        end, whole = start + kept, start + self._resize
+        if slots.filled[slot, row] > dirty:
+            dirty = slots.filled[slot, row]
+        if dirty > end and end < whole:
+            begin = perf_counter()
+            left = min(dirty, whole)
+            slots.area(slot, row)[end:left] = bytes(left - end)
+            self._hand_over_seconds += perf_counter() - begin
+        slots.filled[slot, row] = dirty if dirty > whole else end
 
     def _give(self, file: File | CountedFile, sample: int, data: Memory) -> None:
         """Copy a sample that is in memory already to where it goes."""
