@@ -29,6 +29,8 @@ from tests.slow_files import slow_files
 
 ROOT = Path(__file__).parents[1]
 _MARK = "DLEMU_TEST_RUN"
+_OWN_SHARED = ["unshare", "--mount", "sh", "-c"]
+_OWN_SHARED += ['mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Run:
     process: subprocess.Popen[str]
     folder: Path
     mark: str
+    shared: int | None = None
+    """Its own /dev/shm, open."""
     out: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _readers: list[threading.Thread] = field(default_factory=list)
@@ -99,8 +103,12 @@ def start(
     group: Group | None = None,
     num_ranks: int = 1,
     before: tuple[str, ...] = (),
+    own_shared: bool = False,
 ) -> Iterator[Run]:
-    """Run a workload's file; whatever is left of the run is killed in the end."""
+    """Run a workload's file; whatever is left of the run is killed in the end.
+
+    `own_shared`: its /dev/shm is its own, so that what it leaves there can be told from others'.
+    """
     mark = uuid.uuid4().hex
     folder = workload.parent / f"run-{mark[:8]}"
     dlemu = [*before, sys.executable, "-m", "dlemu", "run", f"workload={workload}"]
@@ -109,6 +117,8 @@ def start(
     command = [*dlemu, *overrides]
     if num_ranks > 1:
         command = mpirun(num_ranks, "--bind-to", "none", *command)
+    if own_shared:
+        command = [*_OWN_SHARED, *command]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -125,12 +135,25 @@ def start(
         reader.start()
         run._readers.append(reader)
     try:
+        if own_shared:
+            run.shared = _own_shared(process.pid)
         yield run
     finally:
+        if run.shared is not None:
+            os.close(run.shared)
         for left in run.alive():
             with contextlib.suppress(psutil.Error):
                 left.kill()
         process.wait()
+
+
+def _own_shared(pid: int) -> int:
+    """Return a process's /dev/shm, open, so that it can be looked at when the process is gone."""
+    ours = Path("/dev/shm").stat().st_dev
+    theirs = f"/proc/{pid}/root/dev/shm"
+    while os.stat(theirs).st_dev == ours:
+        time.sleep(0.001)
+    return os.open(theirs, os.O_RDONLY)
 
 
 def _keep(stream: Any, lines: list[str]) -> None:
