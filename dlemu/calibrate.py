@@ -62,7 +62,8 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
     try:
         calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if world.rank == 0:  # the last to need it: it writes what all have gathered
+            shutil.rmtree(scratch, ignore_errors=True)
     if calibration is not None:
         path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
         file = CalibrationFile(host=world.host, calibrations=(calibration,))

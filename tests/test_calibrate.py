@@ -1,0 +1,110 @@
+"""A calibration made here, and what a prediction makes of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlemu.calibrate import calibrate_host
+from dlemu.cli import run
+from dlemu.datagen import generate
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.prediction import CalibrationFile
+from dlemu.workload import Workload, load_workload
+from dlemu.world import Alone
+from tests.mpirun import mpirun
+
+TINY: dict[str, object] = {
+    "dataset.record_length_bytes": 65536,
+    "dataset.record_length_bytes_stdev": 0,
+    "dataset.num_files_train": 60,
+    "reader.data_loader": "threads",
+    "reader.read_threads": 1,
+    "train.computation_time": 0.002,
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Workload:
+    own = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "out")}
+    workload = load_workload("cosmoflow_h100", TINY | own)
+    generate(workload, world=Alone())
+    return workload
+
+
+def words(workload: Workload, *left_out: str) -> list[str]:
+    keys = {"workload": "cosmoflow_h100", **TINY, "output.folder": workload.output.folder}
+    keys["dataset.data_folder"] = workload.data_folder
+    return [f"{key}={value}" for key, value in keys.items() if key not in left_out]
+
+
+def scratch() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("dlemu-calibrate.")}
+
+
+def test_a_prediction_takes_what_was_measured(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = scratch()
+    assert run(["calibrate", *words(job)]) == 0
+
+    out = capsys.readouterr().out
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    (found,) = CalibrationFile.parse(path.read_text(), path=str(path)).calibrations
+    assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
+    assert (found.sample_bytes, found.read_threads) == (65536, 1)
+    # A step of 2 ms lasts no 20, and a host moves more than 60 MB/s.
+    assert found.overhead < 0.02 and found.jitter < 0.02
+    assert found.host_read_bytes_per_second > 2 * 65536 / 0.002
+    assert found.drive_read_bytes_per_second is not None
+    assert found.page_cache_share < 0.05
+    assert f"result: {path}" in out and "this host moves" in out
+    assert scratch() <= before, "memory is given back"
+
+    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
+    assert "host and drive calibrated" in capsys.readouterr().out
+    told = json.loads((path.parent / "predict.json").read_text())
+    assert told["calibrated"] is True
+    most = found.drive_read_bytes_per_second / (0.7 * 65536 / 0.002)
+    assert told["real_accelerators"] <= 1.0001 * most
+
+
+def test_without_a_target_the_drive_stays_open(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["calibrate", *words(job, "dataset.data_folder")]) == 0
+
+    assert "3/3 left out: dataset.data_folder is not set" in capsys.readouterr().out
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    assert json.loads(path.read_text())["calibrations"][0]["drive_read_bytes_per_second"] is None
+    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 1
+    assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
+
+
+@pytest.mark.mpi
+def test_ranks_calibrate_together(job: Workload) -> None:
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-m", "dlemu", "calibrate", *words(job)),
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result: ") == 1
+
+
+def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="computation_time must be above 0"):
+        calibrate_host(job.with_keys({"train.computation_time": 0}), Alone())
+    with pytest.raises(DatasetError, match="holds no whole dataset of dlemu's; write it"):
+        calibrate_host(job.with_keys({"dataset.data_folder": str(tmp_path)}), Alone())
+    with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
+        huge = {"dataset.record_length_bytes": 1e12, "reader.batch_size": 250}
+        calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
+    with pytest.raises(WorkloadError, match="measures one host, not 3"):
+        several = Alone()
+        several.num_hosts = 3
+        calibrate_host(job, several)
