@@ -270,9 +270,9 @@ def _make_cold(workload: Workload, layout: Layout, world: World, say: Say) -> No
         if workload.output.drop_all_caches:
             drop_all_caches()
         elif workload.output.drop_caches:
-            paths = [workload.data_folder / layout.path(file) for file in range(layout.num_files)]
+            folder = workload.data_folder
             try:
-                result = drop(paths)
+                result = drop(f"{folder}/{layout.path(file)}" for file in range(layout.num_files))
             except FileNotFoundError as error:
                 raise DatasetError(
                     f"{error.filename} is missing; dlemu verify tells what else is"

@@ -3,16 +3,19 @@
 import ctypes
 import mmap
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from dlemu.errors import RunError
 
 _PAGE = mmap.PAGESIZE
 _THREADS = 8  # opening files waits for the storage, mostly
+_FILES_AT_ONCE = 64  # that a thread takes: one at a time costs as much as the calls for the file
 _CACHESTAT = 451  # system call since Linux 6.5; the number is the same on all but alpha
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -39,19 +42,18 @@ def cached_share(paths: Sequence[Path], *, max_files: int = 256) -> float | None
     """
     step = max(1.0, len(paths) / max_files)
     sampled = [paths[int(index * step)] for index in range(min(len(paths), max_files))]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return _share(list(threads.map(_resident, sampled)))
+    return _add_up(_resident, sampled).share
 
 
-def drop(paths: Sequence[Path]) -> DropResult:
+def drop(paths: Iterable[Path | str]) -> DropResult:
     """Drop the files' pages from the page cache; needs no more than the right to read them.
 
-    Pages that other processes have mapped or locked stay, and `resident_after` shows them.
+    Pages that other processes have mapped or locked stay, and `resident_after` shows them. The
+    paths are taken as they come, and not kept: there may be millions.
     """
     start = time.perf_counter()
-    with ThreadPoolExecutor(_THREADS) as threads:
-        resident = list(threads.map(_drop, paths))
-    return DropResult(len(paths), time.perf_counter() - start, _share(resident))
+    pages = _add_up(_drop, paths)
+    return DropResult(pages.num_files, time.perf_counter() - start, pages.share)
 
 
 def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
@@ -71,7 +73,7 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
         ) from error
 
 
-def _drop(path: Path) -> tuple[int, int] | None:
+def _drop(path: Path | str) -> tuple[int, int] | None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -86,7 +88,7 @@ def _drop(path: Path) -> tuple[int, int] | None:
         os.close(file)
 
 
-def _resident(path: Path) -> tuple[int, int] | None:
+def _resident(path: Path | str) -> tuple[int, int] | None:
     file = os.open(path, os.O_RDONLY)
     try:
         return _resident_pages(file)
@@ -94,10 +96,41 @@ def _resident(path: Path) -> tuple[int, int] | None:
         os.close(file)
 
 
-def _share(files: list[tuple[int, int] | None]) -> float | None:
-    told = [file for file in files if file is not None]
-    pages = sum(pages for _, pages in told)
-    return sum(resident for resident, _ in told) / pages if pages else None
+@dataclass
+class _Pages:
+    """Of files that were counted."""
+
+    num_files: int = 0
+    resident: int = 0
+    pages: int = 0
+
+    @property
+    def share(self) -> float | None:
+        return self.resident / self.pages if self.pages else None
+
+
+def _add_up(
+    count: Callable[[Path | str], tuple[int, int] | None], paths: Iterable[Path | str]
+) -> _Pages:
+    """Return the sum over the files, which threads take by turns."""
+    total, left, lock = _Pages(), iter(paths), threading.Lock()
+
+    def work(_: int) -> None:
+        while taken := _take(left, lock):
+            told = [count(path) for path in taken]
+            with lock:
+                total.num_files += len(taken)
+                total.resident += sum(each[0] for each in told if each is not None)
+                total.pages += sum(each[1] for each in told if each is not None)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(work, range(_THREADS)))
+    return total
+
+
+def _take(paths: Iterator[Path | str], lock: threading.Lock) -> list[Path | str]:
+    with lock:
+        return list(islice(paths, _FILES_AT_ONCE))
 
 
 def _resident_pages(file: int) -> tuple[int, int] | None:
