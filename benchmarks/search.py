@@ -7,6 +7,7 @@ confirm by 5 runs and step down when one fails. Seeded: the same tables every ti
 """
 
 import itertools
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -113,6 +114,21 @@ def one(storage: Storage) -> int:
     return 1
 
 
+def probed(storage: Storage) -> float:
+    """Return what a cold read by many says, up to an eighth more than a loader gets."""
+    return storage.feeds * storage.generator.uniform(0.97, 1.12)
+
+
+def at(storage: Storage) -> int:
+    """Return the number that a probe says should pass."""
+    return max(1, math.floor(probed(storage)))
+
+
+def above(storage: Storage) -> int:
+    """Return the first number that a probe says should fail, where `dlemu size` starts."""
+    return math.floor(probed(storage)) + 1
+
+
 def header(title: str) -> None:
     """Print a table's head."""
     print(f"\n{title}\n\n| | runs, mean | 95 % under | in 12 | exact | within 1 | off by |")
@@ -168,6 +184,19 @@ def main() -> None:
         row(f"{name}: from ±30 %", trials, small, predicted, sized)
         row(f"{name}: from 1", trials, small, one, sized)
         row(f"{name}: from ±30 %, near misses repeated", trials, small, predicted, repeating)
+
+    header("Where to start, noise 0.3, the last three at once")
+    for least, most in ((3, 13), (28, 29), (111, 112)):
+
+        def some(generator: random.Random, least: int = least, most: int = most) -> Storage:
+            storage = Storage(generator.uniform(least, most), 0.3, generator)
+            return CASES["the last three at once"](storage)
+
+        name = f"N {least}" if most == least + 1 else f"N {least} to {most - 1}"
+        row(f"{name}: from 1", trials, some, one, sized)
+        row(f"{name}: from ±30 %", trials, some, predicted, sized)
+        row(f"{name}: a probe, what should pass", trials, some, at, sized)
+        row(f"{name}: a probe, the next", trials, some, above, sized)
 
 
 Change = Callable[[Storage], Storage]

@@ -10,6 +10,7 @@ matplotlib.use("Agg")  # no screen is needed, nor wanted
 
 import matplotlib.figure
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -21,29 +22,45 @@ _AU, _RATE, _CHOSEN = "#1f5fa8", "#c46a12", "#3a7d44"
 
 def plot_sizing(sized: Sized, path: Path) -> None:
     """Write `path`.png and .svg: AU above GB/s over N, every run, the threshold, the answer."""
-    sizing = sized.sizing
+    sizing, points = sized.sizing, sized.sizing.points
+    unit, size = ("GB/s", 1e9) if _fastest(points) >= 1e9 else ("MB/s", 1e6)
     figure, (upper, lower) = plt.subplots(
         2, sharex=True, figsize=(7.5, 6), height_ratios=(3, 2), layout="constrained"
     )
-    _draw_runs(upper, sizing.points, lambda point: point.au_percentage, _AU)
-    _draw_runs(lower, sizing.points, lambda point: point.read_bytes_per_second / 1e9, _RATE)
-    threshold = f"threshold {sizing.threshold:g}%"
-    upper.axhline(sizing.threshold, color="0.35", linestyle="--", label=threshold)
+    least = min(point.num_accelerators for point in points) - 1
+    most = max(point.num_accelerators for point in points) + 1
+    numbers = np.linspace(max(least, 0.5), most, 200)
+    _draw_runs(upper, points, lambda point: point.au_percentage, _AU)
+    _draw_runs(lower, points, lambda point: point.read_bytes_per_second / size, _RATE)
+    fed = 100 * np.minimum(1, sizing.threshold / 100 * sizing.real_accelerators / numbers)
+    upper.plot(
+        numbers,
+        fed,
+        color=_AU,
+        linestyle=":",
+        label=f"the same bytes for any N: N* = {sizing.real_accelerators:.2f}",
+    )
+    upper.axhline(
+        sizing.threshold, color="0.35", linestyle="--", label=f"threshold {sizing.threshold:g}%"
+    )
+    asked = numbers * sized.workload.demand * sizing.threshold / 100 / size
+    lower.plot(numbers, asked, color="0.35", linestyle="--", label="what N take at the threshold")
     if sizing.num_accelerators:
         mark = "at least " if sizing.at_least else ""
-        label = f"{mark}{sizing.num_accelerators} pass, N* = {sizing.real_accelerators:.2f}"
         for axis in (upper, lower):
             axis.axvline(sizing.num_accelerators, color=_CHOSEN, alpha=0.35, linewidth=8, zorder=0)
+        label = f"answer: {mark}{sizing.num_accelerators}"
         upper.plot([], [], color=_CHOSEN, alpha=0.35, linewidth=8, label=label)
     upper.set_ylabel("accelerator utilisation (%)")
-    lowest = min(sizing.threshold, *(point.au_percentage for point in sizing.points))
-    upper.set_ylim(max(0.0, lowest - 5), 101)
-    upper.legend(loc="best", fontsize="small")
-    lower.set_ylabel("read (GB/s)")
-    lower.set_ylim(0, 1.2e-9 * max(point.read_bytes_per_second for point in sizing.points))
+    lowest = min(sizing.threshold, *(point.au_percentage for point in points))
+    upper.set_ylim(max(0.0, lowest - 5), 102)
+    lower.set_ylabel(f"read ({unit})")
+    lower.set_ylim(0, 1.25 * _fastest(points) / size)
     lower.set_xlabel("emulated accelerators N")
-    lower.set_xlim(0, max(point.num_accelerators for point in sizing.points) + 1)
+    lower.set_xlim(least, most)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (upper, lower):
+        axis.legend(loc="best", fontsize="small")
     figure.suptitle(_title(sized))
     _save(figure, path)
 
@@ -99,6 +116,10 @@ def _draw_runs(
     xs = [point.num_accelerators for point in points]
     axis.scatter(xs, [value(p) for p in points], color=color, s=28, alpha=0.7, label="a run")
     axis.grid(alpha=0.25)
+
+
+def _fastest(points: Sequence[Point]) -> float:
+    return max(point.read_bytes_per_second for point in points)
 
 
 def _title(sized: Sized) -> str:

@@ -336,8 +336,7 @@ def example(**changes: object) -> Sized:
     """Return an answer without a run behind it."""
 
     def point(number: int, au: float, limit: str) -> Point:
-        demand = 404.08e6 / 0.9
-        rate = number * au / 100 * demand
+        rate = number * au / 100 * 3.177e9
         return Point(number, au, rate / 146600628, rate, limit, 30.0, f"seen at {number}")
 
     confirmations = (point(8, 94.31, "none"), point(8, 93.96, "none"))
@@ -359,7 +358,7 @@ def example(**changes: object) -> Sized:
 def test_an_answer_reads_as_it_should() -> None:
     assert render_sizing(example()) == (
         "d1: 8 unet3d_h100 accelerators at AU 90% or more (N* 8.37, 95% interval 8.28 to 8.46)\n"
-        "at 8: 3.38 GB/s, 23.1 samples/s, AU of the confirming runs 94.31, 93.96%\n"
+        "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31, 93.96%\n"
         "limit: storage. seen at 9\n"
         "4 runs in 2:00"
     )
@@ -375,17 +374,17 @@ def test_the_table_reads_as_it_should() -> None:
     answers = [example(), example(at_least=True, limit="host cpu")]
     assert render_table(answers) == (
         "workload     target  drives  accelerators  dataset GiB  AU (%)       MiB/s\n"
-        "-----------  ------  ------  ------------  -----------  -----------  -------\n"
-        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  3224.53\n"
-        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  3224.53\n"
+        "-----------  ------  ------  ------------  -----------  -----------  --------\n"
+        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  22816.99\n"
+        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  22816.99\n"
         "\n"
         "≥: not the storage was the limit, it may feed more\n"
     )
     assert render_csv(answers) == (
         "workload,target,drives,num_accelerators,at_least,quick,dataset_GiB,AU_1,AU_2,"
         "throughput_MiBps,limit\n"
-        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,3224.53,storage\n"
-        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,3224.53,host cpu\n"
+        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,22816.99,storage\n"
+        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,22816.99,host cpu\n"
     )
     assert isinstance(as_json(answers), list)
     assert as_json(answers[:1])["num_accelerators"] == 8
@@ -398,3 +397,16 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     for name in ("one", "table"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
+    small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
+    done = subprocess.run(
+        [sys.executable, "examples/size_a_drive.py", tmp_path, *small, "size.max_accelerators=2"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("at least 2, bound by ")
