@@ -58,8 +58,9 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
     if "runs" not in summary:
         workload, outcome = _read_run(folder, summary, keys or {})
         return Stored(folder, workload, {"": outcome}, outcome.summary)
-    if summary.get("status") == "incomplete":
-        raise RunError(f"{folder}: no verdict, the runs did not all end")
+    if "passed" not in summary:
+        error = summary.get("error", "the runs did not all end")
+        raise RunError(f"{folder}: no verdict ({summary.get('status')}): {error}")
     outcomes = {}
     for row in summary["runs"]:
         inner = folder / row["name"]
