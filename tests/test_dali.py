@@ -197,7 +197,7 @@ def cut(path: Path) -> None:
 
 
 def enlarge(path: Path) -> None:
-    np.save(path, np.zeros((50_000, 1), np.uint8))
+    np.save(path, np.zeros((50_000, 1, 1), np.uint8))
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, enlarge])

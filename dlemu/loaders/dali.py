@@ -120,6 +120,8 @@ class DaliLoader:
     def path_bytes(self) -> PathBytes:
         """Return by which path all bytes so far came; cuFile's own counters tell of its share.
 
+        To be asked before `close`.
+
         Raises:
             RunError: bytes went through the host although reader.gds=require.
         """
@@ -173,11 +175,13 @@ class DaliLoader:
         if self._running is not None:
             self._running.ended = True
         self._end_epoch()
+        if self._closed:
+            return
+        self._closed = True
         for stream in self._streams:
             stream.close()
-        if self._driver is not None and not self._closed:
+        if self._driver is not None:
             self._driver.close()
-        self._closed = True
 
     def _end_epoch(self) -> None:
         end = perf_counter() + _CLOSE_SECONDS
