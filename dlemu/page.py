@@ -132,7 +132,7 @@ def _host(path: Path) -> Iterable[str]:
     """Yield the plots of one host's counters over time."""
     try:
         observations = read_observations(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
     points = _apart(observations)
     if len(points) < 2:

@@ -99,6 +99,12 @@ def _read_run(
             f"{folder} holds steps of {metrics.num_accelerators} accelerators, the run had "
             f"{summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
         )
+    told = summary["measured"].get("read_bytes")
+    if metrics.read_bytes != told:
+        raise RunError(
+            f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
+            "records are missing, or are another run's"
+        )
     return workload, Outcome(
         folder, metrics, summary | summarize(workload, metrics), passed(workload, metrics)
     )
