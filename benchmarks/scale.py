@@ -81,9 +81,8 @@ def write_manifest(num_files: int, folder: Path) -> None:
 
 def drop_pages(num_files: int, folder: Path) -> None:
     """Drop files from the page cache; here one file many times, for want of inodes."""
-    path = folder / "file"
-    path.write_bytes(bytes(4096))
-    drop(str(path) for _ in range(num_files))
+    (folder / "file").write_bytes(bytes(4096))
+    drop(f"{folder}/file" for _ in range(num_files))
 
 
 def write_records(num_files: int, folder: Path) -> None:
