@@ -4,11 +4,11 @@ On a loop device whose reads are held to a known rate, SEARCHES (4) for each of 
 and one through PyTorch's DataLoader; root only. Samples and computation times are scaled down
 together, so that a step takes 25 to 45 ms and a slow device feeds 3 to 12 accelerators.
 
-The truth: an accelerator takes, at the threshold, AU x (bytes really read for a step, headers and
-O_DIRECT's whole blocks included) / computation_time, and the device's rate is drawn such that it
-is enough for N + 0.45 to N + 0.65 of them. What the step left out reads for the others raises AU by
-up to 4 batches of 160, 2.5 %, which at 12.65 is another 0.3: the same N. Nearer to a whole number
-there is no exact answer (docs/sizing.md).
+The truth: an accelerator takes, at the threshold, AU x (bytes that the drive reads for a step) /
+computation_time; counted at the drive, headers, O_DIRECT's whole blocks and the file system's own
+are among them. The rate is drawn such that it is enough for N + 0.45 to N + 0.65 of them. What the
+step left out reads for the others raises AU by up to 4 batches of 160, 2.5 %, which at 12.65 is
+another 0.3: the same N. Nearer to a whole number there is no exact answer (docs/sizing.md).
 
 Beside it what `dlemu predict` says, from `dlemu calibrate` on the device at one rate for each
 workload, and from that host's figures with the rate as a datasheet's for the others.
@@ -131,11 +131,11 @@ def dataset(
 
 
 def bytes_per_step(words: list[str], folder: Path) -> float:
-    """Return the bytes that are really read for an accelerator's step."""
+    """Return the bytes that the drive reads for an accelerator's step."""
     dlemu("run", *words, "num_accelerators=1", f"output.folder={folder}")
     summary = json.loads((folder / "summary.json").read_text())
     steps = next(word.partition("=")[2] for word in words if "total_training_steps" in word)
-    return float(summary["measured"]["read_bytes"]) / int(steps)
+    return float(summary["measured"]["device_read_bytes"]) / int(steps)
 
 
 def threshold_of(scaled: Scaled) -> float:
