@@ -34,7 +34,7 @@ class Task(NamedTuple):
     fetch: Samples
     """Samples to be read from storage now, in this order."""
     sizes: Samples | None
-    """Bytes of those; None: the files tell."""
+    """Bytes of those, where a file holds one sample and dlemu wrote it; None: the file tells."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Source:
             block = steps[start : start + _STEPS_AT_ONCE]
             fetches = [plan.fetch(step, accelerator) for step in block]
             sizes: Sequence[Samples | None] = [None] * len(fetches)
-            if self.known_places:
+            if self.known_places and self.layout.samples_per_file == 1:
                 ends = np.cumsum([len(fetch) for fetch in fetches])
                 sizes = np.split(self.layout.sizes(np.concatenate(fetches)), ends[:-1])
             for step, fetch, lengths in zip(block, fetches, sizes, strict=True):
