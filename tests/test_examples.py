@@ -1,0 +1,36 @@
+"""The examples run as they stand."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli import run
+from tests.commands import execute
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_a_first_run(tmp_path: Path) -> None:
+    done = execute([sys.executable, str(EXAMPLES / "first_run.py"), str(tmp_path)], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^(PASS|FAIL): utilisation ", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith(f"results: {tmp_path / 'run'}\n")
+
+
+def test_a_training_loop_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = str(EXAMPLES / "training_loop.py")
+    done = execute([sys.executable, script, str(tmp_path)], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cosmoflow_h100: 1 emulated accelerator, 2 epochs of 16 steps" in done.stdout
+
+
+def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands, but for shorter clips: 32 files of 64 samples would be 1 GB."""
+    words = [f"workload={EXAMPLES / 'speech.yaml'}", f"dataset.data_folder={tmp_path / 'data'}"]
+    words += ["dataset.record_dims=[160,16]", "reader.data_loader=threads", "metric.au=0.01"]
+    assert run(["datagen", *words]) == 0
+    assert run(["run", *words, "train.epochs=1", f"output.folder={tmp_path / 'run'}"]) == 0
+    assert "speech: 1 emulated accelerator, 1 epoch of 128 steps" in capsys.readouterr().out

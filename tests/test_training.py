@@ -1,0 +1,177 @@
+"""dlemu in a training loop of one's own: its loader, the meter, the public names, their types."""
+
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dlemu
+from dlemu.datagen import Content
+from dlemu.files import layout_of
+from dlemu.records import dump_workload
+
+ROOT = Path(__file__).parents[1]
+SMALL: dict[str, object] = {
+    "dataset.num_files_train": 42,
+    "dataset.record_length_bytes": 20_000,
+    "dataset.record_length_bytes_stdev": 5_000,
+    "dataset.record_length_bytes_resize": 30_000,
+    "reader.data_loader": "threads",
+    "train.computation_time": 0.002,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset's data folder."""
+    folder = tmp_path_factory.mktemp("training") / "data"
+    dlemu.generate(load(folder), world=dlemu.Alone())
+    return folder
+
+
+def load(folder: Path, **keys: object) -> dlemu.Workload:
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    return dlemu.load_workload("unet3d_h100", SMALL | {"dataset.data_folder": str(folder)} | given)
+
+
+def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
+    """Only the workload is another: a small one, whose dataset is there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1 and "meter.compute(batch)" in blocks[0]
+    own = folder.parent / "own.yaml"
+    own.write_text(dump_workload(load(folder)))
+    program = (
+        blocks[0]
+        .replace('"unet3d_h100"', repr(str(own)))
+        .replace('"/mnt/nvme/unet3d"', repr(str(folder)))
+    )
+    assert program.count(str(folder.parent)) == 2
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 6 steps, batches of 7"
+    assert re.match(r"(PASS|FAIL): utilisation ", lines[-1])
+
+
+@pytest.mark.parametrize("loader", ["threads", "pytorch"])
+def test_ranks_get_disjoint_samples_and_their_bytes(loader: str, folder: Path) -> None:
+    workload = load(folder, reader__data_loader=loader, reader__batch_size=5)
+    content, layout = Content(0), layout_of(workload)
+    seen: list[list[int]] = []
+    for rank in range(2):
+        with dlemu.make_loader(workload, rank=rank, num_ranks=2) as loading:
+            assert len(loading) == 4
+            seen.append([])
+            for batch in loading:
+                assert batch.arrays is not None and len(batch.arrays) == 5
+                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                    size = int(layout.sizes(np.array([sample]))[0])
+                    wanted = np.zeros(30_000, np.uint8)
+                    content.fill(wanted[: min(size, 30_000)], sample)
+                    assert np.array_equal(array, wanted), "cut, or padded with zeros"
+                seen[rank] += batch.samples.tolist()
+    assert len(set(seen[0])) == len(set(seen[1])) == 20 and not set(seen[0]) & set(seen[1])
+
+
+def test_every_pass_is_another_epoch_and_set_epoch_chooses_it(folder: Path) -> None:
+    with dlemu.make_loader(load(folder)) as loading:
+        passes = [[b.samples.tolist() for b in loading] for _ in range(2)]
+        assert passes[0] != passes[1]
+        assert [sorted(chain(*one)) for one in passes] == [list(range(42))] * 2
+        loading.set_epoch(0)
+        assert [b.samples.tolist() for b in loading] == passes[0]
+    loading.close()
+
+
+def test_wrong_ranks_and_missing_data_are_named(folder: Path) -> None:
+    with pytest.raises(dlemu.WorkloadError, match="below num_ranks 2, got 2"):
+        dlemu.make_loader(load(folder), rank=2, num_ranks=2)
+    with pytest.raises(dlemu.DatasetError, match="is not there; generate it: dlemu datagen"):
+        dlemu.make_loader(load(folder / "none"))
+    with (
+        dlemu.make_loader(load(folder, reader__batch_size=43)) as loading,
+        pytest.raises(dlemu.WorkloadError, match="42 samples are too few"),
+    ):
+        len(loading)
+
+
+def test_a_meter_takes_any_iterable_and_a_model_of_ones_own() -> None:
+    """A plain DataLoader's batches have no sample numbers; the workload says how many they are."""
+    torch = pytest.importorskip("torch")
+    inputs = torch.utils.data.TensorDataset(torch.randn(64, 256), torch.randn(64, 1))
+    loading = torch.utils.data.DataLoader(inputs, batch_size=8)
+    model = torch.nn.Linear(256, 1)
+    workload = dlemu.load_workload("unet3d_h100", {"reader.batch_size": 8})
+    meter = dlemu.Meter(workload)
+    for epoch in range(2):
+        for batch, wanted in meter.epoch(loading, epoch):
+            torch.nn.functional.mse_loss(model(batch), wanted).backward()
+    metrics = meter.metrics()
+    assert metrics is not None and [epoch.num_steps for epoch in metrics.epochs] == [8, 8]
+    assert metrics.epochs[0].num_samples == 64 and 0 < metrics.au_percentage < 100
+    assert meter.report().startswith("unet3d_h100: 1 emulated accelerator, 2 epochs of 8 steps")
+
+
+def test_the_public_names_are_what_is_listed() -> None:
+    assert dlemu.__all__ == sorted(dlemu.__all__) == dir(dlemu)
+    for name in dlemu.__all__:
+        value = getattr(dlemu, name)
+        assert value.__doc__ and value.__module__.startswith("dlemu"), name
+    with pytest.raises(AttributeError, match="module 'dlemu' has no attribute 'nothing'"):
+        _ = dlemu.nothing
+
+
+CLIENT = """
+import dlemu
+
+def loop(folder: str) -> float:
+    workload = dlemu.load_workload("unet3d_h100", {"dataset.data_folder": folder})
+    meter = dlemu.Meter(workload)
+    with dlemu.make_loader(workload, rank=0, num_ranks=1) as loader:
+        for epoch in range(2):
+            for batch in meter.epoch(loader, epoch):
+                meter.compute(batch)
+                reveal_type(batch)
+    metrics = meter.metrics()
+    reveal_type(metrics)
+    return 0.0 if metrics is None else metrics.au_percentage
+
+def run(workload: dlemu.Workload) -> bool:
+    with dlemu.make_world() as world:
+        dlemu.generate(workload, world=world)
+        outcome = dlemu.run_job(workload, world=world)
+    return outcome is not None and outcome.passed
+
+try:
+    loop("/nosuch")
+except dlemu.DlemuError as error:
+    print(error)
+dlemu.load_workload(3)
+"""
+
+
+def test_a_strict_client_sees_the_types(tmp_path: Path) -> None:
+    """py.typed: mypy reads the package's own annotations, and finds the one mistake."""
+    pytest.importorskip("mypy")
+    (tmp_path / "client.py").write_text(CLIENT)
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(config), "client.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"MYPYPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        timeout=240,
+    )
+    lines = [line.partition(": ")[2] for line in done.stdout.splitlines()]
+    assert lines[0] == 'note: Revealed type is "dlemu.loaders.Batch"'
+    assert lines[1] == 'note: Revealed type is "dlemu.metrics.Metrics | None"'
+    assert lines[2].startswith('error: Argument 1 to "load_workload" has incompatible type "int"')
+    assert len(lines) == 4, done.stdout
