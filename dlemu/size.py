@@ -128,7 +128,7 @@ class _Search:
             outcome = self._carry_out(order)
             assert outcome is not None
             seconds = time.perf_counter() - begin
-            log.append(_point(outcome, number, seconds, in_memory=in_memory))
+            log.append(point_of(outcome, seconds, in_memory=in_memory))
             return log.points[-1]
 
         sizing = search(
@@ -251,13 +251,14 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
     return workload.with_keys(keys), manifest.layout
 
 
-def _point(outcome: Outcome, number: int, seconds: float, *, in_memory: bool) -> Point:
+def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
+    """Return what a search needs of a run; what memory serves is never the storage's limit."""
     summary, metrics = outcome.summary, outcome.metrics
     limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
     if limit == "storage" and in_memory:
         limit, evidence = "memory", "the target lies in memory: no drive was read"
     return Point(
-        num_accelerators=number,
+        num_accelerators=metrics.num_accelerators,
         au_percentage=metrics.au_percentage,
         samples_per_second=metrics.samples_per_second,
         read_bytes_per_second=metrics.read_bytes_per_second,

@@ -18,11 +18,14 @@ import pytest
 from benchmarks.sizing_truth import WORKLOADS, bytes_per_step, dataset, rate_for, search
 from dlemu.cli import run as run_command
 from dlemu.datagen import generate
+from dlemu.devices import devices_under
 from dlemu.drive_table import Sized, Target, as_json, render_csv, render_sizing, render_table
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.job import Outcome
+from dlemu.metrics import measure
 from dlemu.plots import plot_sizing, plot_table
-from dlemu.records import read_steps
-from dlemu.size import size_storage
+from dlemu.records import STEP, read_steps
+from dlemu.size import point_of, size_storage
 from dlemu.sizing import Point, Sizing
 from dlemu.targets import find_targets
 from dlemu.workload import Workload, load_workload
@@ -122,6 +125,26 @@ def test_what_memory_serves_is_no_number_of_a_drive(
     assert sizing["at_least"] is True
     assert sizing["limit"] != "storage"
     assert "at least" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("in_memory", "limit"), [(True, "memory"), (False, "storage")])
+def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: Path) -> None:
+    steps = np.zeros(4, STEP)
+    steps["step"] = [0, 1, 0, 1]
+    steps["accelerator"] = [0, 0, 1, 1]
+    steps["num_samples"], steps["num_bytes"] = 3, 1000
+    steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
+    summary = {
+        "limit": {"name": "storage", "evidence": "sda gave 1 MB/s"},
+        "measured": {"page_cache_share": 0.25},
+    }
+
+    point = point_of(Outcome(tmp_path, measure(steps), summary, True), 9.0, in_memory=in_memory)
+
+    # 2 accelerators, 2 steps of 4 s each.
+    assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
+    assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
+    assert (point.limit, point.page_cache_share) == (limit, 0.25)
 
 
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +274,7 @@ def test_a_table_of_two_targets_and_two_workloads(
     assert size_storage(small, Alone()) == 0
 
     out = capsys.readouterr().out
-    if "share" in out:  # only where a block device is below
+    if devices_under(tmp_path):
         assert "warning: d2-data and d1-data share" in out
     table = (results_of(small) / "table.md").read_text().splitlines()
     assert [line.split("|")[1:4] for line in table[2:6]] == [
