@@ -1,7 +1,8 @@
 """Gathers what every host saw of a run, for the verdict and for summary.json."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.cufile import PathBytes
+from dlemu.errors import RunError
 from dlemu.files import Layout
-from dlemu.loaders import Loader
+from dlemu.loaders import Loader, TellsPaths
 from dlemu.metrics import Metrics
 from dlemu.observe import HostObserver, IntervalSummary, summarize
 from dlemu.probe import probe_rate
@@ -69,17 +72,18 @@ class Observation:
         here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
         self._pids = [pid for pid, _ in here]
         self._num_host_workers = sum(num for _, num in here)
+        self._path = folder / f"host.{world.rank}.jsonl"
         self._observer: HostObserver | None = None
         if world.local_rank == 0:
-            self._observer = HostObserver(
-                workload.data_folder, lambda: self._pids, folder / f"host.{world.rank}.jsonl"
-            )
+            self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
         self._epochs: list[IntervalSummary] = []
         self._probe: float | None = None
+        self._paths = PathBytes()
 
     def __enter__(self) -> Self:
         if self._observer is not None:
-            self._observer.__enter__()
+            with self._named():
+                self._observer.__enter__()
         return self
 
     def __exit__(
@@ -89,19 +93,35 @@ class Observation:
         trace: TracebackType | None,
     ) -> None:
         if self._observer is not None:
-            self._observer.__exit__(kind, error, trace)
+            with self._named():
+                self._observer.__exit__(kind, error, trace)
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
         if self._observer is not None:
-            self._observer.mark(f"epoch {epoch} start")
+            with self._named():
+                self._observer.mark(f"epoch {epoch} start")
 
     def end(self, epoch: int) -> None:
         """Mark an epoch's end."""
+        if isinstance(self._loader, TellsPaths):
+            self._paths = self._loader.path_bytes()
         if self._observer is not None:
-            self._observer.mark(f"epoch {epoch} end")
+            with self._named():
+                self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize(between))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say which file it is that cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"{self._path} cannot be written ({error.strerror}); free space or set "
+                "output.folder"
+            ) from None
 
     @property
     def num_workers(self) -> int:
@@ -139,6 +159,8 @@ class Observation:
                 f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
                 "reads went through the page cache"
             )
+        if isinstance(self._loader, TellsPaths):
+            notes += self._loader.notes
         report = _HostReport(
             self._world.host,
             self._epochs,
@@ -150,14 +172,20 @@ class Observation:
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"
         names = self._world.gather([name] * self._num_accelerators)
-        if hosts is None or names is None or steps is None:
+        paths = self._world.gather(self._paths)
+        if hosts is None or names is None or steps is None or paths is None:
             return None
         reports = [host for host in hosts if host is not None]
-        return _combine(self._workload, reports, list(chain(*names)), steps)
+        taken = sum(paths, PathBytes())
+        return _combine(self._workload, reports, list(chain(*names)), steps, taken)
 
 
 def _combine(
-    workload: Workload, hosts: list[_HostReport], names: list[str], steps: Sequence[Steps]
+    workload: Workload,
+    hosts: list[_HostReport],
+    names: list[str],
+    steps: Sequence[Steps],
+    paths: PathBytes,
 ) -> Gathered:
     """Return what the hosts saw together."""
     everything = np.concatenate(steps)
@@ -185,8 +213,12 @@ def _combine(
     late = everything["compute"] - everything["computation_time"]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in evidence]))
+    if paths.mode == "none":  # no loader that knows another way than through the host
+        paths = PathBytes(host=sum(read))
     measured = {
         "storage_read_bytes": total,
+        "path": paths.mode,
+        "path_bytes": asdict(paths),
         "device_read_bytes": _total(
             [epoch.device_read_bytes for host in hosts for epoch in host.epochs]
         ),

@@ -18,6 +18,10 @@ _LONGEST_PRODUCT = 0.0005
 """Seconds: the shortest step in use, CosmoFlow's 3.5 ms, has room for several."""
 _SLICE_SECONDS = 0.002
 _NUM_TIMED = 40
+_SLOWEST = 1.5
+"""A GPU's products never take longer than this, in units of what was calibrated."""
+_FOLLOW = 0.25
+"""Weight of the last slice in the pace that is expected of the next."""
 
 
 def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
@@ -46,16 +50,24 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
 
     def compute(deadline: float) -> None:
         queued: deque[tuple[int, list[Any]]] = deque()
+        pace, ended = longest, None
         while True:
             waiting = sum(count for count, _ in queued)
             # One product short of the deadline: the clock ends the step, not the GPU.
-            left = int((deadline - clock.now()) / longest) - waiting - 1
+            left = int((deadline - clock.now()) / pace) - waiting - 1
             if left < 1:
                 break
-            count = min(left, max(1, int(_SLICE_SECONDS / longest)))
+            count = min(left, max(1, int(_SLICE_SECONDS / pace)))
             queued.append((count, [product.launch(count) for product in products]))
             if len(queued) > 2:
-                _wait(queued.popleft()[1])
+                count, events = queued.popleft()
+                _wait(events)
+                now = clock.now()
+                if ended is not None:
+                    # A GPU slows down as it gets warm; a host that woke late is not that.
+                    seen = min((now - ended) / count, _SLOWEST * longest)
+                    pace = max(longest, pace + _FOLLOW * (seen - pace))
+                ended = now
         for _, events in queued:
             _wait(events)
         clock.sleep_until(deadline)

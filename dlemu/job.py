@@ -32,7 +32,7 @@ from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
 from dlemu.workload import Workload
-from dlemu.world import World
+from dlemu.world import PeerError, World
 
 Say = Callable[[str], None]
 
@@ -132,13 +132,27 @@ def run_job(
     summary = _summary_start(workload, world, started, notes)
     if world.rank == 0:
         write_summary(folder, summary)
-    try:
-        observation, steps = _replay(workload, layout, known, folder, world, clock, say)
-        parts = world.gather(steps)
-        evidence = observation.gather(parts)
-    except BaseException as error:
+
+    def record(error: BaseException) -> None:
         if world.rank == 0:
             _write_failure(folder, summary, error)
+
+    try:
+        observation, steps = _replay(workload, layout, known, folder, world, clock, say, record)
+        parts = world.gather(steps)
+        evidence = observation.gather(parts)
+    except KeyboardInterrupt as interrupt:
+        record(interrupt)  # first: launchers kill soon
+        try:
+            world.barrier(timeout=0)
+        except PeerError as failure:  # for which the launcher has interrupted this rank
+            record(failure)
+            raise failure from None
+        except RunError:
+            pass
+        raise
+    except BaseException as error:
+        record(error)
         raise
     if parts is None or evidence is None:
         return None
@@ -211,12 +225,14 @@ def _replay(
     world: World,
     clock: Clock,
     say: Say,
+    on_stall: Callable[[RunError], None],
 ) -> tuple[Observation, Steps]:
     """Run the epochs; return what was observed and (steps,) records of this rank."""
     everyone = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, everyone)
     _make_cold(workload, layout, world, say)
     say(demand_line(workload, everyone))
+    compute = _compute_on_gpu(workload, len(own), clock)
     parts: list[Steps] = []
     loader: Loader = _Idle()
     if own:
@@ -231,7 +247,7 @@ def _replay(
     with (
         _closing(loader),
         Observation(workload, layout, folder, world, loader, own) as observation,
-        Watchdog(workload.output.stall_seconds, world, loader) as watchdog,
+        Watchdog(workload.output.stall_seconds, world, loader, on_stall) as watchdog,
     ):
         for epoch in range(workload.train.epochs):
             plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
@@ -242,7 +258,7 @@ def _replay(
                 epoch=epoch,
                 seed=workload.train.seed,
             )
-            world.barrier()
+            watchdog.barrier()
             observation.begin(epoch)
             steps = replay_epoch(
                 loader.epoch(epoch, plan),
@@ -251,6 +267,7 @@ def _replay(
                 barrier=watchdog.barrier,
                 clock=clock,
                 on_step=watchdog.step,
+                compute=compute,
             )
             observation.end(epoch)
             parts.append(steps.ravel())
@@ -262,6 +279,19 @@ def _replay(
     share = lost / max(lost + steps["compute"].sum(), 1e-9)
     observation.probe(max(world.all_gather(float(share))))
     return observation, steps
+
+
+def _compute_on_gpu(
+    workload: Workload, accelerators: int, clock: Clock
+) -> Callable[[float], None] | None:
+    """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
+    if workload.train.compute == "sleep" or accelerators == 0:
+        return None
+    from dlemu.cuda import num_gpus
+    from dlemu.gpu_compute import gpu_compute
+
+    num = workload.dali.gpus_per_host or num_gpus()
+    return gpu_compute(range(max(1, min(num, accelerators))), clock)
 
 
 def _make_cold(workload: Workload, layout: Layout, world: World, say: Say) -> None:
@@ -334,6 +364,8 @@ def _summary_start(
     return {
         "status": "incomplete",
         "workload": workload.name,
+        "data_loader": workload.reader.data_loader,
+        "decode": workload.reader.decode,
         "num_accelerators": num_accelerators(workload, world),
         "num_ranks": world.num_ranks,
         "num_hosts": world.num_hosts,
@@ -371,7 +403,7 @@ def _write_failure(folder: Path, summary: dict[str, Any], error: BaseException) 
     try:
         write_summary(folder, summary)
     except RunError as second:
-        if str(second) != text:
+        if str(folder) not in text:  # else the user is told of the disk already
             print(f"dlemu: {second}", file=sys.stderr)
 
 

@@ -40,9 +40,30 @@ def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any])
         lines.append(f"limit: {limit['name']}. {limit['evidence']}")
         if limit.get("advice"):
             lines.append(f"try: {limit['advice']}")
+    lines += _path_line(summary)
     lines += _below(workload, metrics)
     lines += [f"note: {note}" for note in summary.get("notes", ())]
     return "\n".join(lines)
+
+
+def _path_line(summary: Mapping[str, Any]) -> list[str]:
+    """Return which way the bytes took to memory, where cuFile could have been one of them."""
+    measured = summary.get("measured") or {}
+    if summary.get("data_loader") != "dali" or "path_bytes" not in measured:
+        return []
+    taken = measured["path_bytes"]
+    parts = [
+        f"{format_bytes(taken[name])} {title}"
+        for name, title in (
+            ("p2pdma", "by P2PDMA straight to the GPU"),
+            ("nvidia_fs", "by nvidia-fs straight to the GPU"),
+            ("compat", "by cuFile's compat mode, through the host: not GPUDirect Storage"),
+            ("host", "through the host's memory"),
+        )
+        if taken.get(name)
+    ]
+    guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
+    return [f"path: {measured['path']} ({'; '.join(parts)}{guess})"]
 
 
 def verdict_line(

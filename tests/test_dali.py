@@ -378,7 +378,8 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
     else:
         read = paths.p2pdma + paths.nvidia_fs + paths.compat
         assert read >= payload_bytes(case, steps), "cuFile's own counters saw the bytes"
-        assert paths.host < 0.3 * read, "headers at most"
+        # The files of the test are hardly larger than their headers.
+        assert paths.host <= 3 * 4096 * case.layout.num_files, "headers at most"
 
 
 @pytest.mark.gpu

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.cufile import PathBytes
 from dlemu.errors import WorkloadError
 from dlemu.files import Layout, Samples
 from dlemu.plan import EpochPlan
@@ -69,6 +70,22 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """End all workers; may be called again."""
+        ...
+
+
+@runtime_checkable
+class TellsPaths(Protocol):
+    """A loader that may read past the host's memory, and knows which way the bytes took."""
+
+    notes: tuple[str, ...]
+    """What of the keys could not be met, to be shown."""
+
+    def path_bytes(self) -> PathBytes:
+        """Return the bytes so far, by path; before `close`.
+
+        Raises:
+            RunError: reader.gds=require, and some went through the host.
+        """
         ...
 
 
