@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     except PeerError:
         return 1  # the rank that failed has said why
     except DlemuError as error:
-        print(f"dlemu: {error}", file=sys.stderr)
+        print(f"dlemu: {_place(world, error)}{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         if world is None or world.rank == 0:
@@ -76,6 +76,13 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _place(world: World | None, error: DlemuError) -> str:
+    """Return "rank 1 on host a: " for what one rank of several has met, and not all alike."""
+    if world is None or world.num_ranks == 1 or isinstance(error, WorkloadError):
+        return ""
+    return "" if str(error).startswith("rank") else f"rank {world.rank} on host {world.host}: "
 
 
 def _answer(arguments: Sequence[str]) -> str | None:

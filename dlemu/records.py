@@ -9,6 +9,7 @@ later and `dlemu report` can apply another edition's.
     host.<rank>.jsonl  what each host's devices and CPUs did meanwhile
 """
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,8 +93,10 @@ def write_steps(folder: Path, rank: int, steps: Steps) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    with _whole(folder / f"steps.{rank}.npy") as part, part.open("wb") as file:
-        np.save(file, steps)
+    array = io.BytesIO()  # NumPy's own writing to a file hides why it failed
+    np.save(array, steps)
+    with _whole(folder / f"steps.{rank}.npy") as part:
+        part.write_bytes(array.getbuffer())
 
 
 def read_steps(folder: Path) -> Steps:
@@ -172,9 +175,8 @@ def _whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)  # a full disk has room for the summary again
-        # NumPy's own "requested and written" has no strerror.
         raise RunError(
-            f"{path} cannot be written ({error.strerror or error}); free space or set output.folder"
+            f"{path} cannot be written ({error.strerror}); free space or set output.folder"
         ) from None
 
 

@@ -76,7 +76,7 @@ def verdict_line(
     summary = summary or {}
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
-        feeds = metrics.num_accelerators * au / wanted
+        feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds
         line += f"; this storage feeds {int(feeds + 1e-9)} accelerators ({feeds:.1f})"
     share = (summary.get("measured") or {}).get("page_cache_share")
     if share is not None and share > 0.05:

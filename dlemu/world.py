@@ -79,7 +79,9 @@ class World(Protocol):
         if error is None:
             self.close()
         else:
-            self.fail(str(error) if isinstance(error, DlemuError) else repr(error))
+            interrupted = isinstance(error, KeyboardInterrupt)
+            known = "interrupted" if interrupted else str(error)
+            self.fail(known if interrupted or isinstance(error, DlemuError) else repr(error))
 
 
 class Alone(World):

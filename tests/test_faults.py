@@ -16,11 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.bench import Run, dataset, folder_in_memory, folder_on_disk, start
+from tests.bench import Run, dataset, folder_on_disk, start
 from tests.slow_files import slow_files
 
 _SOON = 10.0
 """Seconds from a fault to the end."""
+_FROM_START = 30.0
+"""Seconds from the start to the end, where the fault is there already."""
 _LONG = {"train__computation_time": 0.05, "train__epochs": 100}
 """A run that ends by itself only when no test waits any more."""
 
@@ -55,7 +57,7 @@ def fails(
     run: Run,
     *words: str,
     status: int | tuple[int, ...] = 1,
-    summary: str | None = "failed",
+    summary: str | tuple[str, ...] | None = "failed",
     within: float = _SOON,
 ) -> None:
     """Check that a run ends soon and as it should, and says these words in its one line."""
@@ -71,9 +73,9 @@ def fails(
     assert not re.search(r"^(PASS|FAIL|limit):", "".join(run.out), re.MULTILINE), run.told()
     if summary is not None:
         written = run.summary
-        assert written["status"] == summary
+        assert written["status"] in summary
         assert written["metric"] == {} and written["limit"] is None
-        if summary == "failed":
+        if written["status"] == "failed":
             assert written["error"] in said[0], written["error"]
     assert seconds < within
     leaves_nothing(run)
@@ -128,7 +130,7 @@ def test_a_damaged_file_is_named(
     path = a_file(folder)
     damage(path)
     with start(workload, own_shared=True) as run:
-        fails(run, str(path), word)
+        fails(run, str(path), word, within=_FROM_START)
 
 
 def test_an_unreadable_file_is_named(folder: Path, loader: str) -> None:
@@ -138,7 +140,7 @@ def test_an_unreadable_file_is_named(folder: Path, loader: str) -> None:
     os.chown(folder, 65534, 65534)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     with start(workload, before=nobody, own_shared=True) as run:
-        fails(run, str(path), "Permission denied")
+        fails(run, str(path), "Permission denied", within=_FROM_START)
 
 
 def other_size(path: Path) -> None:
@@ -179,13 +181,13 @@ def test_a_file_replaced_during_the_run_is_named(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(("culprit", "loader"), [(0, "threads"), (1, "pytorch")])
 def test_the_rank_is_named_whose_file_is_damaged(folder: Path, loader: str, culprit: int) -> None:
     workload = small(folder, reader__data_loader=loader, reader__file_shuffle="off")
     path = a_file(folder, 20 + culprit)
     cut(path)
     with start(workload, num_ranks=2, own_shared=True) as run:
-        fails(run, f"rank {culprit} on host ", str(path), "bytes")
+        fails(run, f"rank {culprit} on host ", str(path), "bytes", within=_FROM_START)
 
 
 @pytest.mark.mpi
@@ -197,7 +199,9 @@ def test_a_rank_that_fails_ends_one_that_is_stuck(folder: Path, loader: str) -> 
         start(workload, f"dataset.data_folder={point}", num_ranks=2, own_shared=True) as run,
     ):
         name = str(point / "train" / a_file(folder, 5).name)
-        fails(run, "rank 1 on host ", name, "bytes", summary="incomplete")
+        # The stuck rank may be killed before it could record why.
+        summary = ("failed", "incomplete")
+        fails(run, "rank 1 on host ", name, "bytes", summary=summary, within=_FROM_START)
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
@@ -214,8 +218,8 @@ def test_a_worker_that_is_killed_is_named(folder: Path, num_ranks: int) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_is_killed_is_named(folder: Path, loader: str, culprit: int) -> None:
-    workload = small(folder, reader__data_loader=loader, **_LONG)
+def test_a_rank_that_is_killed_is_named(folder: Path, culprit: int) -> None:
+    workload = small(folder, reader__data_loader="pytorch", **_LONG)
     with start(workload, num_ranks=2, own_shared=True) as run:
         run.wait_for("epoch 1 of 100")
         run.ranks()[culprit].kill()
@@ -228,7 +232,10 @@ ANY = tuple(range(1, 256))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize(
+    ("num_ranks", "loader"),
+    [(1, "threads"), (1, "pytorch"), pytest.param(2, "pytorch", marks=pytest.mark.mpi)],
+)
 def test_an_interrupted_run_says_so(
     folder: Path, loader: str, number: signal.Signals, num_ranks: int
 ) -> None:
@@ -239,7 +246,13 @@ def test_an_interrupted_run_says_so(
             os.killpg(run.process.pid, number)
         else:
             run.process.send_signal(number)
-        fails(run, "interrupted", status=130 if num_ranks == 1 else ANY, summary="incomplete")
+        if num_ranks == 1:
+            fails(run, "interrupted", status=130, summary="incomplete")
+            return
+        # mpirun ends at once, and drops what its ranks say meanwhile.
+        assert run.end(_SOON) != 0
+        assert run.summary["status"] == "incomplete" and run.summary["error"] == "interrupted"
+        leaves_nothing(run)
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
@@ -256,17 +269,20 @@ def test_a_read_that_never_ends_is_named(folder: Path, loader: str, num_ranks: i
             own_shared=True,
         ) as run,
     ):
-        fails(run, f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds")
+        words = f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds"
+        fails(run, *words, within=_FROM_START)
 
 
-def test_o_direct_that_is_refused_is_an_error_or_recorded(loader: str) -> None:
-    with folder_in_memory() as folder:
-        workload = small(folder, reader__data_loader=loader)
-        with start(workload, "reader.odirect=true") as run:
-            assert run.end() == 1
-            assert "reader.odirect" in run.told() and "(tmpfs)" in run.told()
-            assert run.summary["status"] == "failed"
-        with start(workload, "reader.odirect=auto") as run:
+def test_o_direct_that_is_refused_is_an_error_or_recorded(folder: Path, loader: str) -> None:
+    workload = small(folder, reader__data_loader=loader)
+    memory = folder / "memory"
+    with mounted(memory, kind="ramfs"):  # tmpfs takes O_DIRECT since Linux 6.6
+        shutil.copytree(folder / "data", memory / "data")
+        place = f"dataset.data_folder={memory / 'data'}"
+        with start(workload, place, "reader.odirect=true", own_shared=True) as run:
+            words = "reader.odirect", str(memory), "(ramfs)", "reader.odirect=auto"
+            fails(run, *words, within=_FROM_START)
+        with start(workload, place, "reader.odirect=auto") as run:
             assert run.end() in (0, 2), run.told()
             assert any("does not take O_DIRECT" in note for note in run.summary["notes"])
 
@@ -308,10 +324,10 @@ def test_a_folder_that_holds_a_run_is_refused(folder: Path) -> None:
 
 
 @contextmanager
-def mounted(point: Path, options: str) -> Iterator[None]:
-    """Mount a tmpfs."""
+def mounted(point: Path, options: str = "rw", kind: str = "tmpfs") -> Iterator[None]:
+    """Mount a file system in memory."""
     point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True)
+    subprocess.run(["mount", "-t", kind, "-o", options, kind, point], check=True)
     try:
         yield
     finally:
