@@ -25,6 +25,10 @@ _PRIOR_WEIGHT = 2
 _FIRST_RUN_LOW = 1.0
 # AU with nothing to wait for: 98.7 to 98.8 in the published cells, less some noise.
 _CEILING = 98.0
+# A run whose AU is so many points under that of more accelerators was disturbed: fewer never wait
+# longer, and no noise is as large. So many runs of a number may be left out for it.
+_DISTURBED = 3.0
+_MOST_DISTURBED = 2
 # More than 1.5 times what a storage feeds can make it collapse, and tell nothing.
 _OVERLOAD = 1.5
 
@@ -145,8 +149,9 @@ class _History:
     ) -> None:
         self.points, self.threshold, self.most = points, threshold, most
         self.max_repeats = max_repeats
+        self.counted = _undisturbed(points)
         self.runs: dict[int, list[float]] = {}
-        for point in points:
+        for point in self.counted:
             self.runs.setdefault(point.num_accelerators, []).append(point.au_percentage)
         self.means = {number: fmean(runs) for number, runs in self.runs.items()}
         squares = [(au - self.means[n]) ** 2 for n, runs in self.runs.items() for au in runs]
@@ -163,6 +168,9 @@ class _History:
         """Return how many accelerators to try next (None: enough is known), and why."""
         if not self.points:
             return start, "start"
+        if self.points[-1] is not self.counted[-1]:
+            last = self.points[-1].num_accelerators
+            return last, "disturbed, for more accelerators waited less: once more"
         if self.fails == 1:
             return None, "one accelerator alone is under the threshold"
         last = self.points[-1].num_accelerators
@@ -187,7 +195,7 @@ class _History:
         number = self.passes if self.fails > 1 else 0
         confirmations = self._confirmations()[-confirm:] if number else ()
         feeds = self._feeds()
-        failing = [p for p in self.points if p.au_percentage < self.threshold]
+        failing = [p for p in self.counted if p.au_percentage < self.threshold]
         # Of equally many the later run decides, which is nearer to the answer.
         limits = Counter(p.limit or "unclear" for p in reversed(failing or self.points[-1:]))
         limit = limits.most_common(1)[0][0]
@@ -251,7 +259,7 @@ class _History:
     def _near(self) -> list[Point]:
         """Return the saturated runs that tell best where AU meets the threshold."""
         saturated = {n for n in self.means if self._saturated(n)}
-        points = [p for p in self.points if p.num_accelerators in saturated]
+        points = [p for p in self.counted if p.num_accelerators in saturated]
         if not points:
             return []
         off = [abs(p.au_percentage - self.threshold) for p in points]
@@ -275,3 +283,18 @@ class _History:
         if self.fails <= self.most:
             grown = min(grown, (self.passes + self.fails) // 2)
         return min(grown, self.fails - 1)
+
+
+def _undisturbed(points: Sequence[Point]) -> list[Point]:
+    """Return the runs that say something about the storage, in order."""
+    counted: list[Point] = []
+    highest = 0.0
+    for number in sorted({point.num_accelerators for point in points}, reverse=True):
+        runs = [point for point in points if point.num_accelerators == number]
+        low = [point for point in runs if point.au_percentage < highest - _DISTURBED]
+        left_out = {id(point) for point in low[:_MOST_DISTURBED]}
+        kept = [point for point in runs if id(point) not in left_out]
+        counted += kept
+        highest = max([highest, *(point.au_percentage for point in kept)])
+    place = {id(point): index for index, point in enumerate(points)}
+    return sorted(counted, key=lambda point: place[id(point)])

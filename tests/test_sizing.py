@@ -111,6 +111,35 @@ def test_the_hosts_limit_is_not_the_drives_number() -> None:
         assert (sizing.num_accelerators, sizing.at_least, sizing.limit) == (5, True, limit)
 
 
+def test_a_run_that_was_disturbed_is_made_again() -> None:
+    clean = storage_of(8.4)
+    disturbed = {1: 0.6, 4: 0.8}  # of the runs: one that finds the number, one that confirms it
+    runs = 0
+
+    def measure(number: int) -> Point:
+        nonlocal runs
+        runs += 1
+        point = clean(number)
+        return replace(point, au_percentage=point.au_percentage * disturbed.get(runs - 1, 1))
+
+    sizing = size(measure, start=9, confirm=3)
+
+    assert tried(sizing) == [9, 8, 8, 8, 8, 8, 8, 8]
+    assert (sizing.num_accelerators, sizing.limit, sizing.at_least) == (8, "storage", False)
+    assert sizing.real_accelerators == pytest.approx(8.4)
+
+
+def test_a_number_that_is_always_disturbed_fails() -> None:
+    """Else a host that does worse with one number than with more would be asked for ever."""
+
+    def measure(number: int) -> Point:
+        return Point(number, {1: 99.0, 2: 50.0, 3: 89.9}[number], 0.0, 0.0, "loader")
+
+    sizing = size(measure, start=3, most=3)
+
+    assert (sizing.num_accelerators, tried(sizing).count(2)) == (1, 3)
+
+
 def test_a_failing_confirmation_steps_down_by_one() -> None:
     clean = storage_of(20.2)
     runs = 0
