@@ -378,8 +378,9 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
     else:
         read = paths.p2pdma + paths.nvidia_fs + paths.compat
         assert read >= payload_bytes(case, steps), "cuFile's own counters saw the bytes"
-        # The files of the test are hardly larger than their headers.
-        assert paths.host <= 3 * 4096 * case.layout.num_files, "headers at most"
+        # Headers, of files that are hardly larger than those; none where dlemu wrote the files.
+        assert paths.host < 0.5 * read
+        assert paths.host == 0 or not known
 
 
 @pytest.mark.gpu
