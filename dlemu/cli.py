@@ -30,9 +30,10 @@ dlemu - how many GPUs will this storage feed?
   paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
 
-  dlemu datasize workload=unet3d_h100 num_accelerators=8 host_memory=256GiB
-  dlemu datagen  workload=unet3d_h100 dataset.data_folder=/mnt/nvme dataset.num_files_train=auto
-  mpirun -n 8 --bind-to none dlemu run workload=unet3d_h100 dataset.data_folder=/mnt/nvme
+  JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
+  dlemu datasize $JOB num_accelerators=8
+  dlemu datagen  $JOB num_accelerators=8
+  mpirun -n 8 --bind-to none dlemu run $JOB
 
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
