@@ -1,31 +1,21 @@
-"""Gathers what every host saw of a run, for the verdict and for summary.json."""
+"""Puts together what the hosts saw of a run, for the verdict and for summary.json."""
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.cufile import PathBytes
-from dlemu.errors import RunError
-from dlemu.files import Layout
-from dlemu.loaders import Loader, TellsPaths
 from dlemu.metrics import Metrics
-from dlemu.observe import HostObserver, IntervalSummary, summarize
-from dlemu.probe import probe_rate
+from dlemu.observe import IntervalSummary
 from dlemu.records import Steps
 from dlemu.verdict import Evidence, HostEvidence
 from dlemu.workload import Workload
-from dlemu.world import World
 
-_PROBE_SECONDS = 2.0
-_PROBE_FILES = 512
+_CONTRADICTION = 0.1
+"""Difference of two shares of cached bytes that is worth a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +33,7 @@ class Gathered:
 
 
 @dataclass
-class _HostReport:
+class HostReport:
     """What a host's first rank sends to rank 0."""
 
     host: str
@@ -51,138 +41,15 @@ class _HostReport:
     probe: float | None
     num_probe_readers: int
     num_workers: int
+    resident_before: float | None
+    """Share of the dataset's pages that were in memory when the run began."""
+    direct: bool
     notes: list[str] = field(default_factory=list)
 
 
-class Observation:
-    """Watches a run on this rank's host; the first rank of each host does the work."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        layout: Layout,
-        folder: Path,
-        world: World,
-        loader: Loader,
-        accelerators: range,
-    ) -> None:
-        self._workload, self._layout, self._world, self._loader = workload, layout, world, loader
-        self._num_accelerators = len(accelerators)
-        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
-        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
-        self._pids = [pid for pid, _ in here]
-        self._num_host_workers = sum(num for _, num in here)
-        self._path = folder / f"host.{world.rank}.jsonl"
-        self._observer: HostObserver | None = None
-        if world.local_rank == 0:
-            self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
-        self._epochs: list[IntervalSummary] = []
-        self._probe: float | None = None
-        self._paths = PathBytes()
-
-    def __enter__(self) -> Self:
-        if self._observer is not None:
-            with self._named():
-                self._observer.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._observer is not None:
-            with self._named():
-                self._observer.__exit__(kind, error, trace)
-
-    def begin(self, epoch: int) -> None:
-        """Mark an epoch's start."""
-        if self._observer is not None:
-            with self._named():
-                self._observer.mark(f"epoch {epoch} start")
-
-    def end(self, epoch: int) -> None:
-        """Mark an epoch's end."""
-        if isinstance(self._loader, TellsPaths):
-            self._paths = self._loader.path_bytes()
-        if self._observer is not None:
-            with self._named():
-                self._observer.mark(f"epoch {epoch} end")
-            between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
-            self._epochs.append(summarize(between))
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say which file it is that cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"{self._path} cannot be written ({error.strerror}); free space or set "
-                "output.folder"
-            ) from None
-
-    @property
-    def num_workers(self) -> int:
-        """Readers of this rank."""
-        return self._num_accelerators * max(1, self._workload.reader.read_threads)
-
-    @property
-    def _num_probe_readers(self) -> int:
-        outstanding = self._num_host_workers * self._workload.reader.io_depth
-        return min(64, max(16, 2 * outstanding))
-
-    def probe(self, lost_share: float) -> None:
-        """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
-        if self._observer is not None and lost_share > 0.02:
-            step = max(1, self._layout.num_files // _PROBE_FILES)
-            folder = self._workload.data_folder
-            paths = [
-                folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)
-            ]
-            self._probe = probe_rate(
-                paths, num_readers=self._num_probe_readers, seconds=_PROBE_SECONDS
-            )
-
-    def gather(self, steps: Sequence[Steps] | None) -> Gathered | None:
-        """Return what all hosts saw, on rank 0; `steps` are those of all ranks there."""
-        notes = []
-        cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-        if usable < min(cpus, 1 + self.num_workers):
-            notes.append(
-                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
-                "mpirun --bind-to none gives them all"
-            )
-        if self._workload.reader.odirect == "auto" and not self._loader.direct:
-            notes.append(
-                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
-                "reads went through the page cache"
-            )
-        if isinstance(self._loader, TellsPaths):
-            notes += self._loader.notes
-        report = _HostReport(
-            self._world.host,
-            self._epochs,
-            self._probe,
-            self._num_probe_readers,
-            self._num_host_workers,
-            notes,
-        )
-        hosts = self._world.gather(report if self._observer is not None else None)
-        name = f"rank {self._world.rank} on host {self._world.host}"
-        names = self._world.gather([name] * self._num_accelerators)
-        paths = self._world.gather(self._paths)
-        if hosts is None or names is None or steps is None or paths is None:
-            return None
-        reports = [host for host in hosts if host is not None]
-        taken = sum(paths, PathBytes())
-        return _combine(self._workload, reports, list(chain(*names)), steps, taken)
-
-
-def _combine(
+def combine(
     workload: Workload,
-    hosts: list[_HostReport],
+    hosts: list[HostReport],
     names: list[str],
     steps: Sequence[Steps],
     paths: PathBytes,
@@ -201,8 +68,9 @@ def _combine(
     ]
     known = [share for share in shares if share is not None]
     notes = tuple(dict.fromkeys(note for host in hosts for note in host.notes))
-    if all(not host.epochs[0].devices for host in hosts) and not known:
-        notes += ("no drive was seen under the data folder: the bytes may all come from memory",)
+    resident = _total([host.resident_before for host in hosts])
+    before = None if resident is None else resident / len(hosts)
+    notes += _doubts(hosts, shares[0], before)
     # By bytes, not by epochs: epochs are equally large but for a rest.
     total = (
         _total([have for have in stored if have is not None]) if len(known) == num_epochs else None
@@ -224,6 +92,7 @@ def _combine(
         ),
         "page_cache_share": share,
         "page_cache_share_per_epoch": shares,
+        "resident_share_before": before,
         "host_cpu_percentage": _percentage([each.host_cpu_share for each in evidence]),
         "hosts": [
             {
@@ -257,7 +126,24 @@ def _combine(
     )
 
 
-def _host_evidence(host: _HostReport, steps: Steps, num_hosts: int) -> HostEvidence:
+def _doubts(hosts: list[HostReport], share: float | None, before: float | None) -> tuple[str, ...]:
+    """Return what is not sure about the first epoch's share of bytes from memory."""
+    in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
+    if share is None:
+        if any(host.epochs[0].devices for host in hosts):
+            return ()
+        known = f" ({in_memory})" if in_memory else ""
+        return (f"no drive was seen under the data folder: bytes may come from memory{known}",)
+    # O_DIRECT passes pages by, wherever they are.
+    if any(host.direct for host in hosts) or before is None or abs(share - before) < _CONTRADICTION:
+        return ()
+    return (
+        f"the drives' counters say that {100 * share:.0f}% of the first epoch came from memory, "
+        f"but {in_memory}: something else reads these drives, or memory was short",
+    )
+
+
+def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEvidence:
     """Return one host's counters over all epochs."""
     seconds = sum(epoch.seconds for epoch in host.epochs)
     busiest: dict[str, float] = {}

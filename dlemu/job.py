@@ -19,7 +19,6 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen import generate, read_manifest, survey
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
-from dlemu.evidence import Observation
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure
@@ -31,6 +30,7 @@ from dlemu.report import demand_line, passed
 from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
+from dlemu.witness import Witness
 from dlemu.workload import Workload
 from dlemu.world import PeerError, World
 
@@ -138,9 +138,9 @@ def run_job(
             _write_failure(folder, summary, error)
 
     try:
-        observation, steps = _replay(workload, layout, known, folder, world, clock, say, record)
+        witness, steps = _replay(workload, layout, known, folder, world, clock, say, record)
         parts = world.gather(steps)
-        evidence = observation.gather(parts)
+        evidence = witness.gather(parts)
     except KeyboardInterrupt as interrupt:
         record(interrupt)  # first: launchers kill soon
         try:
@@ -226,7 +226,7 @@ def _replay(
     clock: Clock,
     say: Say,
     on_stall: Callable[[RunError], None],
-) -> tuple[Observation, Steps]:
+) -> tuple[Witness, Steps]:
     """Run the epochs; return what was observed and (steps,) records of this rank."""
     everyone = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, everyone)
@@ -246,7 +246,7 @@ def _replay(
         )
     with (
         _closing(loader),
-        Observation(workload, layout, folder, world, loader, own) as observation,
+        Witness(workload, layout, folder, world, loader, own) as witness,
         Watchdog(workload.output.stall_seconds, world, loader, on_stall) as watchdog,
     ):
         for epoch in range(workload.train.epochs):
@@ -259,7 +259,7 @@ def _replay(
                 seed=workload.train.seed,
             )
             watchdog.barrier()
-            observation.begin(epoch)
+            witness.begin(epoch)
             steps = replay_epoch(
                 loader.epoch(epoch, plan),
                 epoch=epoch,
@@ -269,7 +269,7 @@ def _replay(
                 on_step=watchdog.step,
                 compute=compute,
             )
-            observation.end(epoch)
+            witness.end(epoch)
             parts.append(steps.ravel())
             write_steps(folder, world.rank, np.concatenate(parts))
             if world.rank == 0:  # others may have no accelerator to speak of
@@ -277,8 +277,8 @@ def _replay(
     steps = np.concatenate(parts)
     lost = steps["wait"].sum() + steps["barrier"].sum()
     share = lost / max(lost + steps["compute"].sum(), 1e-9)
-    observation.probe(max(world.all_gather(float(share))))
-    return observation, steps
+    witness.probe(max(world.all_gather(float(share))))
+    return witness, steps
 
 
 def _compute_on_gpu(

@@ -216,6 +216,8 @@ class Found:
     cached: list[float] = field(default_factory=list)
     """Share of each epoch's bytes from memory."""
     true_cached: list[float] | None = None
+    resident: float | None = None
+    """Share of the files' pages in memory before the run."""
 
 
 def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Found:
@@ -230,6 +232,7 @@ def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Fou
         true_limit=true_limit,
         evidence=summary["limit"]["evidence"],
         cached=summary["measured"]["page_cache_share_per_epoch"],
+        resident=summary["measured"]["resident_share_before"],
     )
 
 

@@ -1,0 +1,159 @@
+"""Watches a run on this rank's host, and sends what was seen to rank 0."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dlemu.cufile import PathBytes
+from dlemu.errors import RunError
+from dlemu.evidence import Gathered, HostReport, combine
+from dlemu.files import Layout
+from dlemu.loaders import Loader, TellsPaths
+from dlemu.observe import HostObserver, IntervalSummary, summarize
+from dlemu.pagecache import cached_share
+from dlemu.probe import probe_rate
+from dlemu.records import Steps
+from dlemu.workload import Workload
+from dlemu.world import World
+
+_PROBE_SECONDS = 2.0
+_SAMPLED_FILES = 512
+
+
+class Witness:
+    """Watches a run on this rank's host; the first rank of each host does the work."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        folder: Path,
+        world: World,
+        loader: Loader,
+        accelerators: range,
+    ) -> None:
+        self._workload, self._layout, self._world, self._loader = workload, layout, world, loader
+        self._num_accelerators = len(accelerators)
+        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
+        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
+        self._pids = [pid for pid, _ in here]
+        self._num_host_workers = sum(num for _, num in here)
+        self._path = folder / f"host.{world.rank}.jsonl"
+        self._observer: HostObserver | None = None
+        if world.local_rank == 0:
+            self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
+        self._resident_before = self._resident() if world.local_rank == 0 else None
+        self._epochs: list[IntervalSummary] = []
+        self._probe: float | None = None
+        self._paths = PathBytes()
+
+    def __enter__(self) -> Self:
+        if self._observer is not None:
+            with self._named():
+                self._observer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._observer is not None:
+            with self._named():
+                self._observer.__exit__(kind, error, trace)
+
+    def begin(self, epoch: int) -> None:
+        """Mark an epoch's start."""
+        if self._observer is not None:
+            with self._named():
+                self._observer.mark(f"epoch {epoch} start")
+
+    def end(self, epoch: int) -> None:
+        """Mark an epoch's end."""
+        if isinstance(self._loader, TellsPaths):
+            self._paths = self._loader.path_bytes()
+        if self._observer is not None:
+            with self._named():
+                self._observer.mark(f"epoch {epoch} end")
+            between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
+            self._epochs.append(summarize(between))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say which file it is that cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"{self._path} cannot be written ({error.strerror}); free space or set "
+                "output.folder"
+            ) from None
+
+    @property
+    def num_workers(self) -> int:
+        """Readers of this rank."""
+        return self._num_accelerators * max(1, self._workload.reader.read_threads)
+
+    @property
+    def _num_probe_readers(self) -> int:
+        outstanding = self._num_host_workers * self._workload.reader.io_depth
+        return min(64, max(16, 2 * outstanding))
+
+    def probe(self, lost_share: float) -> None:
+        """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
+        if self._observer is not None and lost_share > 0.02:
+            self._probe = probe_rate(
+                self._some_files(), num_readers=self._num_probe_readers, seconds=_PROBE_SECONDS
+            )
+
+    def _resident(self) -> float | None:
+        try:
+            return cached_share(self._some_files())
+        except OSError:  # the readers will say which file it is
+            return None
+
+    def _some_files(self) -> list[Path]:
+        step = max(1, self._layout.num_files // _SAMPLED_FILES)
+        folder = self._workload.data_folder
+        return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
+
+    def gather(self, steps: Sequence[Steps] | None) -> Gathered | None:
+        """Return what all hosts saw, on rank 0; `steps` are those of all ranks there."""
+        notes = []
+        cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+        if usable < min(cpus, 1 + self.num_workers):
+            notes.append(
+                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
+                "mpirun --bind-to none gives them all"
+            )
+        if self._workload.reader.odirect == "auto" and not self._loader.direct:
+            notes.append(
+                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
+                "reads went through the page cache"
+            )
+        if isinstance(self._loader, TellsPaths):
+            notes += self._loader.notes
+        report = HostReport(
+            self._world.host,
+            self._epochs,
+            self._probe,
+            self._num_probe_readers,
+            self._num_host_workers,
+            self._resident_before,
+            self._loader.direct,
+            notes,
+        )
+        hosts = self._world.gather(report if self._observer is not None else None)
+        name = f"rank {self._world.rank} on host {self._world.host}"
+        names = self._world.gather([name] * self._num_accelerators)
+        paths = self._world.gather(self._paths)
+        if hosts is None or names is None or steps is None or paths is None:
+            return None
+        reports = [host for host in hosts if host is not None]
+        taken = sum(paths, PathBytes())
+        return combine(self._workload, reports, list(chain(*names)), steps, taken)
