@@ -11,6 +11,9 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
           dataset.record_length_bytes=1466006 dataset.record_length_bytes_stdev=683418 \
           dataset.record_length_bytes_resize=20971
 
+# What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
+DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
+
 .PHONY: demo test lint types check peers clean
 
 demo: $(VENV)/demo.done
@@ -48,6 +51,7 @@ $(VENV)/demo.done: setup.cfg constraints.txt | $(VENV)/bin/python
 
 $(VENV)/test.done: setup.cfg constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(DALI)
 	touch $@ $(VENV)/demo.done
 
 # What DLIO asks for would bring CUDA twice, by TensorFlow and DALI; this is what its CPU path takes.
