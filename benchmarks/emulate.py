@@ -1,27 +1,35 @@
 """How true the emulation is where the storage is not the limit: python -m benchmarks.emulate.
 
 Data lies in tmpfs, so that the true AU is 100; what is missing is this program's and the host's.
-DLIO's figures for the same cases, on the same kind of host: 77 and 48 (CosmoFlow, one and two
-ranks), 92 and 83 (2.83 MB npz at 20 ms, batch 1 and 7). Each case is run `rounds` times.
+DLIO, if `make peers` has set it up, runs the same cases in turn, on a dataset that it generated.
 
-    python -m benchmarks.emulate [rounds=5] [cases=cosmoflow_1,...]
+    python -m benchmarks.emulate [rounds=5] [cases=cosmoflow_1,...] [tables=cases,dense,clock]
 """
 
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.peer import is_there, run_dlio
 from dlemu.clock import WallClock, timer_error
+from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
+from dlemu.loaders import Batch
 from dlemu.records import read_steps
+from dlemu.replay import replay_epoch
+from dlemu.workload import load_workload
 from tests.mpirun import mpirun
 
 COSMOFLOW = {
@@ -29,56 +37,58 @@ COSMOFLOW = {
     "dataset.num_files_train": "600",
     "train.epochs": "3",
 }
-NPZ = COSMOFLOW | {
-    "dataset.format": "npz",
+NPZ = {
+    "workload": "unet3d_h100",
+    "dataset.num_files_train": "600",
+    "dataset.record_length_bytes": "2828486",
+    "dataset.record_length_bytes_stdev": "71311",
+    "train.epochs": "3",
     "train.computation_time": "0.02",
-    "reader.read_threads": "4",
-}
-RESNET = {
-    "workload": "resnet50_h100",
-    "dataset.num_files_train": "24",
-    "dataset.num_samples_per_file": "1251",
-    "reader.data_loader": "threads",
-    "reader.read_threads": "1",
-    "train.epochs": "1",
+    "reader.batch_size": "1",
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One setting, its goal, and what DLIO shows there."""
+    """One setting, and its goal."""
 
     title: str
     keys: dict[str, str]
     ranks: int = 1
     goal: float = 98.0
-    dlio: str = "-"
 
 
 CASES = {
-    "cosmoflow_1": Case("CosmoFlow H100, pytorch, 1 rank", COSMOFLOW, 1, 98, "77"),
-    "cosmoflow_2": Case("CosmoFlow H100, pytorch, 2 ranks", COSMOFLOW, 2, 95, "48"),
-    "npz_1": Case("2.83 MB npz, 20 ms, batch 1", NPZ, 1, 99, "92"),
-    "npz_7": Case("2.83 MB npz, 20 ms, batch 7", NPZ | {"reader.batch_size": "7"}, 1, 99, "83"),
-    "resnet_64": Case(
-        "64 ResNet-50 H100 in one process, computation_time x 8",
-        RESNET
-        | {
-            "accelerators_per_rank": "64",
-            "train.computation_time": "1.792",
-            "dataset.num_files_train": "246",
-        },
-    ),
-    "resnet_200": Case(
-        "200 ResNet-50 H100 in one process, computation_time x 30",
-        RESNET
-        | {
-            "accelerators_per_rank": "200",
-            "train.computation_time": "6.72",
-            "dataset.num_files_train": "256",
-        },
-    ),
+    "cosmoflow_1": Case("CosmoFlow H100, pytorch, 1 rank", COSMOFLOW, 1, 98),
+    "cosmoflow_2": Case("CosmoFlow H100, pytorch, 2 ranks", COSMOFLOW, 2, 95),
+    "npz_1": Case("2.83 MB npz, 20 ms, batch 1", NPZ, 1, 99),
+    "npz_7": Case("2.83 MB npz, 20 ms, batch 7", NPZ | {"reader.batch_size": "7"}, 1, 99),
 }
+DENSE = {1: (1, 40), 8: (1, 40), 64: (8, 10), 111: (15, 6), 200: (30, 4)}
+"""ResNet-50 H100s in one process: how many, computation_time in units of H100's, steps."""
+RESNET = {
+    "workload": "resnet50_h100",
+    # Without the fraction all files are of one size, and links can stand for them.
+    "dataset.record_length_bytes": "114660",
+    "reader.data_loader": "threads",
+    "reader.read_threads": "1",
+    "train.epochs": "1",
+}
+NUM_REAL_FILES = 16
+"""2.3 GB, far more than CPUs' caches hold."""
+ACCURACY = {
+    "workload": "resnet50_h100",
+    "dataset.num_samples_per_file": "1",
+    "dataset.record_length_bytes": "8192",
+    "dataset.num_files_train": "20000",
+    "reader.batch_size": "1",
+    "reader.data_loader": "threads",
+    "reader.read_threads": "1",
+    "train.computation_time": "0.05",
+    "train.epochs": "1",
+    "train.total_training_steps": "100",
+}
+"""Many steps with little to read, to see how exactly they end."""
 
 
 @contextmanager
@@ -95,46 +105,182 @@ def dlemu(command: str, keys: dict[str, str], ranks: int = 1) -> None:
     """Run a dlemu command with these overrides; 2 (under the threshold) is no error here."""
     words = [sys.executable, "-m", "dlemu", command, *(f"{k}={v}" for k, v in keys.items())]
     if ranks > 1:
-        words = mpirun(ranks, *words)
-        words[1:1] = ["--bind-to", "none"]
+        words = mpirun(ranks, "--bind-to", "none", *words)
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode not in (0, 2):
         raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
 
 
-def measure(case: Case, rounds: int, folder: Path) -> list[str]:
-    """Return a case's row: AU, cost of a step beyond its parts, memory."""
-    keys = case.keys | {"dataset.data_folder": str(folder / "data")}
-    dlemu("datagen", keys)
-    au, beyond, memory = [], [], []
-    for number in range(rounds):
-        run = folder / f"run{number}"
-        dlemu("run", keys | {"output.folder": str(run)}, case.ranks)
-        summary = json.loads((run / "summary.json").read_text())
-        au.append(summary["metric"]["train_au_mean_percentage"])
-        memory.append(max(h["max_pss_bytes"] for h in summary["measured"]["hosts"]) / 1e6)
-        beyond.append(1e6 * _step_cost(run))
-    shutil.rmtree(folder / "data")
-    reached = "yes" if float(np.median(au)) >= case.goal else "NO"
+@dataclass(frozen=True)
+class Seen:
+    """What a run came to."""
+
+    au: float
+    late: NDArray[np.float64]
+    """Seconds by which each accelerator's compute took longer than asked for, first step left
+    out. Steps begin where the last one ended, so what the program itself takes is in it, too."""
+    pss: float
+    """Bytes of all processes of the host, shared pages divided among those that share them."""
+
+
+def run_dlemu(keys: dict[str, str], folder: Path, ranks: int = 1) -> Seen:
+    """Run, and return what came of it."""
+    run = folder / "run"
+    dlemu("run", keys | {"output.folder": str(run)}, ranks)
+    summary = json.loads((run / "summary.json").read_text())
+    steps = read_steps(run)
+    shutil.rmtree(run)
+    steps = steps[steps["step"] > 0]
+    return Seen(
+        summary["metric"]["train_au_mean_percentage"],
+        steps["compute"] - steps["computation_time"],
+        max(host["max_pss_bytes"] for host in summary["measured"]["hosts"]),
+    )
+
+
+def measure_case(case: Case, rounds: int, folder: Path) -> list[str]:
+    """Return a case's row; dlemu and DLIO take turns."""
+    ours = case.keys | {"dataset.data_folder": str(folder / "data")}
+    theirs = case.keys | {"dataset.data_folder": str(folder / "dlio")}
+    dlemu("datagen", ours)
+    if is_there():
+        run_dlio(theirs, ranks=2, generate=True)
+    seen, dlio = [], []
+    for _ in range(rounds):
+        seen.append(run_dlemu(ours, folder, case.ranks))
+        if is_there():
+            summary = run_dlio(theirs, ranks=case.ranks, generate=False)
+            dlio.append(summary["metric"]["train_au_mean_percentage"])
+    au = [one.au for one in seen]
     return [
         case.title,
         spread(au),
-        f"≥ {case.goal:g}: {reached}",
-        case.dlio,
-        spread(beyond, ".0f"),
-        spread(memory, ".0f"),
+        f"≥ {case.goal:g}: {yes(statistics.median(au) >= case.goal)}",
+        spread(dlio) if dlio else "-",
+        spread([1e6 * float(np.median(one.late)) for one in seen], ".1f"),
+        spread([one.pss / 1e6 for one in seen], ".0f"),
     ]
 
 
-def _step_cost(run: Path) -> float:
-    """Return the median seconds of a step beyond wait, compute asked for, and barrier.
+def render_cases(names: list[str], rounds: int) -> str:
+    """Return the table of what DLIO can run as well."""
+    rows = []
+    for name in names:
+        with scratch() as folder:
+            rows.append(tell(measure_case(CASES[name], rounds, folder)))
+    header = ["case, data in tmpfs", "AU (%), truth 100", "goal", "DLIO's AU"]
+    return markdown([*header, "step later than asked, median (µs)", "PSS (MB)"], rows)
 
-    Steps begin where the last one ended, so that what the program itself takes shows up as compute
-    beyond what was asked: the sleep that ends late, and the bookkeeping before it.
+
+def link_files(keys: dict[str, str], folder: Path) -> None:
+    """Make a dataset of many files of which only the first have bytes of their own.
+
+    tmpfs need not hold what 200 accelerators read in a few steps: 37 GB.
     """
-    steps = read_steps(run)
-    steps = steps[steps["step"] > 0]
-    return float(np.median(steps["compute"] - steps["computation_time"]))
+    few = keys | {"dataset.num_files_train": str(NUM_REAL_FILES)}
+    real = folder / "real"
+    if not real.exists():
+        dlemu("datagen", few | {"dataset.data_folder": str(real)})
+    manifest = read_manifest(real)
+    assert manifest is not None
+    data = Path(keys["dataset.data_folder"])
+    shutil.rmtree(data, ignore_errors=True)
+    (data / "train").mkdir(parents=True)
+    shape = ("dataset.num_files_train", "dataset.record_length_bytes")
+    recipe = Recipe.of(load_workload(keys["workload"], {key: int(keys[key]) for key in shape}))
+    num_files = recipe.layout.num_files
+    for file in range(num_files):
+        source = real / manifest.layout.path(file % NUM_REAL_FILES)
+        os.link(source, data / recipe.layout.path(file))
+    files = np.resize(manifest.files, num_files)
+    Manifest(recipe, files, int(files["bytes"].sum())).write(data)
+
+
+def render_dense(rounds: int) -> str:
+    """Return the table of many ResNet-50 accelerators in one process."""
+    rows = []
+    alone = 0.0
+    with scratch() as folder:
+        for number, (scale, num_steps) in DENSE.items():
+            keys = RESNET | {
+                "dataset.data_folder": str(folder / "data"),
+                "dataset.num_files_train": str(-(-number * 400 * num_steps // 1251)),
+                "accelerators_per_rank": str(number),
+                "train.computation_time": f"{0.224 * scale:g}",
+            }
+            link_files(keys, folder)
+            seen = [run_dlemu(keys, folder) for _ in range(rounds)]
+            au = [one.au for one in seen]
+            pss = [one.pss / 1e6 for one in seen]
+            alone = alone or statistics.median(pss)
+            beyond = [(each - alone) / (number - 1) for each in pss] if number > 1 else []
+            rows.append(
+                tell(
+                    [
+                        f"{number}, computation_time × {scale}",
+                        spread(au),
+                        f"≥ 98: {yes(statistics.median(au) >= 98)}",
+                        spread(pss, ".0f"),
+                        f"≤ 2000: {yes(statistics.median(pss) <= 2000)}" if number == 111 else "",
+                        spread(beyond) if beyond else "",
+                        f"≤ 5: {yes(statistics.median(beyond) <= 5)}" if beyond else "",
+                    ]
+                )
+            )
+    header = ["ResNet-50 H100s in one process", "AU (%), truth 100", "goal", "PSS (MB)", "goal"]
+    return markdown([*header, "MB an accelerator beyond the first", "goal"], rows)
+
+
+def render_accuracy(rounds: int) -> str:
+    """Return the table of how exactly the steps of many accelerators end, and what they cost."""
+    rows = []
+    goals = {1: 50, 64: 200}
+    with scratch() as folder:
+        keys = ACCURACY | {"dataset.data_folder": str(folder / "data")}
+        dlemu("datagen", keys)
+        for number in (1, 8, 64, 200):
+            own = keys | {"accelerators_per_rank": str(number)}
+            late = [run_dlemu(own, folder).late for _ in range(rounds)]
+            # All but the last to finish end exactly, by arithmetic; so the last is what to look at.
+            last = [one.reshape(-1, number).max(axis=1) for one in late]
+            cost = [1e6 * step_cost(number) for _ in range(rounds)]
+            goal = goals.get(number)
+            rows.append(
+                tell(
+                    [
+                        str(number),
+                        spread([100 * float(one.mean()) / 0.05 for one in late], ".3f"),
+                        spread([1e6 * float(np.median(one)) for one in last], ".1f"),
+                        spread([1e6 * float(np.quantile(one, 0.99)) for one in last], ".0f"),
+                        spread(cost, ".0f"),
+                        f"≤ {goal}: {yes(statistics.median(cost) <= goal)}" if goal else "",
+                    ]
+                )
+            )
+    header = ["accelerators in one process, steps of 50 ms", "compute: mean error (%)"]
+    header += ["a step's end: median (µs late)", "p99 (µs late)"]
+    return markdown([*header, "step beyond wait, compute, barrier (µs)", "goal"], rows)
+
+
+def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
+    """Return the seconds that a step takes where nothing is read, computed or waited for."""
+    samples = np.arange(1)
+
+    def batches() -> Iterator[list[Batch]]:
+        for step in range(num_steps):
+            yield [Batch(0, step, number, samples, 1, 0.0, 0.0, 0.0, 0.0) for number in numbers]
+
+    numbers = range(num_accelerators)
+    clock = WallClock.calibrate()
+    begin = time.perf_counter()
+    replay_epoch(
+        batches(),
+        epoch=0,
+        computation_times=np.zeros((num_steps, num_accelerators)),
+        barrier=lambda: None,
+        clock=clock,
+    )
+    return (time.perf_counter() - begin) / num_steps
 
 
 def render_clock(rounds: int) -> str:
@@ -148,38 +294,40 @@ def render_clock(rounds: int) -> str:
             spread([100 * e.mean / 0.0035 for e in errors], ".3f"),
             "≤ 0.2",
         ],
-        ["median error (µs)", spread([1e6 * e.median for e in errors], ".1f"), "-"],
+        ["median error (µs)", spread([1e6 * e.median for e in errors], ".1f"), ""],
         ["p99 (µs)", spread([1e6 * e.p99 for e in errors], ".0f"), "≤ 50"],
         ["CPU (% of a core)", spread([100 * e.cpu_share for e in errors], ".2f"), "≤ 3"],
     ]
     return markdown(["sleep of a 3.5 ms step", "measured", "goal"], rows)
 
 
+def yes(reached: bool) -> str:
+    """Return how a table says that a goal is met."""
+    return "yes" if reached else "NO"
+
+
+def tell(row: list[str]) -> list[str]:
+    """Show a row while the others are measured; return it."""
+    print("  ".join(row), file=sys.stderr, flush=True)
+    return row
+
+
 def main(arguments: list[str]) -> None:
-    """Run the cases and print the table."""
+    """Run the cases and print the tables."""
     given = dict(argument.split("=", 1) for argument in arguments)
     rounds = int(given.get("rounds", 5))
     names = given["cases"].split(",") if "cases" in given else list(CASES)
-    rows = []
-    for name in names:
-        with scratch() as folder:
-            rows.append(measure(CASES[name], rounds, folder))
-            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(f"{describe_machine()}; {rounds} rounds, median (min–max)\n")
-    print(f"{render_clock(rounds)}\n")
-    print(
-        markdown(
-            [
-                "case, data in tmpfs",
-                "AU (%), truth 100",
-                "goal",
-                "DLIO",
-                "step beyond its parts (µs)",
-                "PSS of all processes (MB)",
-            ],
-            rows,
-        )
-    )
+    tables = {
+        "clock": lambda: render_clock(rounds),
+        "accuracy": lambda: render_accuracy(rounds),
+        "dense": lambda: render_dense(rounds),
+        "cases": lambda: render_cases(names, rounds),
+    }
+    wanted = given["tables"].split(",") if "tables" in given else list(tables)
+    machine = describe_machine()
+    shown = [tables[name]() for name in wanted]
+    print(f"{machine}; {rounds} rounds, median (min–max)\n")
+    print("\n\n".join(shown))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""DLIO, as `make peers` sets it up, on a workload of ours."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.mpirun import mpirun
+
+_FOLDER = Path(".venv-peers")
+_NAMES = {
+    "dataset.record_length_bytes": "dataset.record_length",
+    "dataset.record_length_bytes_stdev": "dataset.record_length_stdev",
+    "dataset.record_length_bytes_resize": "dataset.record_length_resize",
+}
+"""Keys that the release on PyPI (2.0.0) calls by their names of before."""
+
+
+def is_there() -> bool:
+    """Return whether `make peers` has been run."""
+    return (_FOLDER / "done").exists()
+
+
+def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> dict[str, Any]:
+    """Have DLIO generate a dataset, or train; return its summary of the latter."""
+    words = [
+        f"++workload.{_NAMES.get(key, key)}={value}"
+        for key, value in keys.items()
+        if key != "workload"
+    ]
+    words += [
+        f"++workload.workflow.generate_data={generate}",
+        "++workload.workflow.checkpoint=False",
+    ]
+    words += [f"++workload.workflow.train={not generate}", f"workload={keys['workload']}"]
+    with tempfile.TemporaryDirectory(prefix="dlio.") as results:
+        command = [str(_FOLDER / "bin" / "dlio_benchmark"), f"hydra.run.dir={results}", *words]
+        if ranks > 1:
+            launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
+            command = [*launcher, "--bind-to", "none", *command]
+        path = f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PATH": path}
+        )
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        if generate:
+            return {}
+        summary: dict[str, Any] = json.loads((Path(results) / "summary.json").read_text())
+        return summary
