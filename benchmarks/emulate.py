@@ -3,7 +3,7 @@
 Data lies in tmpfs, so that the true AU is 100; what is missing is this program's and the host's.
 DLIO, if `make peers` has set it up, runs the same cases in turn, on a dataset that it generated.
 
-    python -m benchmarks.emulate [rounds=5] [cases=cosmoflow_1,...] [tables=cases,dense,clock]
+    python -m benchmarks.emulate [rounds=5] [cases=cosmoflow_1,...] [tables=cases,dense,...]
 """
 
 import json
@@ -231,6 +231,29 @@ def render_dense(rounds: int) -> str:
     return markdown([*header, "MB an accelerator beyond the first", "goal"], rows)
 
 
+def render_workers(rounds: int) -> str:
+    """Return the table of the memory that PyTorch's worker processes take."""
+    few, many = 2, 10
+    with scratch() as folder:
+        keys = RESNET | {
+            "dataset.data_folder": str(folder / "data"),
+            "dataset.num_files_train": str(NUM_REAL_FILES),
+            "reader.data_loader": "pytorch",
+            "train.computation_time": "0.5",
+        }
+        link_files(keys, folder)
+        each = []
+        for _ in range(rounds):
+            small, large = (
+                run_dlemu(keys | {"reader.read_threads": str(number)}, folder).pss
+                for number in (few, many)
+            )
+            each.append((large - small) / 1e6 / (many - few))
+    row = [f"ResNet-50, {many} workers against {few}", spread(each)]
+    row.append(f"≤ 60: {yes(statistics.median(each) <= 60)}")
+    return markdown(["pytorch loader", "PSS of a worker (MB)", "goal"], [tell(row)])
+
+
 def render_accuracy(rounds: int) -> str:
     """Return the table of how exactly the steps of many accelerators end, and what they cost."""
     rows = []
@@ -321,6 +344,7 @@ def main(arguments: list[str]) -> None:
         "clock": lambda: render_clock(rounds),
         "accuracy": lambda: render_accuracy(rounds),
         "dense": lambda: render_dense(rounds),
+        "workers": lambda: render_workers(rounds),
         "cases": lambda: render_cases(names, rounds),
     }
     wanted = given["tables"].split(",") if "tables" in given else list(tables)
