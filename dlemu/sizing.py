@@ -25,10 +25,12 @@ _PRIOR_WEIGHT = 2
 _FIRST_RUN_LOW = 1.0
 # AU with nothing to wait for: 98.7 to 98.8 in the published cells, less some noise.
 _CEILING = 98.0
-# A run whose AU is so many points under that of more accelerators was disturbed: fewer never wait
-# longer, and no noise is as large. So many runs of a number may be left out for it.
-_DISTURBED = 3.0
+# So many runs of a number may be left out because they were disturbed. Their AU is so many points
+# under that of more accelerators (fewer never wait longer, and no noise is as large); or the host
+# is said to have held them to less than this share of what storage gave to more accelerators.
 _MOST_DISTURBED = 2
+_DISTURBED_POINTS = 3.0
+_DISTURBED_SHARE = 0.95
 # More than 1.5 times what a storage feeds can make it collapse, and tell nothing.
 _OVERLOAD = 1.5
 
@@ -149,7 +151,7 @@ class _History:
     ) -> None:
         self.points, self.threshold, self.most = points, threshold, most
         self.max_repeats = max_repeats
-        self.counted = _undisturbed(points)
+        self.counted = _undisturbed(points, threshold)
         self.runs: dict[int, list[float]] = {}
         for point in self.counted:
             self.runs.setdefault(point.num_accelerators, []).append(point.au_percentage)
@@ -170,7 +172,7 @@ class _History:
             return start, "start"
         if self.points[-1] is not self.counted[-1]:
             last = self.points[-1].num_accelerators
-            return last, "disturbed, for more accelerators waited less: once more"
+            return last, "disturbed, for more accelerators did better: once more"
         if self.fails == 1:
             return None, "one accelerator alone is under the threshold"
         last = self.points[-1].num_accelerators
@@ -285,16 +287,22 @@ class _History:
         return min(grown, self.fails - 1)
 
 
-def _undisturbed(points: Sequence[Point]) -> list[Point]:
+def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
     """Return the runs that say something about the storage, in order."""
-    counted: list[Point] = []
-    highest = 0.0
+    left_out: set[int] = set()
+    more: list[Point] = []
     for number in sorted({point.num_accelerators for point in points}, reverse=True):
         runs = [point for point in points if point.num_accelerators == number]
-        low = [point for point in runs if point.au_percentage < highest - _DISTURBED]
-        left_out = {id(point) for point in low[:_MOST_DISTURBED]}
-        kept = [point for point in runs if id(point) not in left_out]
-        counted += kept
-        highest = max([highest, *(point.au_percentage for point in kept)])
-    place = {id(point): index for index, point in enumerate(points)}
-    return sorted(counted, key=lambda point: place[id(point)])
+        bad = [run for run in runs if any(_disturbed(run, other, threshold) for other in more)]
+        left_out |= {id(run) for run in bad[:_MOST_DISTURBED]}
+        more += [run for run in runs if id(run) not in left_out]
+    return [point for point in points if id(point) not in left_out]
+
+
+def _disturbed(run: Point, more: Point, threshold: float) -> bool:
+    """Say whether a run contradicts one with more accelerators."""
+    if run.au_percentage < more.au_percentage - _DISTURBED_POINTS:
+        return True
+    moved, reached = (p.num_accelerators * p.au_percentage for p in (run, more))
+    hosts_fault = run.limit not in (None, "storage") and more.limit == "storage"
+    return run.au_percentage < threshold and hosts_fault and moved < _DISTURBED_SHARE * reached

@@ -129,6 +129,19 @@ def test_a_run_that_was_disturbed_is_made_again() -> None:
     assert sizing.real_accelerators == pytest.approx(8.4)
 
 
+def test_what_storage_gave_to_more_no_host_holds_back_from_fewer() -> None:
+    found = {4: [(81.0, "storage")], 3: [(85.0, "loader"), (98.0, "none")], 2: [(98.0, "none")]}
+
+    def measure(number: int) -> Point:
+        au, limit = found[number].pop(0) if len(found[number]) > 1 else found[number][0]
+        return Point(number, au, 0.0, 0.0, limit)
+
+    sizing = size(measure, start=4, confirm=2)
+
+    assert (sizing.num_accelerators, tried(sizing)) == (3, [4, 3, 3, 3])
+    assert (sizing.limit, sizing.at_least) == ("storage", False)
+
+
 def test_a_number_that_is_always_disturbed_fails() -> None:
     """Else a host that does worse with one number than with more would be asked for ever."""
 
