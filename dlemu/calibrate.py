@@ -122,7 +122,8 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
             "free memory, or scale dataset.record_length_bytes and train.computation_time down"
         )
     wanted = -(-_readers(workload, world) * _LEAST_STEPS * batch // per_file)
-    scratch = Path(tempfile.mkdtemp(prefix="dlemu-calibrate.", dir=_IN_MEMORY))
+    prefix = f"dlemu-calibrate.{os.getpid()}."
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=_IN_MEMORY))
     memory = workload.with_keys(
         {
             "dataset.num_files_train": max(least, min(fitting, wanted)),
