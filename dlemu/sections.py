@@ -307,7 +307,7 @@ class Sizing(Section):
     confirm: Annotated[int, Field(ge=0)] = 5
     """Consecutive passing runs that confirm the answer; 0 skips them."""
     start: Positive | None = None
-    """Accelerators of the first run; None: 1."""
+    """Accelerators of the first run; None: what a prediction or a cold probe says should fail."""
     max_accelerators: Positive = 512
     quick: bool = False
     """Use a dataset smaller than the rule asks for; the result is labelled so."""
