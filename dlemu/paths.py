@@ -198,8 +198,12 @@ def render_plot(cells: Sequence[Cell], path: Path) -> None:
             sizes = [cell.io_size / 1024 for cell in line]
             row[0].plot(sizes, [cell.gib_per_second for cell in line], "o-", label=name)
             row[1].plot(sizes, [cell.cpu_seconds_per_gb for cell in line], "o-", label=name)
+        every = sorted({cell.io_size // 1024 for cell in members})
         for axes, label in zip(row, ("GiB/s", "CPU-s/GB"), strict=True):
-            axes.set(xscale="log", xlabel="I/O size (KiB)", ylabel=label, ylim=(0, None))
+            axes.set(xlabel="I/O size (KiB)", ylabel=label, ylim=(0, None))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(every, [str(size) for size in every])
+            axes.minorticks_off()
             axes.set_title(f"{group[0]}, {group[1]} workers")
             axes.grid(alpha=0.3)
         row[0].legend(fontsize="small")
