@@ -33,14 +33,14 @@ def generate(folder: Path, words: Sequence[str] = SMALL) -> str:
     return data
 
 
-def dlemu(*words: str, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """Run `dlemu` as a process of its own."""
     command = [sys.executable, "-m", "dlemu", *words]
     return execute(command, cwd=cwd, timeout=timeout)
 
 
 def execute(
-    command: Sequence[str], *, cwd: Path, timeout: float = 60
+    command: Sequence[str], *, cwd: Path, timeout: float = 150
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that imports this checkout's dlemu."""
     root = str(Path(__file__).parents[1])

@@ -278,7 +278,7 @@ def test_two_ranks_open_disjoint_files_and_together_the_plans(
         f"exec strace -ff -qq -e trace=openat -o {tmp_path}/trace.$OMPI_COMM_WORLD_RANK"
         f" {' '.join([*CLI, 'run', *QUICK, *words])}\n"
     )
-    done = execute(mpirun(2, "--bind-to", "none", "bash", str(script)), cwd=tmp_path, timeout=120)
+    done = execute(mpirun(2, "--bind-to", "none", "bash", str(script)), cwd=tmp_path)
     if "ptrace" in done.stderr:
         pytest.skip("strace may not trace here")
     assert done.returncode == 0, done.stderr

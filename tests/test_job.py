@@ -148,7 +148,7 @@ def test_an_error_on_another_rank_is_one_line(tmp_path: Path) -> None:
     words += [f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"]
     words += ["workload=unet3d_h100", "output.drop_caches=false", "train.epochs=1"]
     command = mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", "run", *words)
-    done = execute(command, cwd=tmp_path, timeout=60)
+    done = execute(command, cwd=tmp_path)
     ours = [line for line in done.stderr.splitlines() if "dlemu" in line and "MPI" not in line]
     assert done.returncode != 0
     assert len(ours) == 1 and ours[0].startswith("dlemu: ") and str(missing) in ours[0], done.stderr
