@@ -382,12 +382,13 @@ def warm_cache(share: float, *, loader: str) -> Found:
         drop(paths)
         for path in paths[: round(share * num_files)]:
             path.read_bytes()
+        _load_libraries()
         with start(workload) as run:
             return replace(found(run, true_limit=None), true_cached=[share, 1.0])
 
 
 def _load_libraries() -> None:
-    """Have the page cache hold Python's libraries, which may lie on the disk to be throttled."""
+    """Have the page cache hold Python's libraries, which may lie on the same disk."""
     libraries = "import dlemu.job, dlemu.loaders.pytorch, mpi4py.MPI"
     subprocess.run([sys.executable, "-c", libraries], cwd=ROOT, check=True)
 
