@@ -418,6 +418,9 @@ def _launched_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def _mpi_world() -> "MPI.Intracomm":
+    # Ranks of a host meet over sockets. Open MPI's shared memory would serve the few messages that
+    # are left, and leave its files in /dev/shm when a rank is killed.
+    os.environ.setdefault("OMPI_MCA_btl", "^sm")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
