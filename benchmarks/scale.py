@@ -129,7 +129,7 @@ def costs_here(part: str, sizes: Sequence[int], folder: Path) -> Iterator[Cost]:
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         begin = time.process_time()
         run(num_files, folder)
-        yield Cost(time.process_time() - begin, _memory("VmHWM") - before)
+        yield Cost(time.process_time() - begin, max(0, _memory("VmHWM") - before))
 
 
 def costs(part: str, sizes: Sequence[int]) -> list[Cost]:
