@@ -25,9 +25,9 @@ _PRIOR_WEIGHT = 2
 _FIRST_RUN_LOW = 1.0
 # AU with nothing to wait for: 98.7 to 98.8 in the published cells, less some noise.
 _CEILING = 98.0
-# So many runs of a number may be left out because they were disturbed. Their AU is so many points
-# under that of more accelerators (fewer never wait longer, and no noise is as large); or the host
-# is said to have held them to less than this share of what storage gave to more accelerators.
+# So many runs of a number may be left out because they were disturbed: so many points under what
+# other runs promise (no noise is as large), or held by the host to less than this share of what
+# storage gave to more accelerators.
 _MOST_DISTURBED = 2
 _DISTURBED_POINTS = 3.0
 _DISTURBED_SHARE = 0.95
@@ -252,7 +252,7 @@ class _History:
         mean = self.means[number]
         fewer = max((n for n in self.means if n * 1.1 <= number), default=None)
         reference = self.ceiling if fewer is None else self.means[fewer]
-        noise = max(1.0, 3 * self.sd)
+        noise = min(3.0, max(1.0, 3 * self.sd))  # a host that is disturbed must not hide all
         if mean >= reference - max(noise, (reference - self.threshold) / 2):
             return False
         most = max(n * au for n, au in self.means.items())
@@ -293,16 +293,25 @@ def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
     more: list[Point] = []
     for number in sorted({point.num_accelerators for point in points}, reverse=True):
         runs = [point for point in points if point.num_accelerators == number]
-        bad = [run for run in runs if any(_disturbed(run, other, threshold) for other in more)]
+        bad = [run for run in runs if _disturbed(run, runs, more, threshold)]
         left_out |= {id(run) for run in bad[:_MOST_DISTURBED]}
         more += [run for run in runs if id(run) not in left_out]
     return [point for point in points if id(point) not in left_out]
 
 
-def _disturbed(run: Point, more: Point, threshold: float) -> bool:
-    """Say whether a run contradicts one with more accelerators."""
-    if run.au_percentage < more.au_percentage - _DISTURBED_POINTS:
+def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], threshold: float) -> bool:
+    """Say whether a run contradicts others with as many accelerators, and with more.
+
+    Its AU should be at the ceiling, which is no lower than the others' AU, or else what it moves
+    should be no less than more accelerators moved.
+    """
+    if not more:
+        return False
+    ceiling = max(other.au_percentage for other in [*same, *more] if other is not run)
+    reached = max(other.num_accelerators * other.au_percentage for other in more)
+    promised = min(ceiling, reached / run.num_accelerators)
+    if run.au_percentage < promised - _DISTURBED_POINTS:
         return True
-    moved, reached = (p.num_accelerators * p.au_percentage for p in (run, more))
-    hosts_fault = run.limit not in (None, "storage") and more.limit == "storage"
+    moved = run.num_accelerators * run.au_percentage
+    hosts_fault = run.limit not in (None, "storage") and any(p.limit == "storage" for p in more)
     return run.au_percentage < threshold and hosts_fault and moved < _DISTURBED_SHARE * reached

@@ -142,6 +142,18 @@ def test_what_storage_gave_to_more_no_host_holds_back_from_fewer() -> None:
     assert (sizing.limit, sizing.at_least) == ("storage", False)
 
 
+def test_a_run_far_below_its_like_is_made_again() -> None:
+    found = {11: [77.9], 10: [85.2], 9: [95.7, 85.6, 95.1]}
+
+    def measure(number: int) -> Point:
+        runs = found[number]
+        return Point(number, runs.pop(0) if len(runs) > 1 else runs[0], 0.0, 0.0, "unclear")
+
+    sizing = size(measure, start=11, confirm=2)
+
+    assert (sizing.num_accelerators, tried(sizing)) == (9, [11, 10, 9, 9, 9, 9])
+
+
 def test_a_number_that_is_always_disturbed_fails() -> None:
     """Else a host that does worse with one number than with more would be asked for ever."""
 
