@@ -18,7 +18,7 @@ import numpy as np
 
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen import generate, read_manifest, survey
-from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure
@@ -60,18 +60,9 @@ def find_dataset(
     auto = workload.dataset.num_files_train == "auto"
     accelerators = num_accelerators(workload, world)
     workload, size, _ = settle_size(workload, world, accelerators=accelerators)
-    found: tuple[Workload, Layout, bool, tuple[str, ...]] | DlemuError | None = None
-    if world.rank == 0:
-        try:
-            found = _look_at(workload, size if auto else None)
-        except DlemuError as error:
-            found = error
-    found = world.broadcast(found)
-    if isinstance(found, DlemuError):
-        if world.rank == 0:
-            raise found
-        world.barrier()  # which rank 0's failure ends
-    assert isinstance(found, tuple)
+    # If rank 0 fails here, leaving the world tells the others.
+    found = world.broadcast(_look_at(workload, size if auto else None) if world.rank == 0 else None)
+    assert found is not None
     return found
 
 
@@ -338,18 +329,8 @@ def _with_seed(workload: Workload, world: World) -> Workload:
 
 def _shared_folder(workload: Workload, world: World) -> Path:
     """Return the run's folder, made by rank 0 and known to all."""
-    made: Path | WorkloadError | None = None
-    if world.rank == 0:
-        try:
-            made = make_folder(workload)
-        except WorkloadError as error:
-            made = error
-    made = world.broadcast(made)
-    if isinstance(made, WorkloadError):
-        if world.rank == 0:
-            raise made
-        world.barrier()  # which rank 0's failure ends
-    assert isinstance(made, Path)
+    made = world.broadcast(make_folder(workload) if world.rank == 0 else None)
+    assert made is not None
     # Hosts that do not share the folder keep their own records until rank 0 gathers them.
     made.mkdir(parents=True, exist_ok=True)
     return made

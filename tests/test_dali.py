@@ -290,7 +290,7 @@ def has_gpu() -> bool:
 @given(data=st.data(), most=st.none() | st.integers(1, 20_000))
 def test_extents_hold_each_sample_of_a_batch(data: st.DataObject, most: int | None) -> None:
     files = [
-        np.random.default_rng(file).integers(0, 256, 60_000, np.uint8).tobytes() for file in (0, 1)
+        np.random.default_rng(file).integers(0, 256, 61_000, np.uint8).tobytes() for file in (0, 1)
     ]
     # Any order, and samples that lie together, near, and far from each other.
     places = data.draw(

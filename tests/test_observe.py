@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlemu.observe import HostObserver, IntervalSummary, read_observations, summarize
@@ -133,11 +134,13 @@ def test_a_throttled_drive_reads_at_the_rate_it_is_held_to(disk_file: Path) -> N
 
 def test_a_process_that_burns_a_core_shows() -> None:
     def check() -> tuple[bool, str]:
+        # Other tests may have left children of this process: multiprocessing's servers stay.
+        others = len(psutil.Process().children(recursive=True))
         summary = observe(BURN, "1")
         assert summary.process_cpu_seconds is not None
         assert summary.host_cpu_share is not None
         assert summary.runqueue_seconds is not None
-        assert summary.max_processes == 2
+        assert summary.max_processes == 2 + others
         # What it does not get of its second, it waits for.
         seconds = summary.process_cpu_seconds + summary.runqueue_seconds
         cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
