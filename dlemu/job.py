@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.clock import Clock, WallClock
-from dlemu.datagen import generate, read_manifest, survey
+from dlemu.datagen import read_manifest, survey
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.loaders import Batch, Loader, open_loader
@@ -91,11 +91,6 @@ def _look_at(
         )
     found = survey(folder, workload)
     return workload, found, False, (f"no manifest in {folder}: {found}",)
-
-
-def generate_dataset(workload: Workload, world: World, **options: Any) -> None:
-    """Write a workload's dataset, on all ranks."""
-    generate(workload, world=world, **options)
 
 
 def run_job(
