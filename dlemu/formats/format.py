@@ -92,6 +92,10 @@ class Format(Protocol):
         """Return where the payloads lie in a file that `write` wrote, from their sizes alone."""
         ...
 
+    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the payload begins in each of many such files of one sample."""
+        ...
+
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of each file that `write` writes; sizes are (files, samples)."""
         ...

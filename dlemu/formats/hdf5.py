@@ -53,6 +53,10 @@ def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
     return _places(PAGE_BYTES, sizes)
 
 
+def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.full(len(sizes), PAGE_BYTES, np.int64)
+
+
 def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1)
     return total

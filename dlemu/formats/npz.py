@@ -52,6 +52,10 @@ def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
     return npy.places(sizes, element_bytes=element_bytes)
 
 
+def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return npy.starts(sizes)
+
+
 def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     labels = _LOCAL_BYTES + _LABEL_HEADER + _LABEL.itemsize * sizes.shape[1]
     directory = 2 * (_CENTRAL.size + len(b"x.npy") + 4 + 24)

@@ -53,6 +53,10 @@ def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
     return Places(offsets=ends - 4 - sizes, lengths=sizes)
 
 
+def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return _LENGTH.size + _head_bytes(sizes)
+
+
 def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     total: NDArray[np.int64] = (FRAME_BYTES + _head_bytes(sizes) + sizes).sum(axis=1)
     return total

@@ -19,12 +19,9 @@ from itertools import islice
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-
 from dlemu.cuda import PAGE_BYTES, DeviceMemory, Gpu
 from dlemu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.errors import DatasetError
-from dlemu.files import Samples
 from dlemu.formats import FORMATS, Places
 from dlemu.loaders import Batch
 from dlemu.loaders.samples import Source, Task, sample_bytes
@@ -207,18 +204,17 @@ class DeviceReader:
         """Have the threads read a batch into its slot."""
         layout = self._source.layout
         files = layout.file_of(task.samples).tolist()
-        places = layout.place_of(task.samples).tolist()
-        if task.sizes is not None and layout.samples_per_file == 1:
-            # Their sizes are drawn already; one by one that would cost more than reading them.
-            found = [self._places_of(np.array([size])) for size in task.sizes.tolist()]
+        if task.places is not None:
+            offsets, lengths, sizes = task.places.tolist()
         else:
+            places = layout.place_of(task.samples).tolist()
             found = [self._places(file) for file in files]
-        spread = spread_batch(
-            files,
-            [int(each.offsets[place]) for (each, _), place in zip(found, places, strict=True)],
-            [int(each.lengths[place]) for (each, _), place in zip(found, places, strict=True)],
-            most=self._most,
-        )
+            sizes = [num_bytes for _, num_bytes in found]
+            offsets, lengths = (
+                [int(bounds[place]) for bounds, place in zip(each, places, strict=True)]
+                for each in ([at.offsets for at, _ in found], [at.lengths for at, _ in found])
+            )
+        spread = spread_batch(files, offsets, lengths, most=self._most)
         last = spread.extents[-1]
         if last.at + _up(last.keep - last.start) > self._slot_bytes:
             raise DatasetError(
@@ -226,7 +222,7 @@ class DeviceReader:
                 f"told; dlemu verify lists what is damaged"
             )
         slot = task.step % self._num_slots * self._slot_bytes
-        file_bytes = {file: num_bytes for file, (_, num_bytes) in zip(files, found, strict=True)}
+        file_bytes = dict(zip(files, sizes, strict=True))
         futures = [
             self._threads.submit(self._read, extent, slot, file_bytes[extent.file])
             for extent in spread.extents
@@ -268,7 +264,9 @@ class DeviceReader:
         """Return where a file's samples lie, and its bytes."""
         layout = self._source.layout
         if self._source.known_places:
-            return self._places_of(layout.sizes(layout.samples_of(file)))
+            sizes = layout.sizes(layout.samples_of(file))
+            places = self._format.places(sizes, element_bytes=layout.element_bytes)
+            return places, int(self._format.file_bytes(sizes[None])[0])
         path = self._path(file)
         try:
             with open(path, "rb", buffering=0) as opened:
@@ -285,11 +283,6 @@ class DeviceReader:
             raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
         except DatasetError as error:
             raise DatasetError(f"{path}: {error}") from None
-
-    def _places_of(self, sizes: Samples) -> tuple[Places, int]:
-        """Return where samples of these sizes lie in a file that dlemu wrote, and its bytes."""
-        places = self._format.places(sizes, element_bytes=self._source.layout.element_bytes)
-        return places, int(self._format.file_bytes(sizes[None])[0])
 
     def _path(self, file: int) -> str:
         return f"{self._source.folder}/{self._source.layout.path(file)}"

@@ -1,7 +1,8 @@
 """Reading through torch's DataLoader, with worker processes, as a PyTorch training job does.
 
 1. the order   of an accelerator's batches: task ->                         DataLoader -> a worker
-2. a worker    reads the batch into a slot of shared memory; its cost ->    DataLoader's queue
+2. a worker    reads the batch, into a slot of shared memory if it is wanted;
+                                                                 its cost -> DataLoader's queue
 3. a taker     one thread per accelerator; takes the next batch while the accelerator computes, as a
                training loop runs ahead of its GPU -> the step
 
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import reduction
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dlemu.errors import DlemuError, RunError
 from dlemu.files import Layout
 from dlemu.loaders import Batch
+from dlemu.loaders.pipes import MOST_MESSAGES, piped_context
 from dlemu.loaders.progress import Progress, tell
 from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
 from dlemu.loaders.steps import Steps
@@ -47,7 +50,7 @@ _CLOSE_SECONDS = 5.0
 """How long closing waits for a worker; one in a read that never returns cannot be ended."""
 
 _Asked = tuple[int, int, int, int, int, bytes]
-"""Serial, epoch, step, number of samples, number fetched; those, and their sizes, int64.
+"""Serial, epoch, step, number of samples, number fetched; those, and their places, int64.
 
 Plain numbers and bytes, as in `_Made`: the queue takes 40 µs less of each batch than for arrays.
 """
@@ -69,9 +72,9 @@ class PyTorchLoader:
         keep: bool,
     ) -> None:
         self._source = settle(workload, layout, folder, known_places=known_places)
-        row_bytes = sample_bytes(self._source)
+        row_bytes = sample_bytes(self._source) if keep else 0
         self._workers = [
-            _Workers(self._source, accelerator, row_bytes, keep) for accelerator in accelerators
+            _Workers(self._source, accelerator, row_bytes) for accelerator in accelerators
         ]
         self._changed = threading.Condition()
         self._running: Steps | None = None
@@ -150,20 +153,19 @@ class PyTorchLoader:
 class _Workers:
     """The worker processes of one accelerator."""
 
-    def __init__(self, source: Source, accelerator: int, row_bytes: int, keep: bool) -> None:
+    def __init__(self, source: Source, accelerator: int, row_bytes: int) -> None:
+        """With `row_bytes` of 0 nobody looks at what is read."""
         self._source = source
         self._accelerator = accelerator
-        self._keep = keep
         self._num_workers = num_workers = source.workload.reader.read_threads
-        self._shared = _Shared(source, row_bytes, keep)
+        self._shared = _Shared(source, row_bytes)
         self._order = _Order(source, accelerator)
-        reader = source.workload.reader
         several: dict[str, Any] = {}
         if num_workers:
             several = {
                 "prefetch_factor": source.batches_ahead,
                 "persistent_workers": True,
-                "multiprocessing_context": reader.multiprocessing_context,
+                "multiprocessing_context": _context(source),
             }
         self._dataset = _Reading(source, accelerator, self._shared)
         self._loader: DataLoader[_Made] | None
@@ -211,10 +213,7 @@ class _Workers:
                 return  # the epoch has ended meanwhile
             assert result[0] == step, "batches come in their order"
             cost = Cost(*result[1:])
-            arrays = None
-            if self._keep:
-                slots = self._shared.slots
-                arrays = slots.arrays(step % slots.num_slots)
+            slots = self._shared.slots
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -225,7 +224,7 @@ class _Workers:
                 read_seconds=cost.read_seconds,
                 decode_seconds=cost.decode_seconds,
                 hand_over_seconds=cost.hand_over_seconds,
-                arrays=arrays,
+                arrays=slots.arrays(step % slots.num_slots) if slots is not None else None,
             )
 
     def give_up(self) -> None:
@@ -270,14 +269,12 @@ class _Shared:
     /dev/shm small do not bound it.
     """
 
-    def __init__(
-        self, source: Source, row_bytes: int, keep: bool, descriptor: int | None = None
-    ) -> None:
-        self._given = source, row_bytes, keep
+    def __init__(self, source: Source, row_bytes: int, descriptor: int | None = None) -> None:
+        self._given = source, row_bytes
         num_workers = max(1, source.workload.reader.read_threads)
         table_bytes = 8 * num_workers * Progress.NUM_FIELDS
         head_bytes = round_up(8 + table_bytes)
-        size = head_bytes + Slots.num_bytes(source, row_bytes, keep=keep)
+        size = head_bytes + (Slots.num_bytes(source, row_bytes) if row_bytes else 0)
         is_new = descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("dlemu")
@@ -287,8 +284,8 @@ class _Shared:
         self._serial = memory[:8].cast("q")
         table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
         self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
-        self.slots = Slots(memory[head_bytes:], source, row_bytes, keep=keep)
-        if is_new:
+        self.slots = Slots(memory[head_bytes:], source, row_bytes) if row_bytes else None
+        if is_new and self.slots is not None:
             self.slots.begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -308,8 +305,15 @@ class _Shared:
         self._serial[0] = serial
 
 
-def _attach(source: Source, row_bytes: int, keep: bool, duplicate: Any) -> _Shared:
-    return _Shared(source, row_bytes, keep, duplicate.detach())
+def _attach(source: Source, row_bytes: int, duplicate: Any) -> _Shared:
+    return _Shared(source, row_bytes, duplicate.detach())
+
+
+def _context(source: Source) -> BaseContext:
+    method = source.workload.reader.multiprocessing_context
+    # More batches could fill the pipes of both sides, who would then wait for one another.
+    few = source.batches_in_flight <= MOST_MESSAGES
+    return piped_context(method) if few else multiprocessing.get_context(method)
 
 
 class _Order(Sampler[_Asked]):
@@ -332,7 +336,7 @@ class _Order(Sampler[_Asked]):
 
 
 def _pack(serial: int, task: Task) -> _Asked:
-    numbers = [task.samples, task.fetch] + ([] if task.sizes is None else [task.sizes])
+    numbers = [task.samples, task.fetch] + ([] if task.places is None else [task.places.ravel()])
     packed = np.concatenate(numbers).tobytes()
     return serial, task.epoch, task.step, len(task.samples), len(task.fetch), packed
 
@@ -341,8 +345,8 @@ def _unpack(asked: _Asked) -> Task:
     _, epoch, step, num_samples, num_fetched, packed = asked
     numbers = np.frombuffer(packed, np.int64)
     end = num_samples + num_fetched
-    sizes = numbers[end:] if len(numbers) > end else None
-    return Task(epoch, step, numbers[:num_samples], numbers[num_samples:end], sizes)
+    places = numbers[end:].reshape(3, num_fetched) if len(numbers) > end else None
+    return Task(epoch, step, numbers[:num_samples], numbers[num_samples:end], places)
 
 
 class _Reading(Dataset[_Made]):

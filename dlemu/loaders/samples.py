@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.files import Layout, Samples
+from dlemu.formats import FORMATS
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.plan import EpochPlan
 from dlemu.storage import ALIGNMENT, HEAD_BYTES, round_up, settle_direct
@@ -18,8 +19,6 @@ from dlemu.workload import Workload
 Memory = NDArray[np.uint8]
 
 _STEPS_AT_ONCE = 64
-_CACHE_BYTES = 1 << 20
-"""What a second-level cache holds of a CPU of 2020 or later, at least."""
 _MOST_STDEVS = 8
 """Bound on a sample in a foreign file of many, where only their mean can be known beforehand."""
 
@@ -33,8 +32,9 @@ class Task(NamedTuple):
     """Of the batch, int64 (batch,)."""
     fetch: Samples
     """Samples to be read from storage now, in this order."""
-    sizes: Samples | None
-    """Bytes of those, where a file holds one sample and dlemu wrote it; None: the file tells."""
+    places: Samples | None
+    """Where a file holds one sample and dlemu wrote it, int64 (3, fetched): in each file, the
+    payload's offset, its bytes, and the file's. None: the file tells."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,21 @@ class Source:
 
     def tasks(self, epoch: int, plan: EpochPlan, accelerator: int, steps: range) -> Iterator[Task]:
         """Yield an accelerator's batches of these steps."""
-        # Drawing sizes has a fixed cost, so it is done for many steps at once.
+        # Computing places has a fixed cost, so it is done for many steps at once.
+        layout, known = self.layout, self.known_places and self.layout.samples_per_file == 1
+        file_format = FORMATS[layout.format]
         for start in range(0, len(steps), _STEPS_AT_ONCE):
             block = steps[start : start + _STEPS_AT_ONCE]
             fetches = [plan.fetch(step, accelerator) for step in block]
-            sizes: Sequence[Samples | None] = [None] * len(fetches)
-            if self.known_places and self.layout.samples_per_file == 1:
+            places: Sequence[Samples | None] = [None] * len(fetches)
+            if known:
+                sizes = layout.sizes(np.concatenate(fetches))
+                whole = file_format.file_bytes(sizes[:, None])
                 ends = np.cumsum([len(fetch) for fetch in fetches])
-                sizes = np.split(self.layout.sizes(np.concatenate(fetches)), ends[:-1])
-            for step, fetch, lengths in zip(block, fetches, sizes, strict=True):
-                yield Task(epoch, step, plan.samples[step, accelerator], fetch, lengths)
+                three = np.stack([file_format.starts(sizes), sizes, whole])
+                places = np.split(three, ends[:-1], axis=1)
+            for step, fetch, three_each in zip(block, fetches, places, strict=True):
+                yield Task(epoch, step, plan.samples[step, accelerator], fetch, three_each)
 
 
 def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bool) -> Source:
@@ -128,15 +133,14 @@ def sample_bytes(source: Source) -> int:
 class Slots:
     """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots.
 
-    If what is handed over is to be kept for the training, every batch that is in flight has a slot.
-    Where nobody looks at it, a worker has one, and its rows are so few that they stay in the CPU's
-    cache: the bytes are handed over all the same, but a host does not need memory for batches
-    (75 MB a worker with ResNet-50) nor the time to fill it (0.035 CPU-s/GB).
+    Every batch that is in flight has one. There are slots only if somebody looks at what is handed
+    over: else bytes are read and dropped, and a host needs no memory for batches (75 MB each with
+    ResNet-50) nor the time to fill it.
     """
 
-    def __init__(self, memory: memoryview, source: Source, row_bytes: int, *, keep: bool) -> None:
+    def __init__(self, memory: memoryview, source: Source, row_bytes: int) -> None:
         """`memory` begins at a page and has `num_bytes`."""
-        num_slots, num_rows = shape = _slots_and_rows(source, row_bytes, keep=keep)
+        num_slots, num_rows = shape = _slots_and_rows(source)
         self.num_slots, self.num_rows = shape
         self.row_bytes = row_bytes
         table = 8 * num_slots * num_rows
@@ -155,9 +159,9 @@ class Slots:
                 self.lengths[slot, row] = self.row_bytes
 
     @staticmethod
-    def num_bytes(source: Source, row_bytes: int, *, keep: bool) -> int:
+    def num_bytes(source: Source, row_bytes: int) -> int:
         """Return the memory that an accelerator's slots take."""
-        num_slots, num_rows = _slots_and_rows(source, row_bytes, keep=keep)
+        num_slots, num_rows = _slots_and_rows(source)
         rows = num_slots * num_rows
         return round_up(3 * 8 * rows) + rows * _area_bytes(row_bytes)
 
@@ -179,9 +183,5 @@ def _area_bytes(row_bytes: int) -> int:
     return HEAD_BYTES + round_up(row_bytes) + ALIGNMENT
 
 
-def _slots_and_rows(source: Source, row_bytes: int, *, keep: bool) -> tuple[int, int]:
-    reader = source.workload.reader
-    if keep:
-        return source.batches_in_flight, reader.batch_size
-    in_cache = max(1, _CACHE_BYTES // row_bytes)
-    return max(1, reader.read_threads), min(reader.batch_size, in_cache)
+def _slots_and_rows(source: Source) -> tuple[int, int]:
+    return source.batches_in_flight, source.workload.reader.batch_size

@@ -282,8 +282,8 @@ class _Crew:
 
 def _private_slots(source: Source) -> Slots:
     row_bytes = sample_bytes(source)
-    memory = aligned_buffer(Slots.num_bytes(source, row_bytes, keep=True))
-    slots = Slots(memory, source, row_bytes, keep=True)
+    memory = aligned_buffer(Slots.num_bytes(source, row_bytes))
+    slots = Slots(memory, source, row_bytes)
     slots.begin()
     return slots
 

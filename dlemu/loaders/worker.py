@@ -4,7 +4,7 @@ Both loaders are made of it; they differ in where workers run and how batches re
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dlemu.errors import DatasetError
-from dlemu.files import Samples
 from dlemu.formats import FORMATS, Places
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import PARSERS, CountedFile, Parsed, despite_other_threads
@@ -166,9 +165,9 @@ class SampleReader:
                 self._parse_sample(sample)
                 yield
         elif per_file == 1:
-            sizes = repeat(None) if task.sizes is None else task.sizes.tolist()
-            for sample, size in zip(samples.tolist(), sizes, strict=False):
-                self._read_file(sample, size)
+            places = repeat(None) if task.places is None else task.places.T.tolist()
+            for sample, place in zip(samples.tolist(), places, strict=False):
+                self._read_file(sample, place)
                 yield
         elif len(samples):
             new_file = np.diff(self._layout.file_of(samples)) != 0
@@ -179,22 +178,26 @@ class SampleReader:
 
     # Files of one sample
 
-    def _read_file(self, number: int, size: int | None) -> None:
+    def _read_file(self, number: int, place: Sequence[int] | None) -> None:
         """Read a file of one sample, from its first byte to the payload's end."""
         storage = self._storage
         self._note(READING, number)
         file = storage.open(self._path(number))
         try:
-            if self._reads_in_place and size is not None and self._in_place(file, number, size):
-                return
-            head = storage.head(file)
-            begin = perf_counter()
-            sizes = None if size is None else np.array([size])
-            places = self._places(file, sizes, 1)
-            if size is not None:
+            if place is None:
+                begin = perf_counter()
+                found = self._locate(file, 1)
+                offset, length = int(found.offsets[0]), int(found.lengths[0])
+                self._decode_seconds += perf_counter() - begin
+            else:
+                offset, length, num_bytes = place
+                _check_size(file, num_bytes)
+                if self._reads_in_place and self._in_place(file, number, offset, length):
+                    return
+                head = storage.head(file)
+                begin = perf_counter()
                 self._check_head(file, head)
-            offset, length = int(places.offsets[0]), int(places.lengths[0])
-            self._decode_seconds += perf_counter() - begin
+                self._decode_seconds += perf_counter() - begin
             parts = [offset, *self._parts(file, number, length)]
             check = None
             if self._checksum is not None:
@@ -204,7 +207,7 @@ class SampleReader:
         finally:
             storage.close_file(file)
 
-    def _in_place(self, file: File, sample: int, size: int) -> bool:
+    def _in_place(self, file: File, sample: int, offset: int, size: int) -> bool:
         """Read a file straight to where its sample is handed over; False if it does not fit.
 
         The memory there is aligned, and has room for what stands before the payload, so O_DIRECT
@@ -212,13 +215,10 @@ class SampleReader:
         """
         slots, storage = self._slots, self._storage
         assert slots is not None
-        begin = perf_counter()
-        offset = int(self._places(file, np.array([size]), 1).offsets[0])
-        self._decode_seconds += perf_counter() - begin
         kept = size if self._resize is None else min(size, self._resize)
         if offset > HEAD_BYTES or kept > slots.row_bytes:
             return False
-        row = self._rows[sample] % slots.num_rows
+        row = self._rows[sample]
         area, end = slots.area(self._slot, row), offset + kept
         storage.fill(file, end, area)
         begin = perf_counter()
@@ -276,32 +276,25 @@ class SampleReader:
         head = self._storage.head(file)
         begin = perf_counter()
         known = self._source.known_places
-        sizes = layout.sizes(layout.samples_of(number)) if known else None
-        places = self._places(file, sizes, layout.samples_per_file)
         if known:
+            sizes = layout.sizes(layout.samples_of(number))
+            _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
+            places = self._format.places(sizes, element_bytes=layout.element_bytes)
             self._check_head(file, head)
+        else:
+            places = self._locate(file, layout.samples_per_file)
         self._decode_seconds += perf_counter() - begin
         check = self._checksum(path) if self._checksum is not None else None
         self._opened = _OpenFile(file, places, check)
         return self._opened
 
-    def _places(self, file: File, sizes: Samples | None, num_samples: int) -> Places:
-        """Return where the samples of a file lie: as dlemu wrote it, or as its headers tell.
-
-        What is written must fit the sizes that are known.
-        """
+    def _locate(self, file: File, num_samples: int) -> Places:
+        """Return where the samples of a file lie, as its headers tell."""
+        self._storage.head(file)
+        peek = partial(self._storage.peek, file)
+        locate = partial(self._format.locate, num_samples=num_samples)
         try:
-            if sizes is None:
-                peek = partial(self._storage.peek, file)
-                locate = partial(self._format.locate, num_samples=num_samples)
-                return despite_other_threads(lambda: locate(peek, file.num_bytes))
-            wanted = int(self._format.file_bytes(sizes[None])[0])
-            if file.num_bytes != wanted:
-                raise DatasetError(
-                    f"it holds {file.num_bytes} bytes, {wanted} are wanted; "
-                    f"dlemu verify lists what is damaged"
-                )
-            return self._format.places(sizes, element_bytes=self._layout.element_bytes)
+            return despite_other_threads(lambda: locate(peek, file.num_bytes))
         except DatasetError as error:
             raise _of(file, error) from None
 
@@ -401,7 +394,6 @@ class SampleReader:
     def _row(self, row: int, kept: int) -> memoryview:
         """Return the first bytes of a row, which are to be filled."""
         assert self._slots is not None
-        row %= self._slots.num_rows
         self._place(row, 0, kept, kept)
         return self._slots.area(self._slot, row)[:kept]
 
@@ -444,6 +436,14 @@ class SampleReader:
             if held is not None:
                 self._row(row, len(held))[:] = held
         self._hand_over_seconds += perf_counter() - begin
+
+
+def _check_size(file: File, num_bytes: int) -> None:
+    if file.num_bytes != num_bytes:
+        raise DatasetError(
+            f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted; "
+            f"dlemu verify lists what is damaged"
+        )
 
 
 def _of(file: File, error: DatasetError) -> DatasetError:

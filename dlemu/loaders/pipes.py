@@ -1,0 +1,97 @@
+"""The queues of torch's DataLoader, as pipes that are written to where a message comes up.
+
+multiprocessing.Queue hands every message to a thread of the sender, which has to wake up, take
+Python's lock and write: three such threads work for a batch, and they cost more than to read it.
+"""
+
+import copy
+import os
+import pickle
+import queue
+import select
+from functools import partial
+from multiprocessing import get_context, reduction
+from multiprocessing.context import BaseContext
+from typing import Any, Literal
+
+_LENGTH_BYTES = 4
+_AT_ONCE = 1 << 16
+MOST_MESSAGES = 256
+"""Small ones that a pipe of Linux surely holds: its 64 KiB, at 256 bytes each."""
+
+
+class Pipe:
+    """A queue from any processes to one, with the methods that torch's DataLoader calls.
+
+    `put` blocks while the pipe is full.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._lock = context.Lock()
+        self._reader, self._writer = os.pipe()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._unread = bytearray()
+        self._poll: select.poll | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        # As a process is spawned, and only then, locks and descriptors can go with it.
+        return self._lock, reduction.DupFd(self._reader), reduction.DupFd(self._writer)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._lock, reader, writer = state
+        self._reader, self._writer = reader.detach(), writer.detach()
+        self._begin()
+
+    def put(self, message: object) -> None:
+        """Send a message."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        left = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+        with self._lock:
+            while left:
+                left = left[os.write(self._writer, left) :]
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Return the next message.
+
+        Raises:
+            queue.Empty: none came for `timeout` seconds.
+        """
+        while (message := self._cut()) is None:
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self._reader, select.POLLIN)
+            if not self._poll.poll(None if timeout is None else timeout * 1e3):
+                raise queue.Empty
+            self._unread += os.read(self._reader, _AT_ONCE)
+        return pickle.loads(message)
+
+    def _cut(self) -> bytes | None:
+        """Return the next message if all of it is there."""
+        end = _LENGTH_BYTES + int.from_bytes(self._unread[:_LENGTH_BYTES], "little")
+        if len(self._unread) < max(end, _LENGTH_BYTES + 1):
+            return None
+        message = bytes(self._unread[_LENGTH_BYTES:end])
+        del self._unread[:end]
+        return message
+
+    def close(self) -> None:
+        """Close this process's ends."""
+        for end in (self._reader, self._writer):
+            if end >= 0:
+                os.close(end)
+        self._reader = self._writer = -1
+
+    def cancel_join_thread(self) -> None:
+        """Do nothing: there is no thread to wait for."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def piped_context(method: Literal["fork", "forkserver", "spawn"]) -> BaseContext:
+    """Return a context of multiprocessing whose queues are pipes."""
+    context = copy.copy(get_context(method))
+    setattr(context, "Queue", partial(Pipe, context))  # noqa: B010  (it hides a method)
+    return context
