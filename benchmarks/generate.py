@@ -15,19 +15,18 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.workload import Workload, load_workload
 from dlemu.world import make_world
 from tests.mpirun import mpirun
 
-PEERS = Path(".venv-peers/bin")
 NUM_RANKS = 2
 CPU_GOAL, SPEED_GOAL, DLIO_GOAL = 0.6, 0.9, 10.0
 
@@ -110,21 +109,14 @@ def dlio(name: str, data: Path) -> Rate:
 
 def _dlio(name: str, data: Path, num_files: int) -> Rate:
     base, keys = DATASETS[name]
-    given = keys | {"dataset.num_files_train": num_files, "dataset.data_folder": str(data)}
-    given |= {"workflow.generate_data": True, "workflow.train": False, "workflow.checkpoint": False}
-    words = [f"++workload.{key}={value}" for key, value in given.items()]
+    keys = keys | {"workload": base, "dataset.num_files_train": num_files}
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    with tempfile.TemporaryDirectory() as results:
-        command = [str(PEERS / "dlio_benchmark"), f"workload={base}", f"hydra.run.dir={results}"]
-        launcher = [str(PEERS / "mpirun"), *mpirun(NUM_RANKS)[1:]]
-        environment = os.environ | {"PATH": f"{PEERS.resolve()}:{os.environ['PATH']}"}
-        subprocess.run(
-            [*launcher, *command, *words], check=True, capture_output=True, env=environment
-        )
+    run_dlio(keys | {"dataset.data_folder": str(data)}, ranks=NUM_RANKS, generate=True)
+    seconds = time.perf_counter() - begin
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    num_bytes = sum(path.stat().st_size for path in data.rglob(f"*.{given['dataset.format']}"))
-    return Rate(num_bytes, time.perf_counter() - begin, cpu)
+    num_bytes = sum(path.stat().st_size for path in (data / "train").iterdir())
+    return Rate(num_bytes, seconds, cpu)
 
 
 def empty(data: Path) -> None:
@@ -142,7 +134,7 @@ def rows_of(name: str, folder: Path, rounds: int) -> list[list[str]]:
     num_bytes = dlemu(name, folder / f"{name}-first").num_bytes
     empty(folder / f"{name}-first")
     writers["fio"] = lambda data: fio(num_bytes, data)
-    if (PEERS.parent / "done").exists():
+    if is_there():
         writers["DLIO"] = lambda data: dlio(name, data)
     rates: dict[str, list[Rate]] = {writer: [] for writer in writers}
     for index in range(rounds):

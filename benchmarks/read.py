@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
@@ -29,7 +30,6 @@ from dlemu.plan import EpochPlan, plan_epoch, plan_streams
 from dlemu.workload import Workload, load_workload
 from dlemu.world import Alone
 
-PEERS = Path(".venv-peers/bin")
 EPOCHS = 3
 """Epochs of a measurement; one before it starts the workers and is left out."""
 
@@ -170,30 +170,18 @@ def dlio(name: str, data: Path) -> Rate:
 
 def _dlio_epochs(name: str, data: Path, epochs: int) -> tuple[float, float, float]:
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    _dlio(name, data, {"workflow.train": True, "train.epochs": epochs})
+    _dlio(name, data, epochs=epochs)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     size = sum(file.stat().st_size for file in (data / "dlio" / name / "train").iterdir())
     return epochs * size, time.perf_counter() - begin, cpu
 
 
-def _dlio(name: str, data: Path, keys: dict[str, object]) -> None:
-    workload, own = DATASETS[name]
-    given = own | {"dataset.data_folder": str(data / "dlio" / name), "workflow.checkpoint": False}
-    given |= {"train.computation_time": 0.0, "workflow.generate_data": False} | keys
-    words = [f"++workload.{key}={value}" for key, value in given.items()]
-    with tempfile.TemporaryDirectory() as results:
-        subprocess.run(
-            [
-                str(PEERS / "dlio_benchmark"),
-                f"workload={workload}",
-                f"hydra.run.dir={results}",
-                *words,
-            ],
-            check=True,
-            capture_output=True,
-            env=os.environ | {"PATH": f"{PEERS.resolve()}:{os.environ['PATH']}"},
-        )
+def _dlio(name: str, data: Path, *, epochs: int, generate: bool = False) -> None:
+    workload, keys = DATASETS[name]
+    keys = keys | {"workload": workload, "dataset.data_folder": str(data / "dlio" / name)}
+    keys |= {"train.computation_time": 0.0, "train.epochs": epochs}
+    run_dlio(keys, generate=generate)
 
 
 def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
@@ -250,8 +238,8 @@ def prepare(name: str, data: Path, way: str) -> None:
         folder = data / "jobs" / str(number % workload.reader.read_threads)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).hardlink_to(path)
-    if way == "cache" and name != "hdf5" and (PEERS.parent / "done").exists():
-        _dlio(name, data, {"workflow.generate_data": True, "workflow.train": False})
+    if way == "cache" and name != "hdf5" and is_there():
+        _dlio(name, data, epochs=1, generate=True)
     for entry in data.rglob("*"):
         if entry.is_file():
             with entry.open("rb") as file:
