@@ -116,6 +116,8 @@ class FormatContract(ABC):
 
             assert num_bytes == path.stat().st_size == self.format.file_bytes(file.sizes[None])[0]
             assert known.offsets.tolist() == found.offsets.tolist(), file
+            if count == 1:
+                assert self.format.starts(file.sizes).tolist() == known.offsets.tolist()
             assert known.lengths.tolist() == found.lengths.tolist() == file.sizes.tolist()
             assert known.interleaved == found.interleaved
             assert count == 1 or self.format.streamed == (self.name != "hdf5")

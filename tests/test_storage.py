@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.storage import ExtentReader, Part, settle_direct
+from dlemu.storage import ExtentReader, Part, aligned_buffer, settle_direct
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -216,3 +216,42 @@ def _cost_of_rchar() -> int:
     """Return the bytes that reading the counter itself adds to it."""
     before = _rchar()
     return _rchar() - before
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 5000, 1 << 20, 3 << 20])
+def test_buffers_are_aligned_empty_and_apart(num_bytes: int) -> None:
+    buffers = [aligned_buffer(num_bytes) for _ in range(5)]
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    for value, array in enumerate(arrays, start=1):
+        assert len(array) == num_bytes and array.ctypes.data % 4096 == 0
+        assert not array.any()
+        array[:] = value
+    assert [set(array.tolist()) for array in arrays] == [{value} for value in range(1, 6)]
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(),
+    reason="this kernel gives no huge pages: /sys/kernel/mm/transparent_hugepage/enabled",
+)
+def test_buffers_of_a_process_and_of_its_children_are_huge_pages() -> None:
+    code = """
+import os, re
+from dlemu.storage import aligned_buffer
+def huge():
+    return int(re.search(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1])
+buffers = [aligned_buffer(1 << 20) for _ in range(3)]
+for buffer in buffers: buffer[:] = bytes(1 << 20)
+print(huge(), flush=True)
+if os.fork() == 0:
+    before = huge()
+    own = aligned_buffer(1 << 20)  # not what is left of the parent's
+    own[:] = bytes(1 << 20)
+    print(huge() - before, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [int(line) for line in done.stdout.split()] == [4096, 2048]

@@ -1,10 +1,12 @@
-"""The queues of torch's DataLoader, as pipes that are written to where a message comes up.
+"""What torch's DataLoader and its workers talk through, made of what the kernel has.
 
-multiprocessing.Queue hands every message to a thread of the sender, which has to wake up, take
-Python's lock and write: three such threads work for a batch, and they cost more than to read it.
+Queues are pipes, written to where a message comes up. multiprocessing.Queue hands every message to
+a thread of the sender, which has to wake up, take Python's lock and write: three such threads work
+for a batch, and they cost more than to read it.
 """
 
 import copy
+import mmap
 import os
 import pickle
 import queue
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 _LENGTH_BYTES = 4
 _AT_ONCE = 1 << 16
-MOST_MESSAGES = 256
+_MOST_MESSAGES = 256
 """Small ones that a pipe of Linux surely holds: its 64 KiB, at 256 bytes each."""
 
 
@@ -90,8 +92,49 @@ class Pipe:
         self.close()
 
 
-def piped_context(method: Literal["fork", "forkserver", "spawn"]) -> BaseContext:
-    """Return a context of multiprocessing whose queues are pipes."""
+class Flag:
+    """An event between processes, with the methods that torch's DataLoader calls.
+
+    Without a lock: who is killed while he holds that of multiprocessing.Event, and workers take it
+    for every batch, leaves the others waiting for ever.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = os.memfd_create("dlemu flag")
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach_flag, (reduction.DupFd(self._descriptor),)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def set(self) -> None:
+        """Raise it for all."""
+        self._memory[0] = 1
+
+    def is_set(self) -> bool:
+        """Return whether anybody has raised it."""
+        return self._memory[0] == 1
+
+
+def _attach_flag(duplicate: Any) -> Flag:
+    return Flag(duplicate.detach())
+
+
+def lean_context(
+    method: Literal["fork", "forkserver", "spawn"], *, num_messages: int
+) -> BaseContext:
+    """Return a context of multiprocessing whose events have no lock and whose queues are pipes.
+
+    `num_messages` may be under way at once. If that is so many that they could fill the pipes of
+    both sides, who would then wait for one another, queues are multiprocessing's.
+    """
     context = copy.copy(get_context(method))
-    setattr(context, "Queue", partial(Pipe, context))  # noqa: B010  (it hides a method)
+    setattr(context, "Event", Flag)  # noqa: B010  (both hide methods)
+    if num_messages <= _MOST_MESSAGES:
+        setattr(context, "Queue", partial(Pipe, context))  # noqa: B010
     return context

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import reduction
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dlemu.errors import DlemuError, RunError
 from dlemu.files import Layout
 from dlemu.loaders import Batch
-from dlemu.loaders.pipes import MOST_MESSAGES, piped_context
+from dlemu.loaders.pipes import lean_context
 from dlemu.loaders.progress import Progress, tell
 from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
 from dlemu.loaders.steps import Steps
@@ -165,7 +164,10 @@ class _Workers:
             several = {
                 "prefetch_factor": source.batches_ahead,
                 "persistent_workers": True,
-                "multiprocessing_context": _context(source),
+                "multiprocessing_context": lean_context(
+                    source.workload.reader.multiprocessing_context,
+                    num_messages=source.batches_in_flight,
+                ),
             }
         self._dataset = _Reading(source, accelerator, self._shared)
         self._loader: DataLoader[_Made] | None
@@ -307,13 +309,6 @@ class _Shared:
 
 def _attach(source: Source, row_bytes: int, duplicate: Any) -> _Shared:
     return _Shared(source, row_bytes, duplicate.detach())
-
-
-def _context(source: Source) -> BaseContext:
-    method = source.workload.reader.multiprocessing_context
-    # More batches could fill the pipes of both sides, who would then wait for one another.
-    few = source.batches_in_flight <= MOST_MESSAGES
-    return piped_context(method) if few else multiprocessing.get_context(method)
 
 
 class _Order(Sampler[_Asked]):

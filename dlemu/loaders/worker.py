@@ -94,6 +94,7 @@ class SampleReader:
         self._draws = np.random.default_rng(0)
         self._decode_seconds = 0.0
         self._hand_over_seconds = 0.0
+        self._head = memoryview(bytearray(HEAD_BYTES))
         self._slot = 0
         self._rows: dict[int, int] = {}
         # Samples that were read before they were asked for.
@@ -185,25 +186,23 @@ class SampleReader:
         file = storage.open(self._path(number))
         try:
             if place is None:
-                begin = perf_counter()
                 found = self._locate(file, 1)
                 offset, length = int(found.offsets[0]), int(found.lengths[0])
-                self._decode_seconds += perf_counter() - begin
+                head: Part = offset
             else:
                 offset, length, num_bytes = place
                 _check_size(file, num_bytes)
                 if self._reads_in_place and self._in_place(file, number, offset, length):
                     return
-                head = storage.head(file)
-                begin = perf_counter()
-                self._check_head(file, head)
-                self._decode_seconds += perf_counter() - begin
-            parts = [offset, *self._parts(file, number, length)]
+                head = self._head[:offset]
+            parts = [head, *self._parts(file, number, length)]
             check = None
             if self._checksum is not None:
                 check = self._checksum(file.path)
                 parts.append(file.num_bytes - offset - length)
             storage.read(file, 0, parts, check=check)
+            if isinstance(head, memoryview):
+                self._check_head(file, head)
         finally:
             storage.close_file(file)
 
@@ -221,9 +220,7 @@ class SampleReader:
         row = self._rows[sample]
         area, end = slots.area(self._slot, row), offset + kept
         storage.fill(file, end, area)
-        begin = perf_counter()
         self._check_head(file, area[:HEAD_BYTES])
-        self._decode_seconds += perf_counter() - begin
         storage.read(file, end, [size - kept])
         self._place(row, offset, kept, round_up(end))
         return True
@@ -273,38 +270,43 @@ class SampleReader:
         if self._opened is not None and self._opened.file is file:
             return self._opened
         layout = self._layout
-        head = self._storage.head(file)
-        begin = perf_counter()
-        known = self._source.known_places
-        if known:
+        if self._source.known_places:
+            head = self._storage.head(file)
+            begin = perf_counter()
             sizes = layout.sizes(layout.samples_of(number))
             _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
             places = self._format.places(sizes, element_bytes=layout.element_bytes)
+            self._decode_seconds += perf_counter() - begin
             self._check_head(file, head)
         else:
             places = self._locate(file, layout.samples_per_file)
-        self._decode_seconds += perf_counter() - begin
         check = self._checksum(path) if self._checksum is not None else None
         self._opened = _OpenFile(file, places, check)
         return self._opened
 
     def _locate(self, file: File, num_samples: int) -> Places:
         """Return where the samples of a file lie, as its headers tell."""
-        self._storage.head(file)
-        peek = partial(self._storage.peek, file)
+        storage = self._storage
+        storage.head(file)
+        begin, before = perf_counter(), storage.read_seconds
+        peek = partial(storage.peek, file)
         locate = partial(self._format.locate, num_samples=num_samples)
         try:
-            return despite_other_threads(lambda: locate(peek, file.num_bytes))
+            found = despite_other_threads(lambda: locate(peek, file.num_bytes))
         except DatasetError as error:
             raise _of(file, error) from None
+        self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
+        return found
 
     def _check_head(self, file: File, head: memoryview) -> None:
         """Check what a file's first bytes say."""
+        begin = perf_counter()
         data = bytes(head[: file.num_bytes])
         try:
             despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
         except DatasetError as error:
             raise _of(file, error) from None
+        self._decode_seconds += perf_counter() - begin
 
     def _check_heads(self, file: File, heads: list[tuple[int, bytearray]]) -> None:
         """Check what stands before each record that was read."""

@@ -1,0 +1,125 @@
+"""What torch's DataLoader and its workers talk through."""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import pytest
+
+from dlemu.loaders.pipes import Flag, Pipe, lean_context
+
+Method = Literal["fork", "forkserver", "spawn"]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = lean_context("fork", num_messages=1).Queue()
+    assert isinstance(made, Pipe)
+    yield made
+    made.close()
+
+
+def test_messages_come_in_their_order(pipe: Pipe) -> None:
+    messages = [(0, b""), None, ValueError("no"), list(range(1000))]
+    for message in messages:
+        pipe.put(message)
+    assert [repr(pipe.get()) for _ in messages] == [repr(message) for message in messages]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 65_535, 65_536, 1_000_000])
+def test_a_message_may_be_larger_than_the_pipe(pipe: Pipe, num_bytes: int) -> None:
+    def send() -> None:
+        for _ in range(3):
+            pipe.put(bytes(num_bytes))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert [len(pipe.get(timeout=10)) for _ in range(3)] == [num_bytes] * 3
+    sender.join()
+
+
+def test_nothing_in_time_is_said(pipe: Pipe) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(queue.Empty):
+        pipe.get(timeout=0.05)
+    assert time.perf_counter() - begin >= 0.05
+
+
+def test_half_a_message_is_none(pipe: Pipe) -> None:
+    pipe.put("whole")
+    written = os.read(pipe._reader, 100)
+    os.write(pipe._writer, written[:7])
+    with pytest.raises(queue.Empty):
+        pipe.get(timeout=0.01)
+    os.write(pipe._writer, written[7:])
+    assert pipe.get(timeout=1) == "whole"
+
+
+def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
+    """Square numbers until the flag is raised."""
+    while not flag.is_set():
+        try:
+            number = asked.get(timeout=0.02)
+        except queue.Empty:
+            continue
+        answers.put((os.getpid(), number, number**2))
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_processes_started_in_any_way_talk(method: Method) -> None:
+    context: Any = lean_context(method, num_messages=100)
+    asked, answers = [context.Queue() for _ in range(2)], context.Queue()
+    flag = context.Event()
+    workers = [context.Process(target=answer, args=(one, answers, flag)) for one in asked]
+    for worker in workers:
+        worker.start()
+    for number in range(100):
+        asked[number % 2].put(number)
+    got = [answers.get(timeout=20) for _ in range(100)]
+    assert {number: square for _, number, square in got} == {n: n * n for n in range(100)}
+    for number, worker in enumerate(workers):
+        own = [n for pid, n, _ in got if pid == worker.pid]
+        assert own == list(range(number, 100, 2))
+    assert all(worker.is_alive() for worker in workers)
+    flag.set()
+    for worker in workers:
+        worker.join(10)
+        assert worker.exitcode == 0
+
+
+def look(flag: Flag) -> None:
+    while True:
+        flag.is_set()
+
+
+def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
+    context: Any = lean_context("fork", num_messages=1)
+    flag = context.Event()
+    assert isinstance(flag, Flag)
+    for _ in range(20):
+        looker = context.Process(target=look, args=(flag,))
+        looker.start()
+        time.sleep(0.002)
+        os.kill(looker.pid, signal.SIGKILL)
+        looker.join()
+    setter = threading.Thread(target=flag.set, daemon=True)
+    setter.start()
+    setter.join(5)
+    assert flag.is_set()
+
+
+def test_too_many_messages_take_queues_that_never_are_full() -> None:
+    context = lean_context("fork", num_messages=257)
+    assert type(context.Queue()) is type(multiprocessing.get_context("fork").Queue())
+    assert isinstance(context.Event(), Flag)
+
+
+def test_the_contexts_of_others_stay_as_they_are() -> None:
+    lean_context("fork", num_messages=1)
+    plain = multiprocessing.get_context("fork")
+    assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag)
