@@ -142,12 +142,13 @@ class ThreadsLoader:
             may_go_on = [
                 stream
                 for stream in self._streams[(limit - 1) % self._num_workers]
-                if not stream.busy and stream.step < min(limit, running.num_steps)
+                if not stream.busy and running.may_make(stream.step)
             ]
             for stream in may_go_on:
                 stream.busy = True
             self._num_busy += len(may_go_on)
-        self._crew.put(may_go_on)
+        if may_go_on:
+            self._crew.put(may_go_on)
 
     def _go_on(self, stream: _Stream) -> None:
         """Make a stream's batches, in a thread, until it is as far ahead as it may be."""
@@ -162,9 +163,10 @@ class ThreadsLoader:
             except Exception as error:
                 running.fail(error)
                 going_on = False
-            with self._changed:
-                limit = min(running.limit, running.num_steps)
-                if not going_on or running.ended or stream.step >= limit:
+            if going_on and running.may_make(stream.step):
+                continue
+            with self._changed:  # the limit may have been raised since
+                if not going_on or not running.may_make(stream.step):
                     going_on = stream.busy = False
                     self._num_busy -= 1
                     if running.ended:
