@@ -31,6 +31,10 @@ ALIGNMENT = 4096
 HEAD_BYTES = 4096
 """First bytes of a file, in which the formats' headers lie."""
 _MOST_VECTORS = os.sysconf("SC_IOV_MAX")
+_CACHED_BYTES = 8 << 20
+"""Taken from the page cache by one call: between calls, threads wait for Python's lock."""
+_DROPPED_BYTES = 1 << 18
+"""Room for what is dropped, again and again: a part of the CPU's second-level cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +93,9 @@ class ExtentReader:
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._buffers = [aligned_buffer(round_up(self._piece_bytes)) for _ in range(io_depth)]
         self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
+        self._dropped = aligned_buffer(_DROPPED_BYTES)
+        self._cached_flags: int | None = None if direct or io_depth > 1 else os.RWF_NOWAIT
+        """How to read what is in the page cache, and nothing else; None: it cannot be told."""
         self._window: _Window | None = None
         self._open: OrderedDict[str, File] = OrderedDict()
         self._max_open = max_open
@@ -200,6 +207,8 @@ class ExtentReader:
     def _scatter(self, file: File, start: int, parts: "_Parts", check: Check | None) -> None:
         """Read piece by piece, and let the kernel put the bytes where they go."""
         begin = perf_counter()
+        if check is None and self._cached_flags is not None:
+            start = self._take_cached(file, start, parts)
         spare, room = self._buffers[0], self._piece_bytes
         into: list[memoryview] = []
         for part in parts:
@@ -220,6 +229,47 @@ class ExtentReader:
         if into:
             self._fill_one(file, into, start, self._piece_bytes - room, check)
         self.read_seconds += perf_counter() - begin
+
+    def _take_cached(self, file: File, start: int, parts: "_Parts") -> int:
+        """Read what is in the page cache, in few calls; return the offset at which that ends.
+
+        Storage sees nothing of it, so that pieces need not have the size that it is to be asked in.
+        """
+        spare = self._dropped
+        while taken := parts.take(_CACHED_BYTES):
+            into = []
+            for part in taken:
+                if not isinstance(part, int):
+                    into.append(part)
+                    continue
+                while part > _DROPPED_BYTES:
+                    into.append(spare)
+                    part -= _DROPPED_BYTES
+                into.append(spare[:part])
+            into = into[:_MOST_VECTORS]
+            want = sum(map(len, into))
+            got = self._read_cached(file, into, start)
+            self.bytes_read += got
+            start += got
+            if got < want or len(into) == _MOST_VECTORS:
+                parts.put_back(taken, skip=got)
+            if got < want:
+                break
+        return start
+
+    def _read_cached(self, file: File, into: list[memoryview], start: int) -> int:
+        """Return how many bytes were in the page cache, and are now where they go."""
+        if self._cached_flags is None:
+            return 0
+        try:
+            return os.preadv(file.descriptor, into, start, self._cached_flags)
+        except OSError as error:
+            if error.errno == errno.EAGAIN or self._cached_flags == 0:
+                return 0  # the read that follows tells what is wrong
+        # This file system cannot tell. All of tmpfs is the page cache.
+        in_memory = _file_system(Path(file.path)) == "tmpfs"
+        self._cached_flags = 0 if in_memory else None
+        return self._read_cached(file, into, start)
 
     def _fill_one(
         self, file: File, into: list[memoryview], start: int, want: int, check: Check | None
@@ -414,10 +464,16 @@ class _Parts:
     def __iter__(self) -> Iterator[Part]:
         return iter(self._left)
 
+    def put_back(self, parts: list[Part], *, skip: int) -> None:
+        """Have parts come next again, but for their first bytes."""
+        again = _Parts(parts)
+        again.take(skip)
+        self._left.extendleft(reversed(again._left))
+
     def take(self, num_bytes: int) -> list[Part]:
         """Return the parts of the next bytes; the last one is cut where they end."""
         taken: list[Part] = []
-        while num_bytes:
+        while num_bytes and self._left:
             part = self._left.popleft()
             size = part if isinstance(part, int) else len(part)
             if size > num_bytes:

@@ -1,5 +1,6 @@
 """The extent reader against files whose bytes are known."""
 
+import errno
 import os
 import re
 import shutil
@@ -255,3 +256,68 @@ os.wait()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert [int(line) for line in done.stdout.split()] == [4096, 2048]
+
+
+@pytest.mark.parametrize("where", ["tmp_path", "memory"])
+@pytest.mark.parametrize("hole", [False, True])
+def test_what_is_in_the_page_cache_takes_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, hole: bool
+) -> None:
+    if where == "memory":
+        folder = tempfile.TemporaryDirectory(prefix="dlemu-test.", dir="/dev/shm")
+        tmp_path = Path(folder.name)
+    path, piece = tmp_path / "file", 1 << 18
+    content = np.random.default_rng(1).bytes(20 << 20)
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hole:
+            os.posix_fadvise(file.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
+    kept, calls, preadv = bytearray(3 << 20), [], os.preadv
+
+    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        got = preadv(descriptor, into, offset, flags)
+        calls.append((offset, sum(map(len, into)), got, flags))
+        return got
+
+    monkeypatch.setattr(os, "preadv", spy)
+    reader = ExtentReader(direct=False, piece_bytes=piece)
+    opened = reader.open(str(path))
+    # Many small parts, more than one call takes, and large ones; kept ones on both sides.
+    parts: list[Part] = [memoryview(kept)[: 1 << 20], *[3] * 5000, (11 << 20) - 15_000]
+    parts += [memoryview(kept)[1 << 20 :], 6 << 20]
+    reader.read(opened, 0, parts)
+
+    assert bytes(kept) == content[: 1 << 20] + content[12 << 20 : 14 << 20]
+    assert reader.bytes_read == sum(got for _, _, got, _ in calls) == len(content)
+    assert [offset for offset, _, _, _ in calls[1:]] == [at + got for at, _, got, _ in calls[:-1]]
+    assert any(got > piece for _, _, got, _ in calls)
+    small = [call for call in calls if call[1] <= piece]
+    if hole and where == "tmp_path":
+        # From the first byte that must come from storage, it is asked in pieces.
+        first = next(number for number, call in enumerate(calls) if call[2] < call[1])
+        assert calls[first][3] == os.RWF_NOWAIT and calls[first][0] + calls[first][2] >= 9 << 20
+        assert {call[1] for call in calls[first + 1 : -1]} == {piece}
+    elif where == "tmp_path":
+        assert all(call[3] == os.RWF_NOWAIT for call in calls) and len(calls) < 12, small
+
+
+def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv, flags_seen = os.preadv, []
+
+    def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        flags_seen.append(flags)
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return preadv(descriptor, into, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    reader = ExtentReader(direct=False, piece_bytes=10_000)
+    file = reader.open(str(file_path))
+    for _ in range(2):
+        kept = bytearray(NUM_BYTES)
+        reader.read(file, 0, [memoryview(kept)])
+        assert kept == CONTENT
+    assert flags_seen == [os.RWF_NOWAIT] + [0] * 12  # asked once, and not again

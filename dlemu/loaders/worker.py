@@ -245,15 +245,21 @@ class SampleReader:
             at = int(places.offsets[first - 1] + places.lengths[first - 1]) if first else 0
         begin = at
         parts: list[Part] = []
-        heads: list[tuple[int, bytearray]] = []
+        between = memoryview(bytearray(offsets[-1] + lengths[-1] - at - sum(lengths)))
+        used = 0
+        heads: list[tuple[int, memoryview]] = []
         for sample, offset, length in zip(
             range(start, start + count), offsets, lengths, strict=True
         ):
             if offset > at:
-                head = bytearray(offset - at)
+                head = between[used : used + offset - at]
+                used += offset - at
                 heads.append((at, head))
-                parts.append(memoryview(head))
-            parts += self._parts(file, sample, length)
+                parts.append(head)
+            if self._slots is None:
+                parts.append(length)
+            else:
+                parts += self._parts(file, sample, length)
             at = offset + length
         if streamed and first + count == self._layout.samples_per_file:
             parts.append(file.num_bytes - at)
@@ -308,7 +314,7 @@ class SampleReader:
             raise _of(file, error) from None
         self._decode_seconds += perf_counter() - begin
 
-    def _check_heads(self, file: File, heads: list[tuple[int, bytearray]]) -> None:
+    def _check_heads(self, file: File, heads: list[tuple[int, memoryview]]) -> None:
         """Check what stands before each record that was read."""
         begin = perf_counter()
         for at, head in heads:
