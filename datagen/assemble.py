@@ -1,6 +1,5 @@
 """A file's bytes in order, in pieces: a format says what comes, the content fills it in."""
 
-import mmap
 from collections.abc import Callable
 
 import google_crc32c
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.content import Content
 from dlemu.formats import PAGE_BYTES, Crc, FileSamples, Sink
+from dlemu.storage import aligned_buffer
 
 PIECE_BYTES = 1 << 20
 """Bytes made, checked and written at once: large for a drive, and still in the CPU's cache."""
@@ -17,9 +17,9 @@ Put = Callable[[NDArray[np.uint8], int], None]
 """`put(piece, offset)` writes or compares a piece at an offset, a multiple of PAGE_BYTES."""
 
 
-def aligned_buffer(num_bytes: int = PIECE_BYTES) -> NDArray[np.uint8]:
-    """Return a buffer at a page's border, as O_DIRECT wants it."""
-    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+def piece_buffer() -> NDArray[np.uint8]:
+    """Return memory for a piece, as O_DIRECT wants it."""
+    return np.frombuffer(aligned_buffer(PIECE_BYTES), np.uint8)
 
 
 class Assembly(Sink):

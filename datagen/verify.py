@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import Assembly, aligned_buffer
+from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
 from dlemu.datagen.manifest import Manifest, read_manifest
@@ -95,7 +95,7 @@ class _Reader:
         self.faults: list[Fault] = []
         self._folder, self._manifest, self._content = folder, manifest, content
         self._format = FORMATS[manifest.layout.format]
-        self._made, self._read = aligned_buffer(), aligned_buffer()
+        self._made, self._read = piece_buffer(), piece_buffer()
         self._file = -1
 
     def do(self, file: int) -> None:

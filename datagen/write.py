@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import Assembly, aligned_buffer
+from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import PARTIAL, WORK, list_files
 from dlemu.datagen.manifest import (
@@ -224,7 +224,7 @@ class _Writer:
         self._folder, self._recipe, self._content = folder, recipe, content
         self._journal = journal
         self._format = FORMATS[recipe.layout.format]
-        self._buffer = aligned_buffer()
+        self._buffer = piece_buffer()
         self._file = -1
 
     def do(self, file: int) -> None:

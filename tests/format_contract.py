@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import Assembly, aligned_buffer
+from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, PAGE_BYTES, FileSamples, Format, Places
@@ -34,7 +34,7 @@ def write_file(path: Path, format: Format, file: FileSamples) -> tuple[int, int]
         def put(piece: NDArray[np.uint8], offset: int) -> None:
             os.pwrite(target.fileno(), piece.data, offset)
 
-        assembly = Assembly(Content(SEED), aligned_buffer(), put)
+        assembly = Assembly(Content(SEED), piece_buffer(), put)
         format.write(assembly, file)
         return assembly.finish()
 
