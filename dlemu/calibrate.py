@@ -54,9 +54,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
     """
     if world.rank != 0:
         say = _silent
-    prepared = _prepare(workload, world) if world.rank == 0 else None
-    world.barrier()  # where the others hear of a failure
-    prepared = world.broadcast(prepared)
+    prepared = world.broadcast(_prepare(workload, world) if world.rank == 0 else None)
     assert prepared is not None
     memory, target, scratch = prepared
     try:

@@ -151,11 +151,7 @@ class _Search:
         )
 
     def _next_order(self, order: _Order | None) -> _Order | None:
-        """Hand rank 0's order to all; None ends the search.
-
-        At the barrier the others sleep, and hear it if rank 0 fails meanwhile.
-        """
-        self._world.barrier()
+        """Hand rank 0's order to all; None ends the search."""
         return self._world.broadcast(order)
 
     def _carry_out(self, order: _Order) -> Outcome | None:
@@ -302,9 +298,7 @@ def _write(sized: list[Sized], folder: Path, say: Say) -> None:
 
 def _on_first(world: World, make: Callable[[], T]) -> T:
     """Return, on all ranks, what rank 0 makes; if it fails there, the others end with it."""
-    made = make() if world.rank == 0 else None
-    world.barrier()
-    return world.broadcast(made)  # type: ignore[return-value]
+    return world.broadcast(make() if world.rank == 0 else None)  # type: ignore[return-value]
 
 
 def _silent(text: str) -> None:

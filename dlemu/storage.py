@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from dlemu.devices import mount_under
 from dlemu.errors import DatasetError, WorkloadError
 
 Part = memoryview | int
@@ -446,13 +447,8 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
 
 
 def _file_system(path: Path) -> str:
-    device = path.stat().st_dev
-    mark = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            if line.split()[2] == mark:
-                return line.partition(" - ")[2].split()[0]
-    return "its file system"
+    mount = mount_under(path.parent)
+    return "unknown" if mount is None else mount.kind
 
 
 class _Parts:
