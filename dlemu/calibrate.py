@@ -25,7 +25,7 @@ from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
 from dlemu.records import Steps, read_steps, write_json
-from dlemu.units import format_bytes, format_rate, format_seconds
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -148,7 +148,7 @@ class _Runs:
         self._say(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
         generate(memory, world=self._world)
         one = self._one(memory)
-        self._say(f"2/3 {many} accelerators that do not compute, from memory")
+        self._say(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
         full = self._full(memory, many)
         read = None
         if target is None:
@@ -190,7 +190,8 @@ class _Runs:
         number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
         num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
         self._say(
-            f"3/3 {number} accelerators that do not compute, from {workload.data_folder}, cold"
+            f"3/3 {counted(number, 'accelerator')} without computing, from "
+            f"{workload.data_folder}, cold"
         )
         keys = {
             "dataset.num_files_train": layout.num_files,

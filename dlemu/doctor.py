@@ -17,7 +17,7 @@ from typing import Literal
 
 from dlemu import cuda, gds
 from dlemu.clock import WallClock, timer_error
-from dlemu.devices import devices_under, mount_under
+from dlemu.devices import devices_under, mount_under, read_text
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host import host_memory_bytes, usable_cpus
 from dlemu.units import format_bytes, format_seconds
@@ -35,6 +35,8 @@ _CHOICES = {
 }
 
 _LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 LATE = 1e-4
 """3 % of the shortest step in use, 3.5 ms; sleeps that end later than this falsify it."""
@@ -160,6 +162,23 @@ def _host() -> Iterator[Check]:
             "only the dataset's own pages can be dropped",
             "enough for dlemu's runs; to drop everything, run as root",
         )
+    yield huge_pages(HUGE_PAGES)
+
+
+def huge_pages(setting: Path) -> Check:
+    """Return whether the kernel gives huge pages to who asks, by its file that says so."""
+    chosen = re.search(r"\[(\w+)\]", read_text(setting))
+    mode = chosen[1] if chosen else "not built into this kernel"
+    if mode in ("always", "madvise"):
+        return Check("huge pages", "ok", mode)
+    return Check(
+        "huge pages",
+        "note",
+        mode,
+        f"O_DIRECT costs more CPU; echo madvise > {setting}"
+        if chosen
+        else "O_DIRECT costs more CPU",
+    )
 
 
 def _packages() -> Iterator[Check]:

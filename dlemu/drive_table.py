@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.sizing import Event, Sizing
-from dlemu.units import format_rate, format_seconds
+from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload import Workload
 
 _SHOWN_CACHED = 0.05
@@ -73,8 +73,8 @@ def render_sizing(sized: Sized) -> str:
     upper = "no upper bound" if high is None else f"{high:.2f}"
     number = sizing.num_accelerators
     lines = [
-        f"{sized.target.name}: {'at least ' if sizing.at_least else ''}{number} {workload.name} "
-        f"accelerator{'' if number == 1 else 's'} at AU {sizing.threshold:g}% or more "
+        f"{sized.target.name}: {'at least ' if sizing.at_least else ''}"
+        f"{counted(number, f'{workload.name} accelerator')} at AU {sizing.threshold:g}% or more "
         f"(N* {sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {upper})"
     ]
     shown = sizing.confirmations or sizing.points[-1:]

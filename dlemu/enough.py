@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dlemu.errors import DatasetError
 from dlemu.files import STEPS_PER_EPOCH, Layout, dataset_size
 from dlemu.loaders.samples import Source
+from dlemu.units import counted
 from dlemu.workload import Workload
 
 _LEAST_EPOCH = 10
@@ -64,8 +65,8 @@ class Enough:
         samples = self._least_steps * workload.reader.batch_size * ahead
         files = math.ceil(samples / workload.dataset.num_samples_per_file)
         raise DatasetError(
-            f"{accelerators} accelerators make {steps} steps an epoch of the "
-            f"{self.layout.num_files:,} files in {workload.data_folder}, a quick search needs "
+            f"for {counted(accelerators, 'accelerator')} the {self.layout.num_files:,} files in "
+            f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
             f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; remove the folder and "
             f"write more: {datagen_command(workload, files)}"
         )
@@ -80,7 +81,8 @@ class Enough:
             return
         why = f"{STEPS_PER_EPOCH} steps an epoch" if size.won == "steps" else "5 x memory"
         raise DatasetError(
-            f"{accelerators} accelerators need {size.num_files:,} files ({why}), "
+            f"{counted(size.num_files, 'file')} are needed for "
+            f"{counted(accelerators, 'accelerator')} ({why}), "
             f"{workload.data_folder} has {have:,}; remove the folder and write more: "
             f"{datagen_command(workload, asked.num_files)}, or take size.quick=true and a result "
             "that says so"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
 from dlemu.files import Layout, Samples
+from dlemu.units import counted
 from dlemu.workload import Workload
 
 
@@ -166,9 +167,9 @@ def _num_steps(num_samples: int, batch_size: int, num_accelerators: int) -> int:
     num_steps = num_samples // per_step
     if num_steps < 2:
         raise WorkloadError(
-            f"{num_samples} samples are too few for 2 steps: {num_accelerators} accelerators with "
-            f"batches of {batch_size} take {per_step} a step, and the first step is left out of "
-            f"AU; raise dataset.num_files_train"
+            f"{num_samples} samples are too few for 2 steps: a step of "
+            f"{counted(num_accelerators, 'accelerator')} with batches of {batch_size} takes "
+            f"{per_step}, and the first step is left out of AU; raise dataset.num_files_train"
         )
     return num_steps
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.metrics import EpochMetrics, Metrics
-from dlemu.units import format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 
 _MIB = 2**20
@@ -77,7 +77,7 @@ def verdict_line(
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds
-        line += f"; this storage feeds {int(feeds + 1e-9)} accelerators ({feeds:.1f})"
+        line += f"; this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
     share = (summary.get("measured") or {}).get("page_cache_share")
     if share is not None and share > 0.05:
         line += f"; BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
@@ -96,14 +96,14 @@ def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, mem
     marks = {size.won: "  <- decides"}
     return "\n".join(
         [
-            f"{workload.name}: {num_accelerators} emulated accelerators, "
+            f"{workload.name}: {counted(num_accelerators, 'emulated accelerator')}, "
             f"batches of {reader.batch_size}, samples of {format_bytes(mean)}",
             f"samples for 500 steps      {size.samples_for_steps:>16,}   "
             f"500 x {reader.batch_size} x {num_accelerators}{marks.get('steps', '')}",
             f"samples for 5 x memory     {size.samples_for_memory:>16,.1f}   "
             f"5 x {memory} / {mean:g} B{marks.get('memory', '')}",
             f"files                      {size.num_files:>16,}   "
-            f"of {dataset.num_samples_per_file:,} samples, {dataset.format}",
+            f"of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}",
             f"total                      {size.num_bytes / 2**30:>16,.1f} GiB",
             "",
             f"dlemu datagen workload={workload.name} dataset.num_files_train={size.num_files} "

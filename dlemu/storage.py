@@ -94,7 +94,7 @@ class ExtentReader:
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._buffers = [aligned_buffer(round_up(self._piece_bytes)) for _ in range(io_depth)]
         self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
-        self._dropped = aligned_buffer(_DROPPED_BYTES)
+        self._dropped = aligned_buffer(0 if direct else _DROPPED_BYTES)
         self._cached_flags: int | None = None if direct or io_depth > 1 else os.RWF_NOWAIT
         """How to read what is in the page cache, and nothing else; None: it cannot be told."""
         self._window: _Window | None = None

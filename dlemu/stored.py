@@ -11,6 +11,7 @@ from dlemu.metrics import measure
 from dlemu.protocol import describe_run, judge, render_runs
 from dlemu.records import CONFIG, read_steps, read_summary
 from dlemu.report import passed, render_run
+from dlemu.units import counted
 from dlemu.workload import Workload, load_workload
 
 
@@ -96,8 +97,8 @@ def _read_run(
     )
     if metrics.num_accelerators != summary.get("num_accelerators"):
         raise RunError(
-            f"{folder} holds steps of {metrics.num_accelerators} accelerators, the run had "
-            f"{summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
+            f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
+            f"the run had {summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
         )
     told = summary["measured"].get("read_bytes")
     if metrics.read_bytes != told:

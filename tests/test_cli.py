@@ -169,11 +169,11 @@ def test_a_wrong_override_gets_one_line(
          "for 3,500 (dlemu datasize says why); generate them, or set dataset.num_files_train=56"),
         ("dataset.format=npy", "{data} holds a dataset whose dataset.format is npz, the workload's "
          "is npy; change the workload's, use another dataset.data_folder, or remove that folder"),
-        ("reader.batch_size=57", "56 samples are too few for 2 steps: 1 accelerators with batches "
-         "of 57 take 57 a step, and the first step is left out of AU; raise "
+        ("reader.batch_size=57", "56 samples are too few for 2 steps: a step of 1 accelerator with "
+         "batches of 57 takes 57, and the first step is left out of AU; raise "
          "dataset.num_files_train"),
-        ("num_accelerators=5", "56 samples are too few for 2 steps: 5 accelerators with batches "
-         "of 7 take 35 a step, and the first step is left out of AU; raise "
+        ("num_accelerators=5", "56 samples are too few for 2 steps: a step of 5 accelerators with "
+         "batches of 7 takes 35, and the first step is left out of AU; raise "
          "dataset.num_files_train"),
         ("dataset.record_length_bytes_stdev=500000", "dataset.record_length_bytes_stdev must be at "
          "most about 0.7 of the mean 20000, got 500000: sizes cannot be below zero"),

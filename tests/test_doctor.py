@@ -127,3 +127,23 @@ def test_the_command_ends_with_1_and_the_reason_when_it_cannot(
 def test_a_wrong_argument_is_refused(argument: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=f"^{message}"):
         doctor.main([argument])
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "found"),
+    [
+        ("[always] madvise never\n", "ok", "always"),
+        ("always [madvise] never\n", "ok", "madvise"),
+        ("always madvise [never]\n", "note", "never"),
+        (None, "note", "not built into this kernel"),
+    ],
+)
+def test_huge_pages_are_as_the_kernel_says(
+    tmp_path: Path, text: str | None, state: str, found: str
+) -> None:
+    setting = tmp_path / "enabled"
+    if text is not None:
+        setting.write_text(text)
+    check = doctor.huge_pages(setting)
+    assert (check.state, check.found) == (state, found)
+    assert ("echo madvise" in check.remedy) == (found == "never")

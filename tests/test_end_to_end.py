@@ -225,8 +225,8 @@ def test_ranks_make_one_run(
         (["reader.batchsize=3"], "unknown key reader.batchsize; did you mean reader.batch_size?"),
         (
             ["reader.batch_size=15"],  # found by the plan, which every rank makes
-            "56 samples are too few for 2 steps: 2 accelerators with batches of 15 take 30 a "
-            "step, and the first step is left out of AU; raise dataset.num_files_train",
+            "56 samples are too few for 2 steps: a step of 2 accelerators with batches of "
+            "15 takes 30, and the first step is left out of AU; raise dataset.num_files_train",
         ),
         (
             ["division=closed"],

@@ -13,6 +13,10 @@ _DISK, _SLOW, _CACHED = 1.0, 2.0, 0.03
 """Points of AU, points where each batch also costs a worker some time, share of the bytes."""
 
 _ONE_LOADER = {
+    "disk at 0.3 of the demand": "threads",
+    "disk at 0.9 of the demand": "pytorch",
+    "disk at 1.5 times the demand": "threads",
+    "disk at 0.6 of the demand of 4 accelerators on 2 ranks": "pytorch",
     "rank 1 of 2 with a disk at 0.5 of its demand": "pytorch",
     "files in memory, a fifth of a core": "threads",
     "4 workers on one core": "pytorch",

@@ -192,9 +192,10 @@ def test_fewer_than_two_steps_are_refused(
             num_samples, batch_size=batch_size, num_accelerators=accelerators, epoch=0, seed=0
         )
     assert str(error.value) == (
-        f"{num_samples} samples are too few for 2 steps: {accelerators} accelerators with batches "
-        f"of {batch_size} take {batch_size * accelerators} a step, and the first step is left out "
-        "of AU; raise dataset.num_files_train"
+        f"{num_samples} samples are too few for 2 steps: a step of {accelerators} "
+        f"accelerator{'s' * (accelerators > 1)} with batches of {batch_size} takes "
+        f"{batch_size * accelerators}, and the first step is left out of AU; raise "
+        "dataset.num_files_train"
     )
 
 

@@ -146,7 +146,7 @@ def test_the_datasets_size_shows_both_terms() -> None:
 unet3d_h100: 8 emulated accelerators, batches of 7, samples of 139.8 MiB
 samples for 500 steps                28,000   500 x 7 x 8  <- decides
 samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (as given) / 1.46601e+08 B
-files                                28,000   of 1 samples, npz
+files                                28,000   of 1 sample, npz
 total                               3,822.9 GiB
 
 dlemu datagen workload=unet3d_h100 dataset.num_files_train=28000 \

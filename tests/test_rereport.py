@@ -101,7 +101,7 @@ def damage(folder: Path, how: str) -> str:
         case "one rank less":
             told = json.loads(summary.read_text()) | {"num_accelerators": 2}
             summary.write_text(json.dumps(told))
-            return f"{folder} holds steps of 1 accelerators, the run had 2; a steps.<rank>.npy"
+            return f"{folder} holds steps of 1 accelerator, the run had 2; a steps.<rank>.npy"
         case _:
             raise AssertionError(how)
 

@@ -250,7 +250,7 @@ def test_one_rank_tells_of_a_refusal(job: Workload) -> None:
     )
 
     assert done.returncode == 1
-    assert done.stderr.count("accelerators need") == 1
+    assert done.stderr.count("files are needed for") == 1
 
 
 def test_a_table_of_two_targets_and_two_workloads(
@@ -294,7 +294,7 @@ def test_a_table_of_two_targets_and_two_workloads(
 
 def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job: Workload) -> None:
     whole = job.with_keys({"size.quick": False, "host_memory": "1MiB"})
-    with pytest.raises(DatasetError, match="1 accelerators need 1,280 files") as refused:
+    with pytest.raises(DatasetError, match="1,280 files are needed for 1 accelerator ") as refused:
         size_storage(whole, Alone())
 
     command = str(refused.value).partition("dlemu datagen ")[2].partition(",")[0]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.units import format_bytes, format_rate, format_seconds, parse_bytes
+from dlemu.units import counted, format_bytes, format_rate, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,12 @@ def test_a_duration_is_shown_as_a_person_wants_it(seconds: float, text: str) -> 
 @given(st.floats(0, 1e15))
 def test_no_figure_is_shown_with_an_exponent(value: float) -> None:
     assert "e+" not in format_rate(min(value, 9e14)) + format_seconds(value) + format_bytes(value)
+
+
+def test_one_is_not_several() -> None:
+    assert [counted(n, "file") for n in (0, 1, 2, 1000)] == [
+        "0 files",
+        "1 file",
+        "2 files",
+        "1,000 files",
+    ]
