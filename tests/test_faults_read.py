@@ -167,6 +167,22 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     _nothing_runs()
 
 
+def test_a_worker_that_is_killed_between_epochs_is_named(tmp_path: Path) -> None:
+    case = make_case(tmp_path, "npz", {"reader.data_loader": "pytorch", "reader.read_threads": 3})
+    loader = case.open()
+    for _ in loader.epoch(0, case.plan(0)):
+        pass
+    pids = loader.pids()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunError) as raised:
+        next(loader.epoch(1, case.plan(1)))
+    assert str(raised.value) == (
+        f"worker 1 of accelerator 0 (pid {pids[1]}) was killed by SIGKILL; out of memory?"
+    )
+    loader.close()
+    _nothing_runs()
+
+
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
 def test_workers_may_be_started_in_any_way(tmp_path: Path, context: str) -> None:
     keys = {"reader.multiprocessing_context": context, "reader.read_threads": 2}

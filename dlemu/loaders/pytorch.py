@@ -189,6 +189,7 @@ class _Workers:
 
         Raises:
             DatasetError: a file is missing, damaged or not what the workload says.
+            RunError: a worker has died since the last epoch.
         """
         assert self._loader is not None, "closed"
         self._shared.serial += 1
@@ -196,7 +197,11 @@ class _Workers:
         before = multiprocessing.active_children()
         handler = signal.getsignal(signal.SIGCHLD)
         with _as_many_workers_as_asked():
-            made = iter(self._loader)
+            try:
+                made = iter(self._loader)
+            except RuntimeError:  # torch awaits its workers here, and does not tell how one died
+                self.look()
+                raise
         if signal.getsignal(signal.SIGCHLD) is not handler:
             # Torch's would raise in the midst of whatever the main thread does; `look` tells who
             # died, and where a step is awaited.
