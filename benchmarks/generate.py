@@ -18,9 +18,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.machine import Rate, describe_machine, markdown, spread
 from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.workload import Workload, load_workload
@@ -40,24 +39,6 @@ DATASETS: dict[str, tuple[str, dict[str, object]]] = {
     ),
 }
 """Workload and keys: 2.3 GB each."""
-
-
-class Rate(NamedTuple):
-    """What writing a dataset took."""
-
-    num_bytes: float
-    seconds: float
-    cpu_seconds: float
-
-    @property
-    def cost(self) -> float:
-        """CPU seconds per GB."""
-        return self.cpu_seconds / self.num_bytes * 1e9
-
-    @property
-    def speed(self) -> float:
-        """GB/s."""
-        return self.num_bytes / self.seconds / 1e9
 
 
 def job(name: str, data: Path) -> Workload:
@@ -182,7 +163,9 @@ def main(arguments: list[str]) -> None:
     rows = []
     try:
         for name in options["datasets"].split(","):
-            rows += rows_of(name, folder, int(options["rounds"]))
+            new = rows_of(name, folder, int(options["rounds"]))
+            print("\n".join("  ".join(row) for row in new), file=sys.stderr, flush=True)
+            rows += new
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     header = ["dataset", "writer", "CPU-s/GB", "CPU / dlemu's", "GB/s", "speed / fio's", "goal"]

@@ -6,6 +6,25 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Rate(NamedTuple):
+    """What reading or writing so many bytes took."""
+
+    num_bytes: float
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds per GB."""
+        return self.cpu_seconds / self.num_bytes * 1e9
+
+    @property
+    def speed(self) -> float:
+        """GB/s."""
+        return self.num_bytes / self.seconds / 1e9
 
 
 def describe_machine() -> str:

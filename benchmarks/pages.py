@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, markdown, spread
-from benchmarks.read import Rate, job
+from benchmarks.machine import Rate, describe_machine, markdown, spread
+from benchmarks.read import job
 from dlemu.datagen import generate
 from dlemu.storage import aligned_buffer
 from dlemu.world import Alone

@@ -17,10 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.machine import Rate, describe_machine, markdown, spread
 from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.files import layout_of
@@ -44,25 +43,6 @@ CPU_GOALS = {
     "cache": {"unet3d": 1.4, "resnet50": 1.6, "cosmoflow": 2.0, "hdf5": 2.0},
     "direct": {"unet3d": 1.5, "resnet50": 3.0, "cosmoflow": 3.0, "hdf5": 3.0},
 }
-
-
-@dataclass(frozen=True)
-class Rate:
-    """What one run took."""
-
-    num_bytes: float
-    seconds: float
-    cpu_seconds: float
-
-    @property
-    def cost(self) -> float:
-        """CPU seconds per GB."""
-        return self.cpu_seconds / self.num_bytes * 1e9
-
-    @property
-    def speed(self) -> float:
-        """GB/s."""
-        return self.num_bytes / self.seconds / 1e9
 
 
 def job(name: str, data: Path, loader: str, direct: bool) -> Workload:
@@ -270,10 +250,11 @@ def main(arguments: list[str]) -> None:
             data = Path(tempfile.mkdtemp(prefix="dlemu-read.", dir=above))
             try:
                 prepare(name, data, way)
-                rows += rows_of(name, data, way, rounds)
+                new = rows_of(name, data, way, rounds)
             finally:
                 shutil.rmtree(data)
-            print("\n".join("  ".join(row) for row in rows[-4:]), file=sys.stderr, flush=True)
+            print("\n".join("  ".join(row) for row in new), file=sys.stderr, flush=True)
+            rows += new
     print(f"{describe_machine()}; {rounds} rounds, median (min–max)\n")
     header = ["dataset", "from", "reader", "CPU-s/GB", "× fio", "GB/s", "× fio", "goal"]
     print(markdown(header, rows))

@@ -384,7 +384,7 @@ class _HugePages:
 
     def cut(self, num_bytes: int) -> memoryview:
         """Return zeroed memory that begins at a page."""
-        taken = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        taken = round_up(num_bytes)
         with self._lock:
             if taken > len(self._left):
                 self._left = self._map(-(-taken // self._PAGE) * self._PAGE)

@@ -99,7 +99,6 @@ class SampleReader:
         self._rows: dict[int, int] = {}
         # Samples that were read before they were asked for.
         self._held: dict[int, memoryview] = {}
-        self._spare: list[memoryview] = []
         self._sound_heads: set[bytes] = set()
         self._opened: _OpenFile | None = None
         self._parsed: tuple[CountedFile, Parsed] | None = None
@@ -256,10 +255,7 @@ class SampleReader:
                 used += offset - at
                 heads.append((at, head))
                 parts.append(head)
-            if self._slots is None:
-                parts.append(length)
-            else:
-                parts += self._parts(file, sample, length)
+            parts += self._parts(file, sample, length)
             at = offset + length
         if streamed and first + count == self._layout.samples_per_file:
             parts.append(file.num_bytes - at)
