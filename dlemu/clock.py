@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
+_SPIN_SECONDS, _SPIN_SHARE = 8e-5, 0.023
+"""What may be spun, the larger of the two: 80 µs, 2.3 % of the shortest step in use (CosmoFlow's
+3.5 ms), or that share of a longer sleep. A busy host would ask for milliseconds."""
 
 
 class Clock(Protocol):
@@ -31,18 +34,16 @@ class WallClock:
     """
 
     oversleep: float
-    """Seconds by which this host's sleeps may be late; what is left of them is spun."""
+    """Seconds by which this host's sleeps may be late; they end early by that, within bounds."""
     _threads: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @classmethod
-    def calibrate(
-        cls, *, num_sleeps: int = 16, seconds: float = 0.002, longest: float = 8e-5
-    ) -> Self:
-        """Measure how late sleeps of `seconds` end, in `num_sleeps * seconds` (32 ms).
+    def calibrate(cls, *, num_sleeps: int = 8, seconds: float = 0.01) -> Self:
+        """Measure how late sleeps of `seconds` end, in `num_sleeps * seconds` (80 ms).
 
-        Twice the median is spun, for it changes while a job runs (30 µs when the core is awake,
-        50 µs when it must wake), but at most `longest`: 80 µs are 2.3 % of the shortest step in
-        use, CosmoFlow's 3.5 ms, and a busy host would ask for milliseconds.
+        10 ms are long enough for the core to fall asleep, as it does in most steps. Twice the
+        median is kept, for it changes while a job runs (30 µs when the core is awake, 50 to 150 µs
+        when it must wake).
         """
         clock = cls(oversleep=0.0)
         late = []
@@ -50,7 +51,7 @@ class WallClock:
             deadline = clock.now() + seconds
             clock.sleep_until(deadline)
             late.append(clock.now() - deadline)
-        return cls(oversleep=min(longest, 2 * statistics.median(late)))
+        return cls(oversleep=2 * statistics.median(late))
 
     def now(self) -> float:
         return time.perf_counter()
@@ -58,7 +59,8 @@ class WallClock:
     def sleep_until(self, deadline: float) -> None:
         if not hasattr(self._threads, "exact"):
             self._threads.exact = _end_sleeps_exactly()
-        asleep = deadline - self.oversleep - time.perf_counter()
+        left = deadline - time.perf_counter()
+        asleep = left - min(self.oversleep, max(_SPIN_SECONDS, _SPIN_SHARE * left))
         if asleep > 0:
             time.sleep(asleep)
         while time.perf_counter() < deadline:

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,6 @@ from dlemu.clock import Clock, WallClock, timer_error
 from tests.virtual import VirtualClock
 
 COSMOFLOW_STEP = 0.0035
-
-
-class PlainClock:
-    """Sleeps as time.sleep does."""
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def sleep_until(self, deadline: float) -> None:
-        time.sleep(max(0.0, deadline - time.perf_counter()))
 
 
 class LateClock(VirtualClock):
@@ -47,32 +36,59 @@ def test_a_deadline_that_has_passed_takes_no_time(clock: Clock) -> None:
     assert clock.now() - start < 1.0
 
 
-def test_a_step_is_exact_and_cheap() -> None:
-    # The median: mean and p99 also tell of whatever else the host does, and stand in
-    # benchmarks/emulate.py, which a quiet one runs.
-    for _ in range(3):
-        error = timer_error(WallClock.calibrate(), seconds=COSMOFLOW_STEP, num_sleeps=300)
-        print(error)
-        if error.median <= 0.002 * COSMOFLOW_STEP:
-            break
-    assert error.median <= 0.002 * COSMOFLOW_STEP
+class Host:
+    """Stands for the module `time`: wakes `late` seconds after it should, and counts CPU time."""
+
+    def __init__(self, late: float) -> None:
+        self.time, self.late = 0.0, late
+        self.cpu_seconds = 0.0
+
+    def perf_counter(self) -> float:
+        self.time += 1e-7
+        self.cpu_seconds += 1e-7
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds + self.late
+
+    def thread_time(self) -> float:
+        return self.cpu_seconds
+
+
+@pytest.mark.parametrize("seconds", [COSMOFLOW_STEP, 0.02, 0.05])
+@pytest.mark.parametrize("late", [5e-6, 3e-5, 7e-5, 2e-4, 5e-3])
+def test_a_step_is_as_exact_as_3_percent_of_a_core_can_make_it(
+    late: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How exact a real host's are stands in benchmarks.emulate: that is the host's doing."""
+    host = Host(late)
+    monkeypatch.setattr("dlemu.clock.time", host)
+
+    error = timer_error(WallClock.calibrate(), seconds=seconds, num_sleeps=20)
+
     assert error.cpu_share <= 0.03
+    assert 0 <= error.median <= max(1e-6, late - 0.02 * seconds)
 
 
-def test_calibration_beats_plain_sleep() -> None:
-    def error(clock: Clock) -> float:
-        errors = (timer_error(clock, seconds=COSMOFLOW_STEP, num_sleeps=50) for _ in range(5))
-        return min(each.median for each in errors)
+@pytest.mark.parametrize("now", [3e-5, 5.9e-5])
+def test_a_host_may_wake_twice_as_late_as_when_it_was_measured(
+    now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(3e-5)
+    monkeypatch.setattr("dlemu.clock.time", host)
+    clock = WallClock.calibrate()
+    host.late = now
+    assert timer_error(clock, seconds=COSMOFLOW_STEP, num_sleeps=20).median <= 1e-6
 
-    assert error(WallClock.calibrate()) < error(PlainClock()) / 3
+
+def test_short_sleeps_are_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many accelerators of one process end their steps a fraction of a millisecond apart."""
+    monkeypatch.setattr("dlemu.clock.time", Host(4e-5))
+    assert timer_error(WallClock.calibrate(), seconds=3e-4, num_sleeps=20).median <= 1e-6
 
 
-def test_calibration_is_short_and_bounds_the_spin() -> None:
-    start = time.perf_counter()
-    clock = WallClock.calibrate(longest=2e-5)
-    assert time.perf_counter() - start < 2.0
-    assert clock.oversleep == 2e-5, "no host sleeps to 10 µs"
-    assert 0 < WallClock.calibrate().oversleep <= 8e-5
+def test_a_real_host_is_measured() -> None:
+    assert WallClock.calibrate(num_sleeps=3).oversleep > 0
 
 
 def test_every_thread_sleeps_exactly() -> None:
