@@ -1,16 +1,20 @@
 """Write a dataset: each rank its share of the files, whole or not at all, so that it can go on.
 
 A file is written under a temporary name, synced, renamed, and then entered in its rank's journal
-with its checksum. Whoever starts again, on any number of ranks, takes from the journals what is
-done. They make way for the manifest when all is.
+with its checksum. Indexes, which are small, are synced together at the end. Whoever starts again,
+on any number of ranks, takes from the journals what is done. They make way for the manifest when
+all is.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +43,7 @@ from dlemu.world import World
 
 _RECIPE = "recipe.json"
 _DONE = "done.journal"
+_LOOKING_SECONDS = 2.0
 # `check` covers the other two: a killed writer may leave half an entry.
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
 
@@ -51,18 +56,19 @@ def generate(
     `on_progress` is called on rank 0, about once a second.
 
     Raises:
-        DatasetError: the folder holds another dataset.
+        DatasetError: the folder holds another dataset, or another datagen writes it.
         RunError: the disk is, or would be, full. What was written stays and need not be again.
         PeerError: another rank failed.
     """
     recipe, folder = Recipe.of(workload), workload.data_folder
     try:
-        missing = world.broadcast(_prepare(folder, recipe) if world.rank == 0 else None)
-        assert missing is not None
-        if len(missing):
-            _write(folder, recipe, missing, world, on_progress)
-        if world.rank == 0:
-            _finish(folder, recipe)
+        with _only_writer(folder) if world.rank == 0 else contextlib.nullcontext():
+            missing = world.broadcast(_prepare(folder, recipe) if world.rank == 0 else None)
+            assert missing is not None
+            if len(missing):
+                _write(folder, recipe, missing, world, on_progress)
+            if world.rank == 0:
+                _finish(folder, recipe)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -74,6 +80,41 @@ def generate(
     manifest = read_manifest(folder)
     assert manifest is not None
     return dataclasses.replace(manifest, files_written=len(missing))
+
+
+@contextlib.contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Refuse to write where another process writes; a killed one is in nobody's way.
+
+    Raises:
+        DatasetError: another is still at it after some seconds, in which it could have looked
+            whether a dataset is complete.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        end = time.monotonic() + _LOOKING_SECONDS
+        while not _locked(number):
+            if time.monotonic() > end:
+                raise DatasetError(
+                    f"{folder} is being written by another datagen; wait for it, or use another "
+                    "dataset.data_folder"
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(number)
+
+
+def _locked(number: int) -> bool:
+    """Lock an open folder; False if somebody else has."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # NFS locks no folders: there, two would go wrong unseen, as they do without this
+    return True
 
 
 def _prepare(folder: Path, recipe: Recipe) -> Samples:
@@ -167,9 +208,18 @@ def _write(
             bytes_total=int(sizes[missing].sum()),
             on_progress=on_progress,
         )
+        if recipe.layout.format == "tfrecord":
+            _sync_file_system(journal)  # for the indexes
     finally:
         os.close(journal)
     world.barrier()  # all journals are closed, and so seen by rank 0 on a network's file system
+
+
+def _sync_file_system(number: int) -> None:
+    """Make all that was written to the file system of this open file outlive a power failure."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(number):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _entries(files: Samples, crcs: NDArray[np.uint32]) -> NDArray[np.void]:
@@ -232,7 +282,8 @@ class _Writer:
         index = self._recipe.write_index(file)
         if index is not None:
             path = self._folder / layout.index_path(file)
-            with _partial(path, direct=False) as number:
+            # Lost with the host's power, it has not the size that a restart looks for.
+            with _partial(path, direct=False, synced=False) as number:
                 _write_all(number, np.frombuffer(index, np.uint8), 0)
         with _partial(self._folder / layout.path(file), direct=True) as self._file:
             assembly = Assembly(self._content, self._buffer, self._put)
@@ -261,7 +312,7 @@ def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:
 
 
 @contextlib.contextmanager
-def _partial(path: Path, *, direct: bool) -> Iterator[int]:
+def _partial(path: Path, *, direct: bool, synced: bool = True) -> Iterator[int]:
     """Yield a new file's descriptor; the file gets its name once it is whole and synced."""
     partial = f"{path}{PARTIAL}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -273,7 +324,8 @@ def _partial(path: Path, *, direct: bool) -> Iterator[int]:
         number = os.open(partial, flags, 0o666)  # this file system has no direct writes
     try:
         yield number
-        os.fsync(number)
+        if synced:
+            os.fsync(number)
     except BaseException:
         os.close(number)
         os.unlink(partial)

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, verify
+from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.progress import FILES_IN_FLIGHT
 from dlemu.datagen.write import _entries
@@ -249,6 +249,42 @@ def test_files_lost_later_are_written_again(tmp_path: Path) -> None:
 
     assert generate(workload, world=Alone()).files_written == 3
     assert tree(tmp_path) == whole
+
+
+def test_indexes_are_synced_before_the_manifest_says_that_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest_was_there = []
+    sync = write._sync_file_system
+
+    def note(number: int) -> None:
+        manifest_was_there.append((tmp_path / "dlemu.json").exists())
+        sync(number)
+
+    monkeypatch.setattr(write, "_sync_file_system", note)
+    generated(tmp_path, format="tfrecord")
+    assert manifest_was_there == [False]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        sync(-1)
+
+
+def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused, and the first goes on; a third finds the dataset complete."""
+    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    workload = workload_of(tmp_path)
+    refused: list[str] = []
+
+    def second(progress: Progress) -> None:
+        with pytest.raises(DatasetError) as error:
+            generate(workload, world=Alone())
+        refused.append(str(error.value))
+
+    first = generate(workload, world=Alone(), on_progress=second)
+
+    assert refused
+    assert "is being written by another datagen; wait for it" in refused[0]
+    assert first.files_written == 6
+    assert generate(workload, world=Alone()).files_written == 0
 
 
 def test_another_dataset_is_refused(tmp_path: Path) -> None:
