@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import repeat
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Literal, get_args
 
 import numpy as np
@@ -114,16 +114,16 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
             process.start()
             theirs.close()
             groups.append((process, ours))
-        for _, pipe in groups:
-            _receive(pipe)
+        pipes = [pipe for _, pipe in groups]
+        for _ in _receive_all(pipes):
+            pass
         start = time.perf_counter() + 0.02  # so that the message reaches all before it is due
-        for _, pipe in groups:
+        for pipe in pipes:
             pipe.send(start)
         time.sleep(max(0.0, start - time.perf_counter()))
         on_start()
         done = Done(Latencies(), start)
-        for _, pipe in groups:
-            result = _receive(pipe)
+        for result in _receive_all(pipes):
             assert isinstance(result, Done)
             done.merge(result)
         return done, done.end - start
@@ -134,14 +134,20 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
             pipe.close()
 
 
-def _receive(pipe: "Connection[float, Done | str | None]") -> Done | None:
-    try:
-        message = pipe.recv()
-    except EOFError:
-        raise RunError("a worker ended without a word; killed, or out of memory?") from None
-    if isinstance(message, str):
-        raise RunError(message)
-    return message
+def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
+    """Yield a message of each pipe, in the order in which they come: so none hides a failure."""
+    awaited = list(pipes)
+    while awaited:
+        for pipe in wait(awaited):
+            assert isinstance(pipe, Connection)
+            awaited.remove(pipe)
+            try:
+                message = pipe.recv()
+            except EOFError:
+                raise RunError("a worker ended without a word; killed, or out of memory?") from None
+            if isinstance(message, str):
+                raise RunError(message)
+            yield message
 
 
 def _run_group(

@@ -127,13 +127,17 @@ def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
         perform(job, lambda: None)
 
 
-def test_a_worker_that_is_killed_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.timeout(40)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_is_killed_is_noticed(worker: int, tmp_path: Path) -> None:
     job = work(tmp_path, io_size=4096, seconds=60)
 
     def kill_one() -> None:
         import multiprocessing
 
-        multiprocessing.active_children()[0].kill()
+        children = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+        assert len(children) == 2
+        children[worker].kill()
 
     with pytest.raises(RunError, match="ended without a word"):
         perform(job, kill_one)
