@@ -88,6 +88,12 @@ def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
     return mount_of(folder.resolve(), parse_mountinfo(read_text(proc / "self" / "mountinfo")))
 
 
+def lies_in_memory(folder: Path) -> bool:
+    """Return whether a folder's files are memory themselves: reading them waits for nothing."""
+    mount = mount_under(folder)
+    return mount is not None and mount.kind in ("tmpfs", "ramfs")
+
+
 def network_read_bytes(mount: Mount, *, proc: Path = PROC) -> int | None:
     """Return what an NFS mount has read from its server, None for other kinds of mount."""
     if not mount.kind.startswith("nfs"):

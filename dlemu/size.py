@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dlemu.datagen import read_manifest
-from dlemu.devices import mount_under
+from dlemu.devices import lies_in_memory
 from dlemu.drive_table import (
     Sized,
     Target,
@@ -111,8 +111,7 @@ class _Search:
                 self._carry_out(order)
             return None
         self._introduce(len(log.points))
-        mount = mount_under(workload.data_folder)
-        in_memory = mount is not None and mount.kind in ("tmpfs", "ramfs")
+        in_memory = lies_in_memory(workload.data_folder)
 
         def measure(number: int) -> Point:
             self._enough.check(number, expected=self._estimate)

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from dlemu.devices import mount_under
+from dlemu.devices import lies_in_memory, mount_under
 from dlemu.errors import DatasetError, WorkloadError
 
 Part = memoryview | int
@@ -268,8 +268,7 @@ class ExtentReader:
             if error.errno == errno.EAGAIN or self._cached_flags == 0:
                 return 0  # the read that follows tells what is wrong
         # This file system cannot tell. All of tmpfs is the page cache.
-        in_memory = _file_system(Path(file.path)) == "tmpfs"
-        self._cached_flags = 0 if in_memory else None
+        self._cached_flags = 0 if lies_in_memory(Path(file.path).parent) else None
         return self._read_cached(file, into, start)
 
     def _fill_one(

@@ -1,11 +1,69 @@
 """Every loader keeps the contract."""
 
-from tests.loader_contract import Loaders
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlemu.datagen import generate
+from dlemu.devices import lies_in_memory
+from dlemu.workload import check_workload
+from dlemu.world import Alone
+from tests.loader_contract import Case, Loaders
+
+
+class TestPyTorch(Loaders):
+    name = "pytorch"
 
 
 class TestThreads(Loaders):
     name = "threads"
 
+    @pytest.fixture
+    def in_memory(self) -> Iterator[Path]:
+        folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        folder.mkdir()
+        if not lies_in_memory(folder):
+            pytest.skip("this host's /dev/shm is no tmpfs")
+        yield folder
+        shutil.rmtree(folder)
 
-class TestPyTorch(Loaders):
-    name = "pytorch"
+    @pytest.mark.parametrize(("pause", "most"), [(0.0, 1), (0.02, 12)])
+    def test_where_nothing_waits_threads_are_no_more_than_cpus(
+        self, pause: float, most: int, in_memory: Path
+    ) -> None:
+        """Preprocessing may wait, whatever the files lie on."""
+        reader = {"data_loader": "threads", "read_threads": 4, "batch_size": 2}
+        case = Case(
+            check_workload(
+                {
+                    "dataset": {
+                        "data_folder": str(in_memory),
+                        "format": "npz",
+                        "num_files_train": 120,
+                        "record_length_bytes": 5000.0,
+                    },
+                    "reader": reader | {"preprocess_time": {"mean": pause}},
+                    "train": {},
+                }
+            ),
+            num_accelerators=3,
+        )
+        generate(case.workload, world=Alone())
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cpus)})
+        before = threading.active_count()
+        try:
+            loader = case.open()
+            plan = case.plan(0)
+            for batches in loader.epoch(0, plan):
+                assert len(batches) == 3
+            num_threads = threading.active_count() - before
+            loader.close()
+        finally:
+            os.sched_setaffinity(0, cpus)
+        assert num_threads == most

@@ -4,11 +4,13 @@
               at a time and in order, and none further ahead than prefetch allows.
 2. threads    take streams that may go on from a queue. There are at most as many threads as
               streams, so that nothing that the keys ask for is cut; but a thread begins only when
-              no other is idle, so that few serve fast storage.
+              no other is idle, so that few serve fast storage; and where nothing waits, because
+              the files are memory, no more than CPUs: they would only take them from each other.
 3. the step   is put together by the threads themselves, and whoever takes it wakes once, however
               many accelerators there are.
 """
 
+import math
 import resource
 import threading
 from collections import deque
@@ -21,9 +23,11 @@ from time import perf_counter
 
 import numpy as np
 
+from dlemu.devices import lies_in_memory
 from dlemu.errors import RunError, WorkloadError
 from dlemu.files import Layout
 from dlemu.formats import FORMATS
+from dlemu.host import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
 from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
@@ -87,7 +91,7 @@ class ThreadsLoader:
                     max_open=max_open,
                 )
                 self._streams[worker].append(_Stream(column, reader))
-        self._crew = _Crew(num_streams, self._go_on)
+        self._crew = _Crew(_most_threads(num_streams, workload, folder), self._go_on)
         self._changed = threading.Condition()
         self._running: Steps | None = None
         self._num_busy = 0
@@ -280,6 +284,11 @@ class _Crew:
                 continue
             self._wake()
             self._run(stream)
+
+
+def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
+    waits = workload.reader.preprocess_time.mean > 0 or not lies_in_memory(folder)
+    return num_streams if waits else min(num_streams, math.ceil(usable_cpus()))
 
 
 def _private_slots(source: Source) -> Slots:
