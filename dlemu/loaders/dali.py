@@ -97,7 +97,6 @@ class DaliLoader:
         self.way: Way = _choose(self._source, through_cufile=through_cufile)
         self._driver = Driver(folder, gds) if gds != "off" and why is None else None
         self._streams: list[_Stream] = []
-        self._changed = threading.Condition()
         self._running: Steps | None = None
         self._takers: list[threading.Thread] = []
         self._closed = False
@@ -129,7 +128,7 @@ class DaliLoader:
         return host if self._driver is None else host + self._driver.path_bytes()
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        running = Steps(plan.num_steps, len(self._streams), self._changed)
+        running = Steps(plan.num_steps, len(self._streams))
         self._running = running
         taken = [threading.Semaphore(0) for _ in self._streams]
 

@@ -75,7 +75,6 @@ class PyTorchLoader:
         self._workers = [
             _Workers(self._source, accelerator, row_bytes) for accelerator in accelerators
         ]
-        self._changed = threading.Condition()
         self._running: Steps | None = None
         self._takers: list[threading.Thread] = []
         self._taken: list[SimpleQueue[None]] = []
@@ -91,7 +90,7 @@ class PyTorchLoader:
             for _ in range(plan.num_steps):
                 yield [next(one) for one in batches]
             return
-        running = Steps(plan.num_steps, len(batches), self._changed)
+        running = Steps(plan.num_steps, len(batches))
         self._running = running
         self._taken = [SimpleQueue() for _ in batches]
 

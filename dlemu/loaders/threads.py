@@ -101,7 +101,7 @@ class ThreadsLoader:
         return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        running = Steps(plan.num_steps, len(self._accelerators), self._changed)
+        running = Steps(plan.num_steps, len(self._accelerators))
         self._running = running
         for worker, streams in enumerate(self._streams):
             steps = range(worker, plan.num_steps, self._num_workers)
