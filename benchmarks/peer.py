@@ -1,7 +1,9 @@
 """DLIO, as `make peers` sets it up, on a workload of ours."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -24,8 +26,14 @@ def is_there() -> bool:
     return (_FOLDER / "done").exists()
 
 
-def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> dict[str, Any]:
-    """Have DLIO generate a dataset, or train; return its summary of the latter."""
+def run_dlio(
+    keys: Mapping[str, object], *, ranks: int = 1, generate: bool, seconds: float = 900
+) -> dict[str, Any]:
+    """Have DLIO generate a dataset, or train; return its summary of the latter.
+
+    Raises:
+        TimeoutError: it was at it for so long; all its processes were ended.
+    """
     words = [
         f"++workload.{_NAMES.get(key, key)}={value}"
         for key, value in keys.items()
@@ -42,11 +50,24 @@ def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> d
             launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
             command = [*launcher, "--bind-to", "none", *command]
         path = f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"PATH": path}
+        child = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PATH": path},
+            start_new_session=True,
         )
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        try:
+            out, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"DLIO did not end in {seconds:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if child.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{out[-4000:]}")
         if generate:
             return {}
         summary: dict[str, Any] = json.loads((Path(results) / "summary.json").read_text())

@@ -30,33 +30,25 @@ class Content:
 
     def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
         """Fill `out`, contiguous, with the sample's bytes from `offset` on."""
-        done = 0
+        first, skip = divmod(offset, _BLOCK_BYTES)
+        num_blocks = -(-(skip + len(out)) // _BLOCK_BYTES)
+        assert 0 <= sample < 1 << 64 - _BLOCK_BITS and first + num_blocks <= 1 << _BLOCK_BITS
+        keys = _keys((sample << _BLOCK_BITS) + first, num_blocks)
+        block = done = 0
         while done < len(out):
-            block, skip = divmod(offset + done, _BLOCK_BYTES)
-            rest = out[done:]
-            if skip == 0 and len(rest) >= _BLOCK_BYTES and rest.ctypes.data % 8 == 0:
-                part = rest[: len(rest) // _BLOCK_BYTES * _BLOCK_BYTES]
-                self._fill_blocks(part, sample, block)
-            else:
-                num_blocks = min(-(-(skip + len(rest)) // _BLOCK_BYTES), _POOL_BLOCKS)
-                blocks = np.empty(num_blocks * _BLOCK_BYTES, np.uint8)
-                self._fill_blocks(blocks, sample, block)
-                part = rest[: len(blocks) - skip]
-                part[:] = blocks[skip : skip + len(part)]
-            done += len(part)
-
-    def _fill_blocks(self, out: NDArray[np.uint8], sample: int, first: int) -> None:
-        """Fill whole blocks, the first of which has this number in its sample."""
-        words = out.view("<u8").reshape(-1, _WORDS)
-        assert 0 <= sample < 1 << 64 - _BLOCK_BITS and first + len(words) <= 1 << _BLOCK_BITS
-        keys = _keys((sample << _BLOCK_BITS) + first, len(words))
-        done = 0
-        while done < len(words):
-            at = (first + done) % _POOL_BLOCKS
-            part = slice(done, done + min(len(words) - done, _POOL_BLOCKS - at))
-            pool = self._pool[at : at + part.stop - done]
-            np.bitwise_xor(pool, keys[part, None], out=words[part])
-            done = part.stop
+            at = (first + block) % _POOL_BLOCKS
+            count = min((len(out) - done) // _BLOCK_BYTES, _POOL_BLOCKS - at)
+            if skip or not count:  # the end of the first block, or the start of the last
+                words = (self._pool[at] ^ keys[block]).astype("<u8", copy=False)
+                part = words.view(np.uint8)[skip:][: len(out) - done]
+                out[done : done + len(part)] = part
+                done, block, skip = done + len(part), block + 1, 0
+                continue
+            end = done + count * _BLOCK_BYTES
+            # Wherever in a page it lies: NumPy is faster at that than a copy would be.
+            words = out[done:end].view("<u8").reshape(count, _WORDS)
+            np.bitwise_xor(self._pool[at : at + count], keys[block : block + count, None], words)
+            done, block = end, block + count
 
 
 def _keys(first: int, count: int) -> NDArray[np.uint64]:

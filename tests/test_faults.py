@@ -162,7 +162,7 @@ def another(path: Path) -> None:
             {
                 "dataset__format": "tfrecord",
                 "dataset__num_files_train": 2,
-                "dataset__num_samples_per_file": 100,
+                "dataset__num_samples_per_file": 30,
             },
             another,
             "replaced",
