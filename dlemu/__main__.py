@@ -1,10 +1,14 @@
 """`python -m dlemu`, and the `dlemu` command."""
 
+import os
 import sys
 
 
 def main() -> int:
     """Run the command line; return its exit status."""
+    # NumPy starts a thread for each CPU, to multiply matrices with, and each spins for 0.1 s. Here
+    # nobody multiplies matrices, and many processes start at once on the CPUs that are measured.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dlemu.cli import run
 
     return run(sys.argv[1:])

@@ -271,6 +271,15 @@ def test_help_needs_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("dlemu 0.")
 
 
+def test_no_threads_are_started_to_multiply_matrices() -> None:
+    code = "import os, sys, dlemu.__main__ as command; command.main(); import numpy; "
+    code += "print(len(os.listdir('/proc/self/task')))"
+    words = ["datasize", "workload=unet3d_h100", "num_accelerators=1", "host_memory=1GiB"]
+    environment = {key: value for key, value in os.environ.items() if "NUM_THREADS" not in key}
+    out = subprocess.check_output([sys.executable, "-c", code, *words], env=environment, text=True)
+    assert out.splitlines()[-1] == "1"
+
+
 def test_help_may_be_cut_short(tmp_path: Path) -> None:
     """As `dlemu --help | head -1` does."""
     command = f"{sys.executable} -m dlemu --help | true"
