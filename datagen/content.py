@@ -6,12 +6,15 @@ pages of the set are alike, wherever in its file a payload starts: deduplication
 find nothing, at the price of a copy.
 """
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK_BYTES = 4096
 _WORDS = _BLOCK_BYTES // 8
 _POOL_BLOCKS = 256  # 1 MiB; a larger pool would drop out of the CPU's cache
+_FEW_BLOCKS, _NEIGHBOURS = 64, 64
 _BLOCK_BITS = 30  # samples up to 4 TiB, and 2^34 of them
 
 # MurmurHash3's finaliser (Appleby 2011): every bit of the number reaches every bit of the key, and
@@ -27,13 +30,14 @@ class Content:
         # A bit generator's raw output is the same in every NumPy, by its compatibility policy.
         pool = np.random.PCG64(seed).random_raw(_POOL_BLOCKS * _WORDS)
         self._pool = pool.astype("<u8").reshape(_POOL_BLOCKS, _WORDS)
+        self._made = threading.local()  # a thread's `group` of neighbours, and their `keys`
 
     def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
         """Fill `out`, contiguous, with the sample's bytes from `offset` on."""
         first, skip = divmod(offset, _BLOCK_BYTES)
         num_blocks = -(-(skip + len(out)) // _BLOCK_BYTES)
         assert 0 <= sample < 1 << 64 - _BLOCK_BITS and first + num_blocks <= 1 << _BLOCK_BITS
-        keys = _keys((sample << _BLOCK_BITS) + first, num_blocks)
+        keys = self._keys_of(sample, first, num_blocks)
         block = done = 0
         while done < len(out):
             at = (first + block) % _POOL_BLOCKS
@@ -50,10 +54,29 @@ class Content:
             np.bitwise_xor(self._pool[at : at + count], keys[block : block + count, None], words)
             done, block = end, block + count
 
+    def _keys_of(self, sample: int, first: int, count: int) -> NDArray[np.uint64]:
+        """Return the keys of a sample's blocks.
 
-def _keys(first: int, count: int) -> NDArray[np.uint64]:
-    """Return the keys of `count` blocks, numbered from `first` on over all samples."""
-    keys = np.arange(first, first + count, dtype=np.uint64)
+        NumPy takes as long for one small sample as for many, so neighbours' are made with them.
+        """
+        if first or count > _FEW_BLOCKS:
+            return _keys(np.array((sample << _BLOCK_BITS) + first, np.uint64), count)
+        group, place = divmod(sample, _NEIGHBOURS)
+        made = self._made
+        if getattr(made, "group", None) != group:
+            samples = np.arange(group * _NEIGHBOURS, (group + 1) * _NEIGHBOURS, dtype=np.uint64)
+            made.keys = _keys(samples[:, None] << np.uint64(_BLOCK_BITS), _FEW_BLOCKS)
+            made.group = group
+        keys: NDArray[np.uint64] = made.keys[place]
+        return keys
+
+
+def _keys(first: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """Return the keys of `count` blocks, numbered from `first` on over all samples.
+
+    The last axis is the blocks', those before it are `first`'s.
+    """
+    keys: NDArray[np.uint64] = np.add(first, np.arange(count, dtype=np.uint64))
     for multiplier in _MULTIPLIERS:
         keys ^= keys >> _SHIFT
         keys *= multiplier
