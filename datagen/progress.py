@@ -13,8 +13,8 @@ from dlemu.world import World
 
 FILES_IN_FLIGHT = 4
 """Files that a rank has in work at once: the drive has something while the CPU computes, and syncs
-of small files share the file system's commits. A MiB of memory each, which CPUs' caches feel: with
-8 a virtual drive was no faster by more than 7 %, and CPU time a tenth more.
+of small files share the file system's commits. A MiB of memory each, which the CPUs' caches feel:
+with 8 a drive was hardly faster, and CPU time a tenth more.
 """
 _SECONDS = 1.0
 
