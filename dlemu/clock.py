@@ -11,7 +11,9 @@ from typing import Protocol, Self
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
 _SPIN_SECONDS, _SPIN_SHARE = 8e-5, 0.023
 """What may be spun, the larger of the two: 80 µs, 2.3 % of the shortest step in use (CosmoFlow's
-3.5 ms), or that share of a longer sleep. A busy host would ask for milliseconds."""
+3.5 ms), or that share of a longer sleep."""
+_LONGEST_SPIN = 5e-4
+"""A busy host would ask for milliseconds, in which no other thread could read."""
 
 
 class Clock(Protocol):
@@ -51,7 +53,7 @@ class WallClock:
             deadline = clock.now() + seconds
             clock.sleep_until(deadline)
             late.append(clock.now() - deadline)
-        return cls(oversleep=2 * statistics.median(late))
+        return cls(oversleep=min(_LONGEST_SPIN, 2 * statistics.median(late)))
 
     def now(self) -> float:
         return time.perf_counter()
