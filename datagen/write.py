@@ -174,7 +174,6 @@ def _check_space(
     folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
 ) -> None:
     """Refuse what cannot fit."""
-    folder.mkdir(parents=True, exist_ok=True)
     system = os.statvfs(folder)
     have = system.f_bavail * system.f_frsize
     need = len(sizes) * FILE_TYPE.itemsize
@@ -313,7 +312,7 @@ def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:
 
 @contextlib.contextmanager
 def _partial(path: Path, *, direct: bool, synced: bool = True) -> Iterator[int]:
-    """Yield a new file's descriptor; the file gets its name once it is whole and synced."""
+    """Yield a new file's descriptor; the file gets its name once it is whole, and `synced`."""
     partial = f"{path}{PARTIAL}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:

@@ -1,9 +1,7 @@
 """Every loader keeps the contract."""
 
 import os
-import shutil
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from dlemu.datagen import generate
 from dlemu.devices import lies_in_memory
 from dlemu.workload import check_workload
 from dlemu.world import Alone
+from tests.bench import folder_in_memory
 from tests.loader_contract import Case, Loaders
 
 
@@ -25,12 +24,10 @@ class TestThreads(Loaders):
 
     @pytest.fixture
     def in_memory(self) -> Iterator[Path]:
-        folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        folder.mkdir()
-        if not lies_in_memory(folder):
-            pytest.skip("this host's /dev/shm is no tmpfs")
-        yield folder
-        shutil.rmtree(folder)
+        with folder_in_memory() as folder:
+            if not lies_in_memory(folder):
+                pytest.skip("this host's /dev/shm is no tmpfs")
+            yield folder
 
     @pytest.mark.parametrize(("pause", "most"), [(0.0, 1), (0.02, 12)])
     def test_where_nothing_waits_threads_are_no_more_than_cpus(
