@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from dlemu.errors import DatasetError
 from dlemu.files import STEPS_PER_EPOCH, Layout, dataset_size
-from dlemu.loaders.samples import Source
 from dlemu.units import counted
 from dlemu.workload import Workload
 
@@ -91,8 +90,7 @@ class Enough:
     @property
     def _read_ahead(self) -> int:
         """Batches of an accelerator that may be read inside the step left out."""
-        folder = self.workload.data_folder
-        return Source(self.workload, self.layout, folder, True, True).batches_in_flight
+        return self.workload.batches_in_flight
 
     @property
     def _least_steps(self) -> int:
