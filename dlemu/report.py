@@ -72,8 +72,11 @@ def verdict_line(
     """Return PASS or FAIL with the figures that decide; how many accelerators that makes."""
     au, wanted = metrics.au_percentage, 100 * workload.metric.au
     word = "PASS" if passed(workload, metrics) else "FAIL"
-    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted (edition {metrics.edition})"
     summary = summary or {}
+    how = f"edition {metrics.edition}"
+    if "loop" in summary:  # runs of earlier versions do not say
+        how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
+    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds

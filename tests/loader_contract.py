@@ -62,7 +62,7 @@ class Case:
     def layout(self) -> Layout:
         return layout_of(self.workload)
 
-    def open(self, *, known_places: bool = True, keep: bool = True) -> Loader:
+    def open(self, *, known_places: bool = True, keep: int = 1) -> Loader:
         return open_loader(
             self.workload,
             self.layout,
@@ -280,13 +280,13 @@ class Loaders:
     ) -> None:
         case = self.case(folders, dataset, **{"reader.odirect": direct})
         counts = []
-        for keep in (True, False):
+        for keep in (1, 0):
             loader = case.open(keep=keep)
             try:
                 steps = list(loader.epoch(0, case.plan(0)))
             finally:
                 loader.close()
-            assert all((batch.data is not None) is keep for one in steps for batch in one)
+            assert all((batch.data is not None) is bool(keep) for one in steps for batch in one)
             counts.append([batch.num_bytes for one in steps for batch in one])
         assert counts[0] == counts[1]
         assert sum(counts[0]) >= 0.9 * payload_bytes(case, steps)
@@ -354,6 +354,47 @@ class Loaders:
     def ahead(self, workers: int, prefetch: int, *, batch_size: int) -> int:
         """Return the batches that are read ahead of what was taken: torch's DataLoader's."""
         return workers * max(1, math.ceil(prefetch / max(1, workers)))
+
+    @pytest.mark.parametrize("loop", ["rule", "pipelined"])
+    def test_without_workers_each_accelerator_reads_at_its_own_time(
+        self, folders: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As that many ranks would: nobody's reading waits for another's."""
+        together = threading.Barrier(3)
+        make = SampleReader.make
+
+        def make_with_others(self: SampleReader, *given: Any) -> Any:
+            together.wait(timeout=20)  # all three read, or none goes on
+            return make(self, *given)
+
+        monkeypatch.setattr(SampleReader, "make", make_with_others)
+        keys = {"num_accelerators": 3, "reader.read_threads": 0, "train.loop": loop}
+        case = self.case(folders, "npz", **keys)
+        loader = case.open()
+        try:
+            check_epoch(case, loader, 0)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
+    def test_a_batch_is_one_array_that_is_valid_as_long_as_was_asked(
+        self, folders: Path, dataset: str
+    ) -> None:
+        resize = 30_000
+        keys = {"dataset.record_length_bytes_resize": resize, "reader.read_threads": 2}
+        case = self.case(folders, dataset, **keys)
+        loader = case.open(keep=2)
+        try:
+            before: list[tuple[Batch, NDArray[np.uint8]]] = []
+            for [batch] in loader.epoch(0, case.plan(0)):
+                assert batch.data is not None and batch.lengths is not None
+                assert batch.data.shape == (3, resize) and batch.data.flags.c_contiguous
+                assert batch.lengths.tolist() == [resize] * 3
+                for last, copy in before[-1:]:
+                    assert np.array_equal(last.data, copy), "the last batch is still there"  # type: ignore[arg-type]
+                before.append((batch, batch.data.copy()))
+        finally:
+            loader.close()
 
     def test_preprocessing_takes_time(self, folders: Path) -> None:
         case = self.case(folders, "npz", **{"reader.preprocess_time": 0.01})

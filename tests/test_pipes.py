@@ -123,3 +123,26 @@ def test_the_contexts_of_others_stay_as_they_are() -> None:
     lean_context("fork", num_messages=1, requests=Requests())
     plain = multiprocessing.get_context("fork")
     assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag)
+
+
+@pytest.mark.parametrize("num_messages", [1, 257])
+def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
+    """Held back in order, whichever queue it is; and what is dropped is never sent."""
+    requests = Requests()
+    made: Any = lean_context("fork", num_messages=num_messages, requests=requests).Queue()
+    made.put("first")
+    requests.held = True
+    made.put("second")
+    made.put("third")
+    requests.held = False
+    assert made.get(timeout=5) == "first"
+    with pytest.raises(queue.Empty):
+        made.get(timeout=0.05)
+    requests.send()
+    assert [made.get(timeout=5), made.get(timeout=5)] == ["second", "third"]
+    requests.held = True
+    made.put("fourth")
+    requests.drop()
+    made.put("fifth")
+    requests.send()
+    assert made.get(timeout=5) == "fifth"

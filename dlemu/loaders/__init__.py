@@ -43,7 +43,7 @@ class Batch:
     data: NDArray[np.uint8] | None = None
     """(batch, row_bytes): the samples collated into one array. A row has
     record_length_bytes_resize bytes (cut, or padded with zeros); where that is not set, those of
-    the largest sample. Valid until the accelerator's next batch is taken."""
+    the largest sample. Its memory is used again: `open_loader` says when."""
     lengths: NDArray[np.int64] | None = None
     """(batch,): bytes of each row that are the sample's."""
 
@@ -102,6 +102,15 @@ class TellsPaths(Protocol):
         ...
 
 
+@runtime_checkable
+class SharesMemory(Protocol):
+    """A loader that hands batches over in memory of its own, always the same."""
+
+    def memory(self) -> list[NDArray[np.uint8]]:
+        """Return the arrays that batches are handed over in."""
+        ...
+
+
 class _OpenLoader(Protocol):
     def __call__(
         self,
@@ -111,7 +120,7 @@ class _OpenLoader(Protocol):
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> Loader: ...
 
 
@@ -132,13 +141,14 @@ def open_loader(
     *,
     accelerators: range,
     known_places: bool,
-    keep: bool,
+    keep: int,
 ) -> Loader:
     """Return the loader that `reader.data_loader` names, for these global accelerator numbers.
 
     `known_places`: dlemu generated the files, so sizes and places follow from the layout, and every
-    length is checked against it; else each file's own header tells. `keep`: batches have `data`;
-    else the bytes are counted and dropped where the loader can.
+    length is checked against it; else each file's own header tells. `keep`: batches have
+    `data`, and each stays valid until so many more were taken; with 0 the bytes are counted and
+    dropped where the loader can.
 
     Raises:
         DatasetError: the first file cannot be read.

@@ -84,9 +84,9 @@ class DaliLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places)
+        self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
         gpus = _find_gpus(workload)
         gds = workload.reader.gds if gpus else "off"
         why = None if gds == "off" else _why_through_host(workload, layout, folder)
@@ -106,7 +106,7 @@ class DaliLoader:
         try:
             for accelerator in accelerators:
                 gpu = gpus[accelerator % len(gpus)] if gpus else None
-                self._streams.append(self._open_stream(accelerator, gpu, keep))
+                self._streams.append(self._open_stream(accelerator, gpu, bool(keep)))
         except BaseException:
             self.close()
             raise
@@ -206,7 +206,7 @@ class _FromHost:
             source.folder,
             accelerators=range(accelerator, accelerator + 1),
             known_places=source.known_places,
-            keep=True,
+            keep=1,
         )
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[object]]]:

@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import select
+import weakref
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context, reduction
@@ -139,13 +140,17 @@ class Requests:
 
     def watch(self, queue: Any) -> Any:
         """Return the queue, whose messages are held back from now on while `held` is set."""
-        put = queue.put
+        put, reference = type(queue).put, weakref.ref(queue)  # no cycle: a queue ends in time
 
         def put_or_keep(*message: Any, **how: Any) -> None:
+            queue = reference()
+            if queue is None:  # torch says goodbye to a queue that was collected with it
+                return
+            now = partial(put, queue, *message, **how)
             if self.held:
-                self._kept.append(partial(put, *message, **how))
+                self._kept.append(now)
             else:
-                put(*message, **how)
+                now()
 
         queue.put = put_or_keep
         return queue

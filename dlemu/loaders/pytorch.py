@@ -34,7 +34,7 @@ from dlemu.files import Layout
 from dlemu.loaders import Batch
 from dlemu.loaders.pipes import Requests, lean_context
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
+from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
 from dlemu.loaders.steps import Steps, Takers
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
@@ -67,10 +67,10 @@ class PyTorchLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places)
-        row_bytes = sample_bytes(self._source) if keep else 0
+        self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
+        row_bytes = row_bytes_of(self._source, len(accelerators))
         self._workers = [
             _Workers(self._source, accelerator, row_bytes) for accelerator in accelerators
         ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, WorkloadError
@@ -14,6 +15,7 @@ from dlemu.formats import FORMATS
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.plan import EpochPlan
 from dlemu.storage import round_up, settle_direct
+from dlemu.units import counted, format_bytes
 from dlemu.workload import Workload
 
 Memory = NDArray[np.uint8]
@@ -48,6 +50,8 @@ class Source:
     folder: Path
     direct: bool
     known_places: bool
+    keep: int = 0
+    """Batches that training may hold at once, the one in use included; 0: bytes are dropped."""
 
     @property
     def batches_in_flight(self) -> int:
@@ -112,7 +116,9 @@ class Source:
         return np.split(three, ends[:-1], axis=1)
 
 
-def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bool) -> Source:
+def settle(
+    workload: Workload, layout: Layout, folder: Path, *, known_places: bool, keep: int
+) -> Source:
     """Return the source of a workload's samples; what cannot be is refused here, not in a worker.
 
     Raises:
@@ -131,7 +137,31 @@ def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bo
         )
     odirect = False if reader.decode == "library" else reader.odirect
     direct = settle_direct(folder / layout.path(0), odirect)
-    return Source(workload, layout, folder, direct, known_places)
+    return Source(workload, layout, folder, direct, known_places, keep)
+
+
+def row_bytes_of(source: Source, num_accelerators: int) -> int:
+    """Return the bytes of a row where batches are handed over, 0 where they are dropped.
+
+    Raises:
+        DatasetError: a file cannot be read.
+        WorkloadError: this host's memory cannot hold the batches of so many accelerators.
+    """
+    if not source.keep:
+        return 0
+    row_bytes = sample_bytes(source)
+    wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
+    free = psutil.virtual_memory().available
+    if wanted > free:
+        num_slots, num_rows = _slots_and_rows(source)
+        raise WorkloadError(
+            f"handing over batches takes {format_bytes(wanted)} of memory in this rank "
+            f"({counted(num_accelerators, 'accelerator')} x {num_slots} batches of "
+            f"{format_bytes(num_rows * row_bytes)}), {format_bytes(free)} are free; set "
+            "reader.hand_over=none, dataset.record_length_bytes_resize or a smaller "
+            "reader.prefetch_size, or emulate fewer accelerators"
+        )
+    return row_bytes
 
 
 def sample_bytes(source: Source) -> int:
@@ -206,4 +236,5 @@ def _slot_bytes(source: Source, row_bytes: int) -> int:
 
 
 def _slots_and_rows(source: Source) -> tuple[int, int]:
-    return source.batches_in_flight, source.workload.reader.batch_size
+    num_slots = source.batches_in_flight - 1 + source.keep
+    return num_slots, source.workload.reader.batch_size

@@ -32,7 +32,7 @@ from dlemu.formats import FORMATS
 from dlemu.host import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
+from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
 from dlemu.loaders.steps import Steps, Window
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
@@ -60,12 +60,12 @@ class _Stream:
 class _Column:
     """One accelerator: its streams, and its batches of this epoch as they come together."""
 
-    def __init__(self, source: Source, number: int, accelerator: int, keep: bool) -> None:
+    def __init__(self, source: Source, number: int, accelerator: int, row_bytes: int) -> None:
         self.number, self.accelerator = number, accelerator
         self.lock = threading.Lock()
         """Guards all that follows. Only the streams of one accelerator share it."""
         self.streams: list[_Stream] = []
-        self.slots = _private_slots(source) if keep else None
+        self.slots = _private_slots(source, row_bytes) if row_bytes else None
         self._source = source
         self._plan: EpochPlan | None = None
         self._window = Window(ahead=0, takes_early=0)
@@ -165,16 +165,19 @@ class ThreadsLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = source = settle(workload, layout, folder, known_places=known_places)
+        self._source = source = settle(
+            workload, layout, folder, known_places=known_places, keep=keep
+        )
+        row_bytes = row_bytes_of(source, len(accelerators))
         num_workers = workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
         max_open = _files_of_each(num_streams, streamed=FORMATS[layout.format].streamed)
         notes = np.zeros((len(accelerators), num_workers, Progress.NUM_FIELDS))
         self._progress = [Progress(rows) for rows in notes]
         self._columns = [
-            _Column(source, number, accelerator, keep)
+            _Column(source, number, accelerator, row_bytes)
             for number, accelerator in enumerate(accelerators)
         ]
         for column, progress in zip(self._columns, self._progress, strict=True):
@@ -368,8 +371,7 @@ def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
     return num_streams if waits else min(num_streams, math.ceil(usable_cpus()))
 
 
-def _private_slots(source: Source) -> Slots:
-    row_bytes = sample_bytes(source)
+def _private_slots(source: Source, row_bytes: int) -> Slots:
     return Slots(aligned_buffer(Slots.num_bytes(source, row_bytes)), source, row_bytes)
 
 
