@@ -50,6 +50,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 3.0
 _PROBE_READERS = 64
 _PROBE_FILES = 512
+_FIRST_DATASET = 8
+"""Accelerators that a dataset is proposed for where nothing is known of the storage."""
 
 
 def size_storage(workload: Workload, world: World, say: Say = print) -> int:
@@ -233,8 +235,9 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
-            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
-            f"{datagen_command(workload, 'auto')} num_accelerators=N, N being more than it may feed"
+            f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
+            f"{_FIRST_DATASET} accelerators, more need more files: "
+            f"{datagen_command(workload, 'auto', num_accelerators=_FIRST_DATASET)}"
         )
     keys: dict[str, object] = {}
     if workload.dataset.num_files_train == "auto" or (
