@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from dlemu import workload
 from dlemu.prediction import (
     ERROR,
     Calibration,
@@ -29,6 +28,7 @@ from dlemu.prediction import (
     PublishedHost,
     predict,
 )
+from dlemu.workload import Drive, Workload, load_workload, read_yaml
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"
@@ -38,7 +38,7 @@ SHARE = 0.9
 """Share of the cells that the printed band is to hold."""
 _CEILING = 98.0
 """AU in percent above which nothing waits for the storage."""
-DRIVES = Path(workload.__file__).parent / "workloads" / "drive"
+DRIVES = Path(__file__).parents[1] / "workloads" / "drive"
 WORKLOADS = {"ResNet50": "resnet50_h100", "Unet3D": "unet3d_h100", "CosmoFlow": "cosmoflow_h100"}
 
 
@@ -110,8 +110,8 @@ class OneHost:
 
     system: str
     cores: int
-    workload: workload.Workload
-    drive: workload.Drive | None
+    workload: Workload
+    drive: Drive | None
     """The one drive in the host, by its datasheet; None: the storage is something else."""
     accelerators: int
     read_bytes_per_second: float
@@ -140,8 +140,8 @@ def read_one_host() -> list[OneHost]:
         OneHost(
             system=f"{row['submitter']} {row['system']}",
             cores=int(row["host_cores"]),
-            workload=workload.load_workload(row["workload"]),
-            drive=workload.Drive(name=row["drive"], read_bandwidth=int(row["drive_MBps"]) * 10**6)
+            workload=load_workload(row["workload"]),
+            drive=Drive(name=row["drive"], read_bandwidth=int(row["drive_MBps"]) * 10**6)
             if row["drive"]
             else None,
             accelerators=int(row["simulated"]),
@@ -157,10 +157,10 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _cell(row: dict[str, str]) -> Cell:
-    job = workload.load_workload(WORKLOADS[row["workload"]], {"drives": int(row["drives"])})
+    job = load_workload(WORKLOADS[row["workload"]], {"drives": int(row["drives"])})
     path = DRIVES / f"{row['drive'].lower().replace('-', '_')}.yaml"
     throughput = row["throughput_MiBps"]
-    drive = workload.Drive.model_validate(workload.read_yaml(path))
+    drive = Drive.model_validate(read_yaml(path))
     return Cell(
         workload=row["workload"],
         drive=row["drive"],
@@ -235,7 +235,7 @@ def core_seconds(
         fed = [
             CORES / (rate / 1e9)
             for published, rate in hosts.items()
-            if workload.load_workload(WORKLOADS[published]).dataset.format == name
+            if load_workload(WORKLOADS[published]).dataset.format == name
         ]
         seen = [
             host.core_seconds_per_gb for host in one_host if host.workload.dataset.format == name

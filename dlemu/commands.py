@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dlemu.errors import WorkloadError
 from dlemu.workload import Workload, load_workload
 
-_PLAIN = re.compile(r"[\w./+-]+")
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 _BASE = "unet3d_h100"
 """Workload that a command names for a job that is not among the shipped ones."""
 

@@ -45,11 +45,13 @@ def plot_sizing(sized: Sized, path: Path) -> None:
             axis.axvline(sizing.num_accelerators, color=_CHOSEN, alpha=0.35, linewidth=8, zorder=0)
         label = f"answer: {mark}{sizing.num_accelerators}"
         upper.plot([], [], color=_CHOSEN, alpha=0.35, linewidth=8, label=label)
+    else:
+        upper.plot([], [], linestyle="None", label="answer: 0, one alone fails")
     upper.set_ylabel("accelerator utilisation (%)")
     lowest = min(sizing.threshold, *(point.au_percentage for point in points))
     upper.set_ylim(max(0.0, lowest - 5), 102)
     lower.set_ylabel(f"read ({unit})")
-    lower.set_ylim(0, 1.25 * _fastest(points) / size)
+    lower.set_ylim(0, max(1.25 * _fastest(points) / size, 1.1 * asked[0]))
     lower.set_xlabel("emulated accelerators N")
     lower.set_xlim(least, most)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))

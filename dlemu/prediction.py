@@ -444,8 +444,8 @@ class _Rates:
     def number(self, threshold: float) -> int | None:
         """Return the most accelerators that pass a threshold in percent; None: no bound."""
         # AU that lacks up to half a hundredth is rounded up to the threshold (`metrics.passes`).
-        real = self.most(max(threshold - 0.005, threshold / 2) / 100)
-        if math.isinf(real):
+        real = self.most(max(round(threshold, 2) - 0.005, threshold / 2) / 100)
+        if math.isinf(min(self.storage, self.hosts)) and real > EXTRAPOLATED_ABOVE:
             return None
         number = math.floor(real)
         if number > 0 and not passes(100 * self.au(number), threshold):
