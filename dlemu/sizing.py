@@ -203,7 +203,7 @@ class _History:
             return None, f"{passed} consecutive runs passed"
         feeds = self._feeds()
         if feeds is None and self.fails - self.passes > 1:
-            return self._grown(), f"{self.passes} wait for no storage: more"
+            return self._grown(), f"{self.passes} are not held back: more"
         fits = min(max(math.floor(feeds or 0), self.passes), self.fails - 1)
         resolution = self._resolution(fits)
         if fits > 0 and fits + resolution >= self.fails:

@@ -17,10 +17,10 @@ LEVELS = [
     # the job
     "workload sections records",
     # pure, or bytes
-    "files plan metrics prediction commands formats devices host processes intervals pagecache "
-    "observe storage cuda cufile gds latency energy",
+    "files plan metrics prediction formats devices host processes intervals pagecache observe "
+    "storage cuda cufile gds latency energy",
     # do
-    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
+    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands",
     # tell
     "verdict watchdog report evidence witness sweep paths drive_table plots search_log",
     # put together

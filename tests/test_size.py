@@ -416,6 +416,11 @@ def test_an_answer_reads_as_it_should() -> None:
             "size.max_accelerators=512, so the storage may feed more; raise it",
         ),
         (
+            {"at_least": True, "limit": "none", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: almost nothing held the "
+            "accelerators back, so the storage may feed more (9 reached 83.70%)",
+        ),
+        (
             {
                 "num_accelerators": 0,
                 "at_least": True,

@@ -49,7 +49,7 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
 
     assert [(e.point.num_accelerators if e.point else None, e.next, e.reason) for e in events] == [
         (None, 6, "start"),
-        (6, 10, "6 wait for no storage: more"),
+        (6, 10, "6 are not held back: more"),
         (10, 9, "the runs say 8.40: this should be the first to fail"),
         (9, 8, "confirm: 0 of 2 passed"),
         (8, 8, "confirm: 1 of 2 passed"),
@@ -140,15 +140,14 @@ def test_no_real_number_contradicts_what_was_measured() -> None:
 
 
 def test_the_real_number_rests_on_runs_that_the_storage_held_back() -> None:
-    """9 reach what 8.4 promise; a loader that held 10 back further says nothing about that."""
-    found = {10: (70.0, "loader"), 9: (84.0, "storage"), 8: (94.5, "none"), 7: (98.0, "none")}
+    """It gives 31.11; the loader that held 31 back says nothing about it."""
+    loader = {31: Point(31, 89.5, 0.0, 0.0, "loader")}
+    clean = storage_of(31.11)
 
-    sizing = size(
-        lambda n: Point(n, found[n][0], 0.0, 0.0, found[n][1]), start=10, most=10, confirm=1
-    )
+    sizing = size(lambda number: loader.get(number) or clean(number), start=33, most=33)
 
-    assert (sizing.num_accelerators, sizing.limit) == (8, "storage")
-    assert sizing.real_accelerators == pytest.approx(8.4, abs=0.01)
+    assert (sizing.num_accelerators, sizing.fewest_failed, sizing.limit) == (30, 31, "storage")
+    assert sizing.real_accelerators == pytest.approx(31.11)
 
 
 def test_a_run_that_was_disturbed_is_made_again() -> None:
