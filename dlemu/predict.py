@@ -25,10 +25,15 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
     """
     drive, calibration = known_rates(workload)
     if drive is None:
+        ways = "name a datasheet (drive=d7_ps1010), give its rate (drive.read_bandwidth=7GB), or"
+        if calibration is None:
+            raise WorkloadError(
+                f"drive is not set; {ways} a calibration that read the drive "
+                "(predict.calibration=FILE)"
+            )
         raise WorkloadError(
-            "drive is not set; name a datasheet (drive=d7_ps1010), give its rate "
-            "(drive.read_bandwidth=7GB), or a calibration that read the drive "
-            "(predict.calibration=FILE)"
+            f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
+            f"{ways} calibrate again with dataset.data_folder"
         )
     prediction = predict(PredictionInput.of(workload, drive), calibration)
     if workload.output.folder is not None:

@@ -319,3 +319,15 @@ def test_a_calibration_is_not_the_published_tools(
     assert run(calibrated(calibration, "predict.tool=dlio", "predict.host_cpus=8")) == 1
 
     assert "predict.calibration was measured with dlemu" in capsys.readouterr().err
+
+
+def test_advice_is_not_what_is_set_already(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_limits(calibration, drive_read_bytes_per_second=None)
+
+    assert run(calibrated(path)) == 1
+
+    error = capsys.readouterr().err
+    assert f"drive is not set, and predict.calibration {path} read none; name a datasheet" in error
+    assert "predict.calibration=FILE" not in error
