@@ -308,6 +308,15 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
     assert sizing_of(job)["read_ahead_share"] is None
 
 
+def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None:
+    """200 samples are 50 steps of 4 accelerators, and 33 of 6; 40 are needed."""
+    with pytest.raises(
+        DatasetError,
+        match=r"^at least 4 accelerators, where the dataset ends the search: for 8 accelerators",
+    ):
+        size_storage(job.with_keys({"size.max_accelerators": 8, "size.start": 4}), Alone())
+
+
 def test_a_quick_search_refuses_an_epoch_that_is_mostly_read_ahead(job: Workload) -> None:
     with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 40, 10"):
         size_storage(job.with_keys({"size.max_accelerators": 9, "size.start": 8}), Alone())
