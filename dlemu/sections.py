@@ -362,6 +362,10 @@ class Predict(Section):
     """Predict AU and rate at this number; None: the largest number that passes."""
     calibration: str | None = None
     """File that `dlemu calibrate` wrote; None: from the datasheet alone."""
+    tool: Literal["dlemu", "dlio"] = "dlemu"
+    """Tool that reads: `dlio` compares with published figures; it takes more of the CPUs."""
+    host_cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
 
 
 class Dali(Section):
