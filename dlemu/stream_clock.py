@@ -75,7 +75,7 @@ class CudaStream:
                 f"device={device}: this PyTorch ({torch.__version__}) sees {found} GPUs; install "
                 f"one made for the driver's CUDA, or leave device out for a model on the CPU"
             )
-        self._cuda = torch.cuda
+        self._cuda: Any = torch.cuda
         self._device = int(number) if number else torch.cuda.current_device()
         self._stream = torch.cuda.current_stream(self._device)
         self.name = f"{torch.cuda.get_device_name(self._device)} (CUDA events)"
