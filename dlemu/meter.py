@@ -163,8 +163,8 @@ class Meter:
         step = self._current("computing")
         if self._computing:
             raise WorkloadError("meter.computing() is inside itself; leave one of the two out")
-        self._computing = True
         begin = step.stream.record()
+        self._computing = True
         try:
             yield
             step.spans.append((begin, step.stream.record()))
