@@ -37,12 +37,8 @@ class _Step:
     told: tuple[Any, ...] = ()
     """What the batch and its place say."""
 
-    def is_done(self) -> bool:
-        """Return whether the device has done all of it, at once."""
-        return self.stream.passed(self.met)
-
     def row(self) -> tuple[Any, ...]:
-        """Return the record; waits for the device."""
+        """Return the record; the device must have done all of the step."""
         seconds = self.stream.seconds
         moment, mark = self.begun
         body = seconds(self.taken, self.computed)
@@ -142,7 +138,7 @@ class Meter:
             self._all_emulated &= current.asked_compute is not None
             self._all_marked &= bool(current.spans)
             self._under_way.append(current)
-            while self._under_way and self._under_way[0].is_done():
+            while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
                 self._rows.append(self._under_way.popleft().row())
 
     def compute(self, batch: object) -> None:
@@ -182,6 +178,7 @@ class Meter:
     def steps(self) -> Steps:
         """The records so far, (steps,) of `records.STEP`; waits for the device."""
         while self._under_way:
+            self._under_way[0].stream.wait(self._under_way[0].met)
             self._rows.append(self._under_way.popleft().row())
         return np.array(self._rows, STEP)
 

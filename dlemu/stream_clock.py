@@ -25,8 +25,12 @@ class StreamClock(Protocol):
         """Return whether all work before the mark is done, at once."""
         ...
 
+    def wait(self, mark: Any) -> None:
+        """Return when all work before the mark is done."""
+        ...
+
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the time between two marks; waits until the work before `end` is done."""
+        """Return the time between two marks; the work before both must be done."""
         ...
 
 
@@ -43,6 +47,9 @@ class HostStream:
 
     def passed(self, mark: float) -> bool:
         return True
+
+    def wait(self, mark: float) -> None:
+        pass
 
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
@@ -98,6 +105,8 @@ class CudaStream:
     def passed(self, mark: Any) -> bool:
         return bool(mark.query())
 
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
     def seconds(self, begin: Any, end: Any) -> float:
-        end.synchronize()
         return float(begin.elapsed_time(end)) / 1000

@@ -54,10 +54,10 @@ class Stream:
         return mark <= self.clock.time
 
     def seconds(self, begin: float, end: float) -> float:
-        self.synchronize(end)
+        assert self.passed(begin) and self.passed(end)
         return end - begin
 
-    def synchronize(self, mark: float) -> None:
+    def wait(self, mark: float) -> None:
         """Have the host wait."""
         if mark > self.clock.time:
             self.clock.time = mark
@@ -270,7 +270,7 @@ def test_two_epochs_each_begin_where_they_began() -> None:
         for _ in meter.epoch(job.batches(), epoch, device=stream):
             with meter.computing():
                 stream.launch(0.090)
-        stream.synchronize(stream.free)
+        stream.wait(stream.free)
         job.clock.time += 5.0  # a validation that is no step
     steps = meter.steps
     assert steps["start"][NUM_STEPS] == pytest.approx(5.0 + 0.030 + 0.090 * NUM_STEPS)
