@@ -61,7 +61,7 @@ class Meter:
 
         for epoch in range(2):
             for batch in meter.epoch(loader, epoch, device="cuda"):
-                inputs = batch.data.to("cuda", non_blocking=True)
+                inputs = torch.as_tensor(batch.data).to("cuda", non_blocking=True)
                 with meter.computing():
                     ...  # the model, its data on the device; or meter.compute(batch), a sleep
         print(meter.report())
@@ -170,7 +170,7 @@ class Meter:
     def _current(self, name: str) -> _Step:
         if self._step is None:
             raise WorkloadError(
-                f"meter.{name} belongs into the loop over meter.epoch(...), after a batch was taken"
+                f"meter.{name} works inside the loop over meter.epoch(...) only, for it times a step"
             )
         return self._step
 

@@ -34,17 +34,21 @@ def main(folder: Path) -> int:
         torch.nn.Linear(65_536, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    device = "cuda" if torch.cuda.is_available() else None
+    model.to(device or "cpu")
     meter = dlemu.Meter(workload)
     with dlemu.make_loader(workload, rank=0, num_ranks=1) as loader:
         for epoch in range(2):
-            for batch in meter.epoch(loader, epoch):
+            for batch in meter.epoch(loader, epoch, device=device):
                 assert batch.arrays is not None
                 # The arrays' memory is reused by the next batch: this makes a copy of its own.
                 inputs = torch.from_numpy(np.stack(batch.arrays)).float() / 255
-                loss = model(inputs).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                inputs = inputs.to(device or "cpu")
+                with meter.computing():
+                    loss = model(inputs).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
     print(meter.report())
     return 0
 
