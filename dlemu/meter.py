@@ -170,7 +170,7 @@ class Meter:
     def _current(self, name: str) -> _Step:
         if self._step is None:
             raise WorkloadError(
-                f"meter.{name} works inside the loop over meter.epoch(...) only, for it times a step"
+                f"meter.{name} works only inside the loop over meter.epoch(...): it times a step"
             )
         return self._step
 

@@ -290,11 +290,11 @@ def test_outside_of_the_loop_there_is_no_step_to_time(call: str) -> None:
             with meter.computing():
                 pass
 
-    with pytest.raises(WorkloadError, match=rf"^meter\.{call} works inside the loop over"):
+    with pytest.raises(WorkloadError, match=rf"^meter\.{call} works only inside the loop over"):
         use()
     for _ in meter.epoch(range(1), 0):
         pass
-    with pytest.raises(WorkloadError, match=rf"^meter\.{call} works inside the loop over"):
+    with pytest.raises(WorkloadError, match=rf"^meter\.{call} works only inside the loop over"):
         use()
 
 

@@ -55,7 +55,7 @@ def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "unet3d_h100: 1 accelerator, 2 epochs of 6 steps, batches of 7"
+    assert lines[0] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 6 steps, batches of 7"
     assert re.match(r"(PASS|FAIL): utilisation ", lines[-1])
 
 
