@@ -61,7 +61,7 @@ class Meter:
 
         for epoch in range(2):
             for batch in meter.epoch(loader, epoch, device="cuda"):
-                inputs = torch.as_tensor(batch.data).to("cuda", non_blocking=True)
+                inputs = to_gpu(batch)  # copies, as the loop makes them
                 with meter.computing():
                     ...  # the model, its data on the device; or meter.compute(batch), a sleep
         print(meter.report())
