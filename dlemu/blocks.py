@@ -34,8 +34,8 @@ DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 
 PROCESSES_BELOW = 128 * 1024
-"""Threads of one Python process stop scaling with smaller blocks: 4 of them reach 171,000 IOPS at
-4 KiB, fio 365,000."""
+"""Into host memory. Threads of one Python process stop scaling with smaller blocks: 4 of them reach
+171,000 IOPS at 4 KiB, fio 365,000."""
 
 _CHUNK = 8192  # blocks between two looks at the clock's results
 
@@ -66,12 +66,12 @@ class Work:
 
     @property
     def num_processes(self) -> int:
-        """Small blocks get a process for each worker; with a GPU, at most one for each CPU, since
-        every process takes half a GiB of GPU memory for its context."""
-        if self.io_size >= PROCESSES_BELOW:
-            return 1
-        cpus = len(os.sched_getaffinity(0))
-        return min(len(self.files), cpus) if self.on_gpu else len(self.files)
+        """Small blocks into host memory get a process for each worker, all else threads.
+
+        A process has a CUDA context of its own, and contexts take turns on a GPU: several would
+        measure that, and not the path.
+        """
+        return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
 
 
 @dataclass

@@ -54,6 +54,8 @@ class EpochMetrics:
     """Mean wait for a batch, first steps left out."""
     wait_share: float
     """Share of the window, 0 to 1, in which accelerators waited for batches."""
+    overhead_share: float
+    """Share of the window in which a real loop worked on its batch, and its device did not."""
     barrier_share: float
     """Share of the window in which they waited for other accelerators."""
     oversleep_share: float
@@ -172,7 +174,8 @@ def _by_accelerator(steps: Steps, num_accelerators: int) -> Steps:
 def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetrics:
     """Return the metrics of (accelerators, steps) records."""
     num_steps = steps.shape[1]
-    seconds = steps["wait"] + steps["compute"] + steps["barrier"]  # (accelerators, steps)
+    # (accelerators, steps)
+    seconds = steps["wait"] + steps["overhead"] + steps["compute"] + steps["barrier"]
     whole, inside = seconds.sum(axis=1), seconds[:, window].sum(axis=1)
     num_samples = steps["num_samples"].sum(axis=1)
     if edition == "v1.0":
@@ -202,6 +205,7 @@ def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetric
         read_bytes=int(steps["num_bytes"].sum()),
         wait_seconds=float(steps["wait"][:, window].mean()),
         wait_share=float(steps["wait"][:, window].sum() / window_total),
+        overhead_share=float(steps["overhead"][:, window].sum() / window_total),
         barrier_share=float(steps["barrier"][:, window].sum() / window_total),
         oversleep_share=float(over.sum() / window_total),
         accelerator_au=au,

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
@@ -37,6 +38,7 @@ STEP = np.dtype(
         ("num_bytes", np.int64),  # really read for the batch
         ("start", np.float64),  # seconds on the rank's own clock
         ("wait", np.float64),  # for the batch
+        ("overhead", np.float64),  # of a real loop: the device idle or copying, batch at hand
         ("compute", np.float64),  # measured
         ("barrier", np.float64),  # for the other accelerators
         ("computation_time", np.float64),  # asked for
@@ -115,6 +117,9 @@ def read_steps(folder: Path) -> Steps:
                 part = np.lib.format.read_array(file)
         except (ValueError, OSError) as error:
             raise RunError(f"{path} is damaged: {error}") from None
+        if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
+            # Runs of earlier versions have no such field; there it is 0.
+            part = require_fields(part, STEP)
         if part.dtype != STEP:
             raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
         parts.append(part.ravel())

@@ -22,9 +22,12 @@ ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
 ]
 
 
-def render_metrics(workload: Workload, metrics: Metrics) -> str:
-    """Return the table per epoch and the verdict line."""
-    return "\n".join([*_table(workload, metrics), "", verdict_line(workload, metrics)])
+def render_metrics(
+    workload: Workload, metrics: Metrics, *, accelerator: str = "emulated accelerator"
+) -> str:
+    """Return the table per epoch and the verdict line; `accelerator` is what computed."""
+    table = _table(workload, metrics, accelerator)
+    return "\n".join([*table, "", verdict_line(workload, metrics)])
 
 
 def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
@@ -115,14 +118,14 @@ def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, mem
     )
 
 
-def _table(workload: Workload, metrics: Metrics) -> list[str]:
+def _table(
+    workload: Workload, metrics: Metrics, accelerator: str = "emulated accelerator"
+) -> list[str]:
     epochs = metrics.epochs
-    plural = "" if len(epochs) == 1 else "s"
-    accelerators = f"{metrics.num_accelerators} emulated accelerator"
-    accelerators += "" if metrics.num_accelerators == 1 else "s"
     lines = [
-        f"{workload.name}: {accelerators}, {len(epochs)} epoch{plural} of "
-        f"{epochs[0].num_steps} steps, batches of {workload.reader.batch_size}",
+        f"{workload.name}: {counted(metrics.num_accelerators, accelerator)}, "
+        f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
+        f"batches of {workload.reader.batch_size}",
         "",
         f"{'per epoch':<28}{'mean':>12}{'min':>12}{'max':>12}",
         f"{'':<28}" + "  ----------" * 3,

@@ -33,16 +33,19 @@ def main(folder: Path) -> int:
         torch.nn.Linear(65_536, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    device = "cuda" if torch.cuda.is_available() else None
+    model.to(device or "cpu")
     meter = dlemu.Meter(workload)
     with dlemu.make_loader(workload, rank=0, num_ranks=1) as loader:
         for epoch in range(2):
-            for batch in meter.epoch(loader, epoch):
+            for batch in meter.epoch(loader, epoch, device=device):
                 # One array (batch, bytes), whose memory is reused: this makes a copy of its own.
-                inputs = torch.from_numpy(batch.data).float() / 255
-                loss = model(inputs).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                inputs = torch.from_numpy(batch.data).to(device or "cpu").float() / 255
+                with meter.computing():
+                    loss = model(inputs).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
     print(meter.report())
     return 0
 

@@ -25,6 +25,7 @@ from dlemu.loaders.dali import DaliLoader
 from dlemu.loaders.dali_gpu import spread_batch
 from dlemu.loaders.dali_pipelines import dali, read_numpy
 from dlemu.pagecache import cached_share, drop
+from dlemu.plan import make_plan
 from tests.loader_contract import (
     DATASETS,
     Case,
@@ -417,6 +418,29 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
         # Headers, of files that are hardly larger than those; none where dlemu wrote the files.
         assert paths.host < 0.5 * read
         assert paths.host == 0 or not known
+
+
+@pytest.mark.gpu
+def test_dali_is_not_given_inputs_of_two_kinds(
+    gpu_folders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of 3 out of files of 5: some lie in one piece, others do not. DALI warns of that."""
+    folder = gpu_folders / "in order"
+    case = case_of(folder, "hdf5 of 5", {"dali.device": "gpu", "reader.gds": "prefer"})
+    found = availability(folder)
+    if not found.usable:
+        pytest.skip(f"cuFile does not work here: {'; '.join(found.reasons)}")
+    plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
+    assert plan.samples[:2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    loader = open_dali(case)
+    try:
+        for [batch] in loader.epoch(0, plan):
+            assert batch.arrays is not None
+            for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                assert np.array_equal(array, expected(case, sample))
+    finally:
+        loader.close()
+    assert "contiguous" not in capfd.readouterr().err
 
 
 @pytest.mark.gpu

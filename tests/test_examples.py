@@ -24,7 +24,7 @@ def test_a_training_loop_of_ones_own(tmp_path: Path) -> None:
     script = str(EXAMPLES / "training_loop.py")
     done = execute([sys.executable, script, str(tmp_path)], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "cosmoflow_h100: 1 emulated accelerator, 2 epochs of 16 steps" in done.stdout
+    assert "cosmoflow_h100: 1 accelerator, 2 epochs of 16 steps" in done.stdout
 
 
 def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

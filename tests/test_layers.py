@@ -20,7 +20,8 @@ LEVELS = [
     "files plan metrics prediction formats devices host processes intervals pagecache observe "
     "storage cuda cufile gds latency energy",
     # do
-    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands",
+    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands "
+    "stream_clock",
     # tell
     "verdict watchdog report evidence witness sweep paths drive_table plots search_log",
     # put together

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.lib.recfunctions
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,15 @@ def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
         "steps.10.npy",
         "steps.2.npy",
     ], "no temporary file is left"
+
+
+def test_a_run_of_before_real_loops_were_timed_is_read(tmp_path: Path) -> None:
+    earlier = some_steps()[[name for name in STEP.names or () if name != "overhead"]]
+    np.save(tmp_path / "steps.0.npy", np.lib.recfunctions.repack_fields(earlier))
+    assert read_steps(tmp_path).tobytes() == some_steps().tobytes()
+    np.save(tmp_path / "steps.0.npy", np.lib.recfunctions.repack_fields(earlier[["wait", "step"]]))
+    with pytest.raises(RunError, match="not steps of this version"):
+        read_steps(tmp_path)
 
 
 def test_anyone_can_read_the_records(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_meter_takes_any_iterable_and_a_model_of_ones_own() -> None:
     metrics = meter.metrics()
     assert metrics is not None and [epoch.num_steps for epoch in metrics.epochs] == [8, 8]
     assert metrics.epochs[0].num_samples == 64 and 0 < metrics.au_percentage < 100
-    assert meter.report().startswith("unet3d_h100: 1 emulated accelerator, 2 epochs of 8 steps")
+    assert meter.report().startswith("unet3d_h100: 1 accelerator, 2 epochs of 8 steps")
 
 
 def test_the_public_names_are_what_is_listed() -> None:

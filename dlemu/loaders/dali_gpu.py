@@ -3,7 +3,7 @@
 1. a batch     is planned as extents: runs of its samples that lie together in a file ->
 2. threads     read_threads x io_depth of them, each read an extent, in aligned pieces, into the
                batch's slot; what training does not get is read, too, into memory used by nobody ->
-3. the samples where they lie in the slot; DALI takes them there. No byte is copied on the way.
+3. the samples where they lie in the slot; DALI copies them from there, within the GPU's memory.
 
 Slots are registered with cuFile once, and used again when their batch has been computed on.
 """

@@ -79,14 +79,13 @@ def read_tfrecord(
 def take_samples(settings: Settings, *, on_gpu: bool) -> Pipeline:
     """Return a pipeline that is fed a batch at a time (`feed_input`, to INPUT).
 
-    Out of host memory DALI copies it, for that is used again while the accelerator computes; what
-    is `on_gpu` it takes as it is.
+    DALI copies it, within the GPU's memory if it is `on_gpu`. It takes without a copy only samples
+    that lie one directly behind the other, and must not be given such and others in turn.
     """
     with _pipeline(settings, depth=1) as pipeline:
         samples = dali.fn.external_source(
             name=INPUT,
             device="gpu" if on_gpu else "cpu",
-            no_copy=on_gpu,
             dtype=dali.types.UINT8,
             ndim=1,
         )
