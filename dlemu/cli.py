@@ -37,7 +37,7 @@ dlemu - how many GPUs will this storage feed?
 
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
-Exit status: 0 passed, 1 error or failed run, 2 the AU is under the threshold."""
+Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
 _INTERRUPTED = 130
 """What shells give a command that SIGINT ended."""
@@ -284,6 +284,7 @@ def _verify(workload: Any, world: World, words: Words) -> int:
 def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
     from dlemu.job import run_job
+    from dlemu.proof import EXIT_STATUS
     from dlemu.report import render_run
 
     if workload.workflow.generate_data:
@@ -299,8 +300,7 @@ def _run(workload: Any, world: World, words: Words) -> int:
     if outcome is not None:
         print(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
         print(f"results: {outcome.folder}")
-        failed = outcome.summary["status"] != "complete"
-        status = 1 if failed else 0 if outcome.passed else 2
+        status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.metrics import EpochMetrics, Metrics
+from dlemu.metrics import EpochMetrics, Metrics, passes
+from dlemu.proof import judge
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 
@@ -24,17 +25,16 @@ ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
 
 def render_metrics(workload: Workload, metrics: Metrics) -> str:
     """Return the table per epoch and the verdict line."""
-    return "\n".join([*_table(workload, metrics), "", verdict_line(workload, metrics)])
+    hidden = judge(workload, metrics).hidden
+    lines = [*_table(workload, metrics), "", verdict_line(workload, metrics)]
+    return "\n".join([*lines, hidden] if hidden else lines)
 
 
 def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
     """Return a run's whole report: table, verdict, the limit and what was measured beside it."""
-    lines = [*_table(workload, metrics), ""]
-    failed = summary.get("status") == "failed"
-    if failed:
-        lines.append(f"NO VERDICT: {summary.get('error', 'the run failed')}")
-    else:
-        lines.append(verdict_line(workload, metrics, summary))
+    lines = [*_table(workload, metrics), "", verdict_line(workload, metrics, summary)]
+    hidden = judge(workload, metrics, summary).hidden
+    lines += [hidden] if hidden else []
     limit = summary.get("limit")
     if limit:
         lines.append(f"limit: {limit['name']}. {limit['evidence']}")
@@ -69,24 +69,28 @@ def _path_line(summary: Mapping[str, Any]) -> list[str]:
 def verdict_line(
     workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
 ) -> str:
-    """Return PASS or FAIL with the figures that decide; how many accelerators that makes."""
-    au, wanted = metrics.au_percentage, 100 * workload.metric.au
-    word = "PASS" if passed(workload, metrics) else "FAIL"
-    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted (edition {metrics.edition})"
+    """Return the verdict with the figures that decide; how many accelerators that makes."""
     summary = summary or {}
+    judgement = judge(workload, metrics, summary)
+    au, wanted = metrics.au_percentage, 100 * workload.metric.au
+    figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted (edition {metrics.edition})"
+    if judgement.reasons:
+        ended = summary.get("status") != "failed"
+        parts = [*([figures] if ended else []), *judgement.reasons, *judgement.remarks]
+        return f"{judgement.verdict}: {'; '.join(parts)}"
+    parts = [f"{judgement.verdict}: {figures}"]
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds
-        line += f"; this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
-    share = (summary.get("measured") or {}).get("page_cache_share")
-    if share is not None and share > 0.05:
-        line += f"; BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
-    return line
+        parts.append(
+            f"this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
+        )
+    return "; ".join([*parts, *judgement.remarks])
 
 
 def passed(workload: Workload, metrics: Metrics) -> bool:
-    """Return whether the AU meets the threshold; public figures have two decimals."""
-    return round(metrics.au_percentage, 2) >= round(100 * workload.metric.au, 2)
+    """Return whether the AU meets the threshold."""
+    return passes(metrics.au_percentage, 100 * workload.metric.au)
 
 
 def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, memory: str) -> str:
@@ -134,8 +138,8 @@ def _table(workload: Workload, metrics: Metrics) -> list[str]:
 
 def _below(workload: Workload, metrics: Metrics) -> list[str]:
     """Return a line that names the epochs under the threshold, if there are any."""
-    wanted = round(100 * workload.metric.au, 2)
-    below = [e for e in metrics.epochs if round(e.au_percentage, 2) < wanted]
+    wanted = 100 * workload.metric.au
+    below = [e for e in metrics.epochs if not passes(e.au_percentage, wanted)]
     if not below or len(below) == len(metrics.epochs):
         return []
     named = ", ".join(f"{epoch.epoch + 1} ({epoch.au_percentage:.2f}%)" for epoch in below)

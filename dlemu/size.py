@@ -36,6 +36,7 @@ from dlemu.job import Outcome, Say, run_job
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
+from dlemu.proof import cached_too_much
 from dlemu.records import write_json
 from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
@@ -160,8 +161,10 @@ class _Search:
             "output.folder": order.folder,
         }
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
-        if outcome is not None and outcome.summary["status"] != "complete":
-            raise RunError(str(outcome.summary.get("error")))
+        if outcome is not None:
+            reason = cached_too_much(self._workload, outcome.summary["measured"])
+            if reason:
+                raise RunError(reason)
         return outcome
 
     def _run_folder(self, number: int, accelerators: int) -> Path:

@@ -22,7 +22,7 @@ LEVELS = [
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
     # tell
-    "verdict watchdog report evidence witness sweep paths drive_table plots search_log",
+    "verdict watchdog proof report evidence witness sweep paths drive_table plots search_log",
     # put together
     "job meter doctor",
     # whole commands
