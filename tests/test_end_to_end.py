@@ -168,6 +168,7 @@ def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
     words = [*QUICK, f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'r'}"]
     words += [f"dataset.format={form}", "dataset.num_files_train=12", f"reader.decode={decode}"]
     words += ["reader.batch_size=3", "reader.read_threads=2"]
+    words += ["dataset.record_length_bytes=4300", "dataset.record_length_bytes_stdev=0"]
     assert run(["run", *words]) == 0
     assert f"note: no manifest in {tmp_path / 'data'}: 12 {form} files were found" in (
         capsys.readouterr().out
