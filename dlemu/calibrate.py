@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
+from dlemu.devices import lies_in_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
 from dlemu.job import Outcome, Say, run_job
@@ -104,6 +105,11 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
             raise DatasetError(
                 f"{workload.data_folder} holds no whole dataset of dlemu's; write it: dlemu "
                 f"datagen workload={workload.name} dataset.data_folder={workload.data_folder}"
+            )
+        if lies_in_memory(workload.data_folder):
+            raise DatasetError(
+                f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
+                "on the storage, or leave dataset.data_folder out to calibrate the host alone"
             )
         layout = manifest.layout
     if workload.output.folder is not None:

@@ -253,7 +253,7 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     summary, metrics = outcome.summary, outcome.metrics
     limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
-    if limit == "storage" and in_memory:
+    if limit in ("storage", "unclear") and in_memory:
         limit, evidence = "memory", "the target lies in memory: no drive was read"
     return Point(
         num_accelerators=metrics.num_accelerators,

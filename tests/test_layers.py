@@ -17,8 +17,8 @@ LEVELS = [
     # the job
     "workload sections records",
     # pure, or bytes
-    "files plan metrics prediction formats devices host processes intervals pagecache observe "
-    "storage cuda cufile gds latency energy",
+    "files plan metrics prediction formats devices host processes intervals pagecache cached "
+    "observe storage cuda cufile gds latency energy",
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
     # tell
