@@ -17,7 +17,7 @@ LEVELS = [
     # the job
     "workload sections records",
     # pure, or bytes
-    "files plan metrics prediction formats devices host processes intervals pagecache cached "
+    "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
     "observe storage cuda cufile gds latency energy",
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
