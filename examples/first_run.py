@@ -3,7 +3,7 @@
     python examples/first_run.py FOLDER
 
 FOLDER should lie on the storage in question. 84 MB are written there: steps enough for a verdict,
-and far too few bytes for a true answer about the storage: `dlemu datasize` tells how many are needed.
+but far too few bytes for a true answer: `dlemu datasize` tells how many are needed.
 """
 
 import sys
