@@ -53,7 +53,8 @@ def judge(
     if summary.get("status") == "failed":
         reasons: tuple[str, ...] = (str(summary.get("error", "the run failed")),)
         return Judgement("NO VERDICT", reasons, remarks)
-    reasons = tuple(_cached_too_much(workload, measured))
+    cached = cached_too_much(workload, measured)
+    reasons = (cached,) if cached else ()
     wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
     met, proven = passes(metrics.au_percentage, wanted), passes(whole, wanted)
     if met and not proven:
@@ -81,7 +82,21 @@ def hidden_share(workload: Workload, metrics: Metrics) -> float:
 
 def cached_too_much(workload: Workload, measured: Mapping[str, Any]) -> str:
     """Return why `metric.max_cached_share` is broken or cannot be checked, "" where it is kept."""
-    return next(_cached_too_much(workload, measured), "")
+    bound = workload.metric.max_cached_share
+    if bound is None or "page_cache_share" not in measured:  # a loop of one's own has no witness
+        return ""
+    share = measured["page_cache_share"]
+    if share is None:
+        return (
+            "metric.max_cached_share: how many bytes came from memory is not known here, so "
+            f"whether at most {bound:g} did cannot be checked (a note below says why)"
+        )
+    if share <= bound:
+        return ""
+    return (
+        f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most {bound:g} "
+        "may; use a larger dataset, reader.odirect=true or a cold cache"
+    )
 
 
 def _batches_ahead(workload: Workload) -> int:
@@ -158,23 +173,6 @@ def _hidden_line(metrics: Metrics, share: float) -> str:
         f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; with "
         f"the first step the utilisation is {metrics.whole_epoch_au_percentage:.2f}%"
     )
-
-
-def _cached_too_much(workload: Workload, measured: Mapping[str, Any]) -> Iterator[str]:
-    bound = workload.metric.max_cached_share
-    if bound is None or "page_cache_share" not in measured:  # a loop of one's own has no witness
-        return
-    share = measured["page_cache_share"]
-    if share is None:
-        yield (
-            "metric.max_cached_share: how many bytes came from memory is not known here, so "
-            f"whether at most {bound:g} did cannot be checked (a note below says why)"
-        )
-    elif share > bound:
-        yield (
-            f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most "
-            f"{bound:g} may; use a larger dataset, reader.odirect=true or a cold cache"
-        )
 
 
 def _remarks(workload: Workload, metrics: Metrics, measured: Mapping[str, Any]) -> Iterator[str]:
