@@ -129,7 +129,8 @@ def test_a_file_that_went_missing_fails_the_run_by_name(loader: str, tmp_path: P
 
 
 def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
-    workload = small(tmp_path, metric__max_cached_share=0.0, output__drop_caches=False)
+    keys = {"metric__max_cached_share": 0.0, "output__drop_caches": False, "metric__au": 0.01}
+    workload = small(tmp_path, **keys)
     outcome = run(workload)
     share = outcome.summary["measured"]["page_cache_share"]
     if share is None:
