@@ -313,8 +313,9 @@ def test_a_folder_that_holds_a_run_is_refused(folder: Path) -> None:
     workload = small(folder)
     results = folder / "run"
     with start(workload, f"output.folder={results}") as run:
-        run.completes()
+        run.end()
     before = (results / "summary.json").read_bytes()
+    assert b'"status": "complete"' in before, run.told()
     for num_ranks in (1, 2):
         with start(
             workload, f"output.folder={results}", num_ranks=num_ranks, own_shared=True
