@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import dlemu
 from benchmarks.machine import describe_machine, markdown
 from tests.cgroups import throttled_reads
@@ -168,7 +166,7 @@ def run_pipelined(
         slot = number % 2
         if number > 1:
             ended[slot].synchronize()
-        np.stack(batch.arrays, out=pinned[slot].numpy())
+        pinned[slot].numpy()[:] = batch.data
         with torch.cuda.stream(copies):
             data[slot].copy_(pinned[slot], non_blocking=True)
             copied[slot].record()
@@ -189,7 +187,7 @@ def run_synchronous(
     torch = training.torch
     clock.begin = time.perf_counter()
     for number, batch in enumerate(batches):
-        data = torch.from_numpy(np.stack(batch.arrays)).to("cuda")
+        data = torch.from_numpy(batch.data).to("cuda")
         with meter.computing():
             loss = clock.launch(training, data)
         loss.item()

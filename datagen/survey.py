@@ -14,7 +14,13 @@ from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
 from dlemu.workload import Workload
 
-_NUM_LOOKED_INTO = 3
+_MOST_SIZES = 512
+"""Sizes of so many files tell their mean; a network file system takes its time for each."""
+_OTHER_MEAN = 0.1
+"""A mean further off the workload's is another dataset's: the demand follows from the mean, and so
+does the AU. DLIO's own rounding (a square of whole sides) is far below this."""
+_STDEVS = 3
+"""By chance the mean of so many draws is hardly ever further off than this."""
 _NAME = re.compile(
     r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<format>[a-z0-9]+)"
 )
@@ -27,7 +33,7 @@ class Found(Layout):
     paths: tuple[str, ...] = ()
     """Of each file, below the data folder."""
     looked_into: int = 0
-    """How many files were opened; what they hold is taken for all."""
+    """How many files were opened; their headers and number of samples are taken for all."""
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
@@ -35,8 +41,9 @@ class Found(Layout):
 
     def __str__(self) -> str:
         return (
-            f"{self.num_files:,} {self.format} files were found, {self.samples_per_file} samples "
-            f"of {self.mean_bytes:,.0f} bytes in each of the {self.looked_into} that were opened"
+            f"{self.num_files:,} {self.format} files were found, their samples have "
+            f"{self.mean_bytes:,.0f} bytes on average; {self.looked_into} were opened, with "
+            f"{self.samples_per_file} samples each"
         )
 
 
@@ -53,11 +60,13 @@ def survey(folder: Path, workload: Workload) -> Found:
     chosen = sorted({0, len(paths) // 2, len(paths) - 1})
     places = [_locate(folder / paths[file], wanted) for file in chosen]
     lengths = np.concatenate([place.lengths for place in places])
-    return Found(
+    sizes = [(folder / paths[file]).stat().st_size for file in chosen]
+    around = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
+    found = Found(
         format=wanted.format,
         num_files=wanted.num_files,
         samples_per_file=wanted.samples_per_file,
-        mean_bytes=float(lengths.mean()),
+        mean_bytes=_mean_bytes(folder, paths, wanted, around),
         stdev_bytes=float(lengths.std()),
         element_bytes=places[0].element_bytes,
         seed=wanted.seed,
@@ -65,6 +74,34 @@ def survey(folder: Path, workload: Workload) -> Found:
         num_subfolders=wanted.num_subfolders,
         paths=paths,
         looked_into=len(chosen),
+    )
+    _check_mean(folder, workload, wanted, found.mean_bytes)
+    return found
+
+
+def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, around: float) -> float:
+    """Return the mean size of a sample by the sizes of many files; `around`: headers of a file."""
+    looked_at = paths[:: -(-len(paths) // _MOST_SIZES)]
+    size = float(np.mean([(folder / path).stat().st_size for path in looked_at]))
+    return (size - around) / wanted.samples_per_file
+
+
+def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:
+    """Refuse samples that are not as large as the workload says.
+
+    Raises:
+        DatasetError: with both means, and the key to set.
+    """
+    num = min(wanted.num_files, _MOST_SIZES) * wanted.samples_per_file
+    chance = _STDEVS * wanted.stdev_bytes / num**0.5
+    if abs(mean - wanted.mean_bytes) <= _OTHER_MEAN * wanted.mean_bytes + chance:
+        return
+    key, remedy = "record_length_bytes", f"dataset.record_length_bytes={mean:.0f}"
+    if workload.dataset.record_dims:
+        key, remedy = "record_dims", f"dataset.record_dims=[] {remedy}"
+    raise DatasetError(
+        f"{folder}/train has samples of {mean:,.0f} bytes on average, dataset.{key} says "
+        f"{wanted.mean_bytes:,.0f}; name the dataset that was meant, or set {remedy}"
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dlemu.commands import command
 from dlemu.datagen import generate, read_manifest
+from dlemu.devices import lies_in_memory
 from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
@@ -137,6 +138,11 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
             raise DatasetError(
                 f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
                 f"{datagen_command(workload, workload.dataset.num_files_train)}"
+            )
+        if lies_in_memory(workload.data_folder):
+            raise DatasetError(
+                f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
+                "on the storage, or leave dataset.data_folder out to calibrate the host alone"
             )
         layout = manifest.layout
     if workload.output.folder is not None:

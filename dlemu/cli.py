@@ -37,7 +37,7 @@ dlemu - how many GPUs will this storage feed?
 
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
-Exit status: 0 passed, 1 error or failed run, 2 the AU is under the threshold."""
+Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
 _INTERRUPTED = 130
 """What shells give a command that SIGINT ended."""
@@ -116,6 +116,8 @@ class Command:
 
     function: Callable[[Any, World, Words], int]
     options: tuple[str, ...] = ()
+    reads: str = ""
+    """Its name, if it replays the workload: keys without effect on that are named."""
 
     def help(self) -> str:
         """Return what it does, in a line, and the usage of all."""
@@ -124,7 +126,7 @@ class Command:
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
-        composed = world.broadcast(self._compose(words) if world.rank == 0 else None)
+        composed = world.broadcast(self._compose(words, world) if world.rank == 0 else None)
         if composed is None:
             return 1
         workload, parsed = composed
@@ -136,7 +138,7 @@ class Command:
             return 0
         return self.function(workload, world, parsed)
 
-    def _compose(self, words: Sequence[str]) -> tuple[Any, Words] | None:
+    def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
         """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
         from dlemu.compose import compose, known_workloads
 
@@ -153,6 +155,11 @@ class Command:
         except DlemuError as error:
             print(f"dlemu: {error}", file=sys.stderr)
             return None
+        if self.reads:
+            from dlemu.idle import idle_keys
+
+            idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
+            workload = workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
         if workload.ignored and "--cfg" not in parsed.options:
             _say(f"ignored: {', '.join(workload.ignored)}")
         return workload, parsed
@@ -284,6 +291,7 @@ def _verify(workload: Any, world: World, words: Words) -> int:
 def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
     from dlemu.job import run_job
+    from dlemu.proof import EXIT_STATUS
     from dlemu.report import render_run
 
     if workload.workflow.generate_data:
@@ -299,8 +307,7 @@ def _run(workload: Any, world: World, words: Words) -> int:
     if outcome is not None:
         print(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
         print(f"results: {outcome.folder}")
-        failed = outcome.summary["status"] != "complete"
-        status = 1 if failed else 0 if outcome.passed else 2
+        status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
 
@@ -356,8 +363,8 @@ _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command(_datasize),
     "datagen": Command(_datagen),
     "verify": Command(_verify, ("--full",)),
-    "run": Command(_run),
-    "size": Command(_size),
+    "run": Command(_run, reads="run"),
+    "size": Command(_size, reads="size"),
     "predict": Command(_predict),
     "calibrate": Command(_calibrate),
     "report": Tool(_report, lambda: _REPORT_HELP),

@@ -26,7 +26,6 @@ _PROCEDURE = {
     "dataset.seed",
     "division",
     "drives",
-    "framework",
     "host_memory",
     "metric.edition",
     "metric.max_cached_share",
@@ -51,7 +50,7 @@ def check_closed(workload: Workload, size: DatasetSize) -> Workload:
     set, and every key that was given although it has no effect. `size` is what the rule asks for.
 
     Raises:
-        WorkloadError: a key that may not be changed, or a value that is not allowed.
+        WorkloadError: every key that may not be changed, and every value that is not allowed.
     """
     try:
         published = load_workload(workload.name)
@@ -59,66 +58,75 @@ def check_closed(workload: Workload, size: DatasetSize) -> Workload:
         raise WorkloadError(
             f"division=closed runs the published workloads only, not {workload.name!r}"
         ) from None
+    refusals = [
+        *_refused_keys(workload, published),
+        *_refused_values(workload),
+        *_refused_procedure(workload),
+        *_refused_size(workload, size),
+    ]
+    if refusals:
+        raise WorkloadError(f"division=closed: {'; '.join(refusals)}; or use division=open")
+    if workload.metric.max_cached_share is None:
+        workload = workload.with_keys({"metric.max_cached_share": _MAX_CACHED_SHARE})
+    return workload
+
+
+def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
+    """Yield the keys that a submitter may not change."""
     allowed = _CLOSED | _PROCEDURE
-    if workload.name.startswith("unet3d"):
+    if workload.name.startswith("unet3d") and workload.metric.edition == "v2.0":
         allowed |= {"reader.odirect"}
-    idle = [key for key in workload.given if key in workload.ignored and key not in allowed]
-    if idle:
-        raise WorkloadError(
-            f"division=closed does not allow {idle[0]}; leave it out, or use division=open"
-        )
     was = dict(_leaves(published.model_dump()))
+    for key in workload.given:
+        if key in workload.ignored and key not in was and key not in allowed:
+            yield f"{key} is not allowed, leave it out"
     for key, value in _leaves(workload.model_dump()):
         section = key.partition(".")[0]
         if section in ("output", "ignored", "given", "size", "predict", "drive"):
             continue
         if was.get(key) != value and key not in allowed:
-            raise WorkloadError(
-                f"division=closed does not allow {key}={value} (published: {was.get(key)}); "
-                "leave it out, or use division=open"
-            )
+            yield f"{key}={value} is not allowed (published: {was.get(key)}), leave it out"
+
+
+def _refused_values(workload: Workload) -> Iterator[str]:
+    """Yield the values beyond the rules' bounds, of keys that may be changed."""
     if workload.reader.prefetch_size > _MAX_PREFETCH:
-        raise WorkloadError(
-            f"division=closed: reader.prefetch_size must be at most {_MAX_PREFETCH}, "
-            f"got {workload.reader.prefetch_size}"
-        )
-    _check_procedure(workload)
-    if workload.dataset.num_files_train != "auto" and workload.num_files < size.num_files:
-        reason = (
-            f"{STEPS_PER_EPOCH} steps" if size.won == "steps" else f"{MEMORY_MULTIPLE} x memory"
-        )
-        raise WorkloadError(
-            f"division=closed: dataset.num_files_train must be at least {size.num_files} "
-            f"({reason}), got {workload.num_files}; generate with dataset.num_files_train=auto"
+        yield (
+            f"reader.prefetch_size must be at most {_MAX_PREFETCH}, got "
+            f"{workload.reader.prefetch_size}, set reader.prefetch_size={_MAX_PREFETCH}"
         )
     bound = workload.metric.max_cached_share
-    if bound is None:
-        workload = workload.with_keys({"metric.max_cached_share": _MAX_CACHED_SHARE})
-    elif bound > _MAX_CACHED_SHARE:
-        raise WorkloadError(
-            f"division=closed: metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, "
-            f"got {bound:g}"
+    if bound is not None and bound > _MAX_CACHED_SHARE:
+        yield (
+            f"metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, got {bound:g}, "
+            "leave it out"
         )
-    return workload
 
 
-def _check_procedure(workload: Workload) -> None:
-    """Refuse fewer runs than the edition asks for, or caches left warm between them."""
+def _refused_procedure(workload: Workload) -> Iterator[str]:
+    """Yield fewer runs than the edition asks for, or caches left warm between them."""
     edition = workload.metric.edition
     if workload.runs < _RUNS:
-        raise WorkloadError(
-            f"division=closed: runs must be at least {_RUNS}, got {workload.runs}; add runs={_RUNS}"
-        )
+        yield f"runs must be at least {_RUNS}, got {workload.runs}, add runs={_RUNS}"
     if edition == "v2.0" and workload.warmup < 1:
-        raise WorkloadError(
-            "division=closed: warmup must be at least 1 in edition v2.0, got 0; add warmup=1"
-        )
+        yield "warmup must be at least 1 in edition v2.0, got 0, add warmup=1"
     output = workload.output
     if edition == "v1.0" and not (output.drop_caches or output.drop_all_caches):
-        raise WorkloadError(
-            "division=closed: output.drop_caches must be true in edition v1.0, which wants cold "
-            "caches before every run, got false"
+        yield (
+            "output.drop_caches must be true in edition v1.0, which wants cold caches before "
+            "every run, got false, leave it out"
         )
+
+
+def _refused_size(workload: Workload, size: DatasetSize) -> Iterator[str]:
+    """Yield a dataset that is smaller than the rule asks for."""
+    if workload.dataset.num_files_train == "auto" or workload.num_files >= size.num_files:
+        return
+    reason = f"{STEPS_PER_EPOCH} steps" if size.won == "steps" else f"{MEMORY_MULTIPLE} x memory"
+    yield (
+        f"dataset.num_files_train must be at least {size.num_files} ({reason}), got "
+        f"{workload.num_files}, generate with dataset.num_files_train=auto"
+    )
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:

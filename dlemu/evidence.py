@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.cached import describe, stored_bytes, vouched_bytes
 from dlemu.cufile import PathBytes
 from dlemu.metrics import Metrics
 from dlemu.observe import IntervalSummary
@@ -45,6 +46,8 @@ class HostReport:
     """Share of the dataset's pages that were in memory when the run began."""
     direct: bool
     notes: list[str] = field(default_factory=list)
+    file_system: str = ""
+    """Of the data folder, as mountinfo names it."""
 
 
 def combine(
@@ -61,7 +64,7 @@ def combine(
         int(everything["num_bytes"][everything["epoch"] == epoch].sum())
         for epoch in range(num_epochs)
     ]
-    stored = [_total([_stored(host.epochs[e]) for host in hosts]) for e in range(num_epochs)]
+    stored = [_stored(hosts, epoch, read[epoch]) for epoch in range(num_epochs)]
     shares = [
         None if have is None or not num else max(0.0, 1 - have / num)
         for have, num in zip(stored, read, strict=True)
@@ -70,7 +73,7 @@ def combine(
     notes = tuple(dict.fromkeys(note for host in hosts for note in host.notes))
     resident = _total([host.resident_before for host in hosts])
     before = None if resident is None else resident / len(hosts)
-    notes += _doubts(hosts, shares[0], before)
+    notes += _doubts(hosts, shares, before)
     # By bytes, not by epochs: epochs are equally large but for a rest.
     total = (
         _total([have for have in stored if have is not None]) if len(known) == num_epochs else None
@@ -126,14 +129,18 @@ def combine(
     )
 
 
-def _doubts(hosts: list[HostReport], share: float | None, before: float | None) -> tuple[str, ...]:
-    """Return what is not sure about the first epoch's share of bytes from memory."""
+def _doubts(
+    hosts: list[HostReport], shares: list[float | None], before: float | None
+) -> tuple[str, ...]:
+    """Return what is not sure about the epochs' shares of bytes from memory."""
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
+    unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if unseen:
+        note = describe(unseen[0].file_system, known=None not in shares)
+        return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
+    share = shares[0]
     if share is None:
-        if any(host.epochs[0].devices for host in hosts):
-            return ()
-        known = f" ({in_memory})" if in_memory else ""
-        return (f"no drive was seen under the data folder: bytes may come from memory{known}",)
+        return ()
     # O_DIRECT passes pages by, wherever they are.
     if any(host.direct for host in hosts) or before is None or abs(share - before) < _CONTRADICTION:
         return ()
@@ -151,7 +158,7 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
         for name, use in epoch.devices.items():
             busiest[name] = busiest.get(name, 0.0) + use.busy_share * epoch.seconds / seconds
     device = max(busiest, key=lambda name: busiest[name], default=None)
-    stored = _total([_stored(epoch) for epoch in host.epochs])
+    stored = _total([stored_bytes(epoch, host.file_system) for epoch in host.epochs])
     cpu = _total([epoch.process_cpu_seconds for epoch in host.epochs])
     usable = host.epochs[-1].usable_cpus
     return HostEvidence(
@@ -181,12 +188,17 @@ def _by_accelerator(steps: Steps, values: NDArray[np.float64]) -> list[float]:
     return means
 
 
-def _stored(epoch: IntervalSummary) -> int | None:
-    """Return what storage delivered: the least of the witnesses, for drives serve others too."""
-    if not epoch.devices and epoch.network_read_bytes is None:
-        return None
-    witnesses = (epoch.storage_read_bytes, epoch.process_read_bytes)
-    return min((num for num in witnesses if num is not None), default=None)
+def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
+    """Return what storage delivered to all hosts in an epoch, None where nobody can tell."""
+    known: int | None = _total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
+    if known is not None or len(hosts) > 1:  # which host read how much, no step tells
+        return known
+    return vouched_bytes(hosts[0].epochs[epoch], hosts[0].file_system, read=read)
+
+
+def _unseen(epoch: IntervalSummary) -> bool:
+    """Say whether neither a drive nor a network mount counted what it delivered."""
+    return not epoch.devices and epoch.network_read_bytes is None
 
 
 def _total(values: Sequence[float | int | None]) -> Any:

@@ -24,9 +24,10 @@ from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure
 from dlemu.pagecache import drop, drop_all_caches
 from dlemu.plan import EpochPlan, make_plan
+from dlemu.proof import hidden_share, judge
 from dlemu.records import Steps, make_folder, write_steps, write_summary
 from dlemu.replay import draw_computation_times, replay_epoch
-from dlemu.report import demand_line, passed
+from dlemu.report import demand_line
 from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
@@ -35,6 +36,10 @@ from dlemu.workload import Workload
 from dlemu.world import PeerError, World
 
 Say = Callable[[str], None]
+
+
+_MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
+"""DLIO's words, and one that it lacks."""
 
 
 @dataclass(frozen=True)
@@ -151,40 +156,42 @@ def run_job(
             exclude_end_steps=metric.exclude_end_steps,
         )
         limit = find_limit(evidence.with_metrics(metrics))
-        summary |= summarize(workload, metrics) | {
+        measured = evidence.measured | _whole_epochs(metrics)
+        summary |= summarize(workload, metrics, {"measured": measured}) | {
             "status": "complete",
             "end": datetime.now(UTC).isoformat(timespec="seconds"),
-            "measured": evidence.measured | _whole_epochs(metrics),
+            "measured": measured,
             "limit": {"name": limit.name, "evidence": limit.evidence, "advice": limit.advice},
             "notes": [*summary["notes"], *evidence.notes],
         }
-        share, bound = evidence.page_cache_share, metric.max_cached_share
-        if bound is not None and share is not None and share > bound:
-            summary["status"] = "failed"
-            summary["error"] = (
-                f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most "
-                f"{bound:g} may; use a larger dataset, reader.odirect=true or a cold cache"
-            )
         write_summary(folder, summary)
     except BaseException as error:
         _write_failure(folder, summary, error)
         raise
-    return Outcome(folder, metrics, summary, passed(workload, metrics))
+    return Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
 
 
-def summarize(workload: Workload, metrics: Metrics) -> dict[str, Any]:
-    """Return the fields of summary.json that follow from the steps, by DLIO's names."""
+def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of summary.json that follow from the steps, by DLIO's names.
+
+    `summary` is what is known beside them: `measured`, and `status` where the run failed.
+    """
+    judgement = judge(workload, metrics, summary)
     au = [epoch.au_percentage for epoch in metrics.epochs]
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     return {
         "num_accelerators": metrics.num_accelerators,
+        "verdict": judgement.verdict,
+        "reasons": list(judgement.reasons),
+        "remarks": [*judgement.remarks, *([judgement.hidden] if judgement.hidden else [])],
         "metric": {
             "edition": metrics.edition,
             "train_au_percentage": au,
             "train_au_mean_percentage": float(np.mean(au)),
             "train_au_stdev_percentage": float(np.std(au)),
-            "train_au_meet_expectation": "success" if passed(workload, metrics) else "fail",
+            "train_au_meet_expectation": _MEET_EXPECTATION[judgement.verdict],
+            "train_hidden_share": hidden_share(workload, metrics),
             "train_throughput_samples_per_second": rate,
             "train_throughput_mean_samples_per_second": float(np.mean(rate)),
             "train_throughput_stdev_samples_per_second": float(np.std(rate)),

@@ -16,6 +16,7 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.files import DatasetSize, dataset_size
 from dlemu.job import Outcome, Say, run_job
 from dlemu.metrics import passes
+from dlemu.proof import EXIT_STATUS, Verdict, given_memory
 from dlemu.records import SUMMARY, write_summary
 from dlemu.report import render_run
 from dlemu.settle import measure_memory, num_accelerators
@@ -68,7 +69,7 @@ def run_protocol(workload: Workload, *, world: World, say: Say = print) -> int:
         summary |= judge(workload, outcomes) | {"end": _now()}
         write_summary(base, summary)
         say(f"\n{render_runs(workload, summary)}\nresults: {base}")
-        status = 1 if summary["status"] == "failed" else 0 if summary["passed"] else 2
+        status = EXIT_STATUS[summary["verdict"]]
     return world.broadcast(status)
 
 
@@ -107,13 +108,16 @@ def _run_all(
 
 
 def judge(workload: Workload, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what several runs came to: status, passed, reasons, mean, sd, 95 % interval."""
+    """Return what several runs came to: verdict, reasons, mean, sd, 95 % interval.
+
+    One FAIL makes all of them one; else a run without a verdict leaves them without.
+    """
     au = [outcome.metrics.au_percentage for outcome in outcomes]
     rates = [outcome.metrics.samples_per_second for outcome in outcomes]
     reasons = []
     for number, outcome in enumerate(outcomes, 1):
-        if outcome.summary["status"] != "complete":
-            reasons.append(f"run {number} failed: {outcome.summary.get('error')}")
+        if outcome.summary["verdict"] == "NO VERDICT":
+            reasons.append(f"run {number} has none: {'; '.join(outcome.summary['reasons'])}")
         elif not outcome.passed:
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation")
     mean = float(np.mean(rates))
@@ -123,10 +127,14 @@ def judge(workload: Workload, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
             f"{100 * _REPEATABILITY:g}% is repeatable"
         )
-    failed = any(outcome.summary["status"] != "complete" for outcome in outcomes)
+    verdicts = [outcome.summary["verdict"] for outcome in outcomes]
+    verdict: Verdict = "FAIL" if reasons else "PASS"
+    if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
+        verdict = "NO VERDICT"
     return {
-        "status": "failed" if failed else "complete",
-        "passed": not reasons,
+        "status": "complete",
+        "verdict": verdict,
+        "passed": verdict == "PASS",
         "reasons": reasons,
         "repeatability_percentage": 100 * spread,
         "au_percentage": statistics(au),
@@ -169,14 +177,13 @@ def render_runs(workload: Workload, summary: Mapping[str, Any]) -> str:
             low, high = each["interval"]
             line += f", sd {each['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
         lines.append(line)
-    word = "PASS" if summary["passed"] else "FAIL"
     reasons = "; ".join(summary["reasons"]) or (
         f"every run has at least {100 * workload.metric.au:g}%, samples/s within "
         f"{summary['repeatability_percentage']:.1f}% of their mean"
     )
-    if summary["status"] == "failed":
-        word = "NO VERDICT"
-    return "\n".join([*lines, f"{word}: {reasons}"])
+    if workload.host_memory is not None:
+        reasons += f"; {given_memory(workload)}"
+    return "\n".join([*lines, f"{summary['verdict']}: {reasons}"])
 
 
 def describe_run(workload: Workload, name: str, outcome: Outcome) -> dict[str, Any]:
@@ -189,6 +196,7 @@ def describe_run(workload: Workload, name: str, outcome: Outcome) -> dict[str, A
     return {
         "name": name,
         "status": outcome.summary["status"],
+        "verdict": outcome.summary["verdict"],
         "start": outcome.summary["start"],
         "end": outcome.summary["end"],
         "gap_seconds": None,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.metrics import EpochMetrics, Metrics, passes
+from dlemu.proof import judge
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 
@@ -26,18 +27,16 @@ def render_metrics(
     workload: Workload, metrics: Metrics, *, accelerator: str = "emulated accelerator"
 ) -> str:
     """Return the table per epoch and the verdict line; `accelerator` is what computed."""
-    table = _table(workload, metrics, accelerator)
-    return "\n".join([*table, "", verdict_line(workload, metrics)])
+    hidden = judge(workload, metrics).hidden
+    lines = [*_table(workload, metrics, accelerator), "", verdict_line(workload, metrics)]
+    return "\n".join([*lines, hidden] if hidden else lines)
 
 
 def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
     """Return a run's whole report: table, verdict, the limit and what was measured beside it."""
-    lines = [*_table(workload, metrics), ""]
-    failed = summary.get("status") == "failed"
-    if failed:
-        lines.append(f"NO VERDICT: {summary.get('error', 'the run failed')}")
-    else:
-        lines.append(verdict_line(workload, metrics, summary))
+    lines = [*_table(workload, metrics), "", verdict_line(workload, metrics, summary)]
+    hidden = judge(workload, metrics, summary).hidden
+    lines += [hidden] if hidden else []
     limit = summary.get("limit")
     if limit:
         lines.append(f"limit: {limit['name']}. {limit['evidence']}")
@@ -72,27 +71,26 @@ def _path_line(summary: Mapping[str, Any]) -> list[str]:
 def verdict_line(
     workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
 ) -> str:
-    """Return PASS or FAIL with the figures that decide; how many accelerators that makes."""
-    au, wanted = metrics.au_percentage, 100 * workload.metric.au
-    word = "PASS" if passed(workload, metrics) else "FAIL"
+    """Return the verdict with the figures that decide; how many accelerators that makes."""
     summary = summary or {}
+    judgement = judge(workload, metrics, summary)
+    au, wanted = metrics.au_percentage, 100 * workload.metric.au
     how = f"edition {metrics.edition}"
     if "loop" in summary:  # runs of earlier versions do not say
         how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
-    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
+    figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
+    if judgement.reasons:
+        ended = summary.get("status") != "failed"
+        parts = [*([figures] if ended else []), *judgement.reasons, *judgement.remarks]
+        return f"{judgement.verdict}: {'; '.join(parts)}"
+    parts = [f"{judgement.verdict}: {figures}"]
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
-        feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds
-        line += f"; this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
-    share = (summary.get("measured") or {}).get("page_cache_share")
-    if share is not None and share > 0.05:
-        line += f"; BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
-    return line
-
-
-def passed(workload: Workload, metrics: Metrics) -> bool:
-    """Return whether the AU meets the threshold."""
-    return passes(metrics.au_percentage, 100 * workload.metric.au)
+        feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passes` rounds
+        parts.append(
+            f"this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
+        )
+    return "; ".join([*parts, *judgement.remarks])
 
 
 def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, memory: str) -> str:

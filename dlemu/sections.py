@@ -311,7 +311,7 @@ class Metric(Section):
     exclude_end_steps: Annotated[int, Field(ge=0)] = 0
     """Steps left out at an epoch's end (edition v2.0)."""
     max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Largest share of bytes from the page cache; a run above it has failed. None: no bound."""
+    """Largest share of bytes from memory; no verdict where it is larger or unknown. None: any."""
 
 
 class Storage(Section):

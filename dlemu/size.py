@@ -37,6 +37,7 @@ from dlemu.metrics import passes
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
+from dlemu.proof import cached_too_much
 from dlemu.records import write_json
 from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
@@ -181,8 +182,10 @@ class _Search:
             "output.folder": order.folder,
         }
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
-        if outcome is not None and outcome.summary["status"] != "complete":
-            raise RunError(str(outcome.summary.get("error")))
+        if outcome is not None:
+            reason = cached_too_much(self._workload, outcome.summary["measured"])
+            if reason:
+                raise RunError(reason)
         return outcome
 
     def _run_folder(self, number: int, accelerators: int) -> Path:
@@ -272,7 +275,7 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     summary, metrics = outcome.summary, outcome.metrics
     limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
-    if limit == "storage" and in_memory:
+    if limit in ("storage", "unclear") and in_memory:
         limit, evidence = "memory", "the target lies in memory: no drive was read"
     return Point(
         num_accelerators=metrics.num_accelerators,

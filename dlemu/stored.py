@@ -8,9 +8,10 @@ from typing import Any
 from dlemu.errors import RunError
 from dlemu.job import Outcome, summarize
 from dlemu.metrics import measure
+from dlemu.proof import EXIT_STATUS
 from dlemu.protocol import describe_run, judge, render_runs
 from dlemu.records import CONFIG, read_steps, read_summary
-from dlemu.report import passed, render_run
+from dlemu.report import render_run
 from dlemu.units import counted
 from dlemu.workload import Workload, load_workload
 
@@ -41,12 +42,8 @@ class Stored:
 
     @property
     def status(self) -> int:
-        """As `dlemu run` exits: 0 passed, 1 failed, 2 under the threshold."""
-        if self.summary["status"] != "complete":
-            return 1
-        if "runs" in self.summary:
-            return 0 if self.summary["passed"] else 2
-        return 0 if all(outcome.passed for outcome in self.outcomes.values()) else 2
+        """As `dlemu run` exits: 0 passed, 1 failed or no verdict, 2 under the threshold."""
+        return EXIT_STATUS[self.summary["verdict"]]
 
 
 def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
@@ -106,6 +103,5 @@ def _read_run(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
             "records are missing, or are another run's"
         )
-    return workload, Outcome(
-        folder, metrics, summary | summarize(workload, metrics), passed(workload, metrics)
-    )
+    summary = summary | summarize(workload, metrics, summary)
+    return workload, Outcome(folder, metrics, summary, summary["verdict"] == "PASS")

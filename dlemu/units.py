@@ -31,6 +31,20 @@ def parse_bytes(text: str | int | float) -> int:
     return round(size)
 
 
+def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "") -> object:
+    """Return a size as it is, unless a unit was forgotten: a bare number below `least` bytes.
+
+    Raises:
+        ValueError: "=64 is 64 bytes; write 64GiB", to stand behind the key's name. From 1024 on
+            the smaller unit is the likelier.
+    """
+    bare = float(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if isinstance(bare, (int, float)) and not isinstance(bare, bool) and 0 < bare < least:
+        unit = units[bare < 1024]
+        raise ValueError(f"={value} is {bare:,.6g} bytes{per}; write {bare:.6g}{unit}")
+    return value
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return bytes in the binary unit that leaves one to four digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):

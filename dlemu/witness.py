@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from dlemu.cufile import PathBytes
+from dlemu.devices import mount_under
 from dlemu.errors import RunError
 from dlemu.evidence import Gathered, HostReport, combine
 from dlemu.files import Layout
@@ -43,6 +44,8 @@ class Witness:
         self._pids = [pid for pid, _ in here]
         self._num_host_workers = sum(num for _, num in here)
         self._path = folder / f"host.{world.rank}.jsonl"
+        mount = mount_under(workload.data_folder)
+        self._file_system = "" if mount is None else mount.kind
         self._observer: HostObserver | None = None
         if world.local_rank == 0:
             self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
@@ -147,6 +150,7 @@ class Witness:
             self._resident_before,
             self._loader.direct,
             notes,
+            self._file_system,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"

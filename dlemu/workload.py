@@ -31,6 +31,7 @@ from dlemu.sections import (
     Workflow,
 )
 from dlemu.sections import FormatName as FormatName
+from dlemu.units import with_unit
 
 _CONFIGS = Path(__file__).parent / "workloads"
 
@@ -68,12 +69,18 @@ _IGNORED = {
 }
 
 
+_memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
+_rate = BeforeValidator(
+    lambda value: with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+)
+
+
 class Drive(Section):
     """A drive's rates, bytes per second, by its datasheet or one's own measurement."""
 
     name: str = "drive"
-    read_bandwidth: Annotated[Size, Field(gt=0)]
-    write_bandwidth: Annotated[Size, Field(gt=0)] | None = None
+    read_bandwidth: Annotated[Size, _rate, Field(gt=0)]
+    write_bandwidth: Annotated[Size, _rate, Field(gt=0)] | None = None
     random_read_iops: Annotated[float, Field(gt=0)] | None = None
     random_write_iops: Annotated[float, Field(gt=0)] | None = None
     interface: str | None = None
@@ -117,7 +124,7 @@ class Workload(Section):
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
     """Hosts, where no ranks say so (datasize, datagen, predict)."""
-    host_memory: Annotated[Size, Field(gt=0)] | None = None
+    host_memory: Annotated[Size, _memory, Field(gt=0)] | None = None
     """Memory of each host in bytes; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
@@ -202,9 +209,35 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
     raw["ignored"] = tuple(dict.fromkeys(ignored))
     raw.setdefault("name", "workload")
     try:
-        return Workload.model_validate(raw)
+        workload = Workload.model_validate(raw)
     except ValidationError as error:
         raise WorkloadError(_line(error)) from None
+    _check_dali(workload)
+    return workload
+
+
+def _check_dali(workload: Workload) -> None:
+    """Refuse what only DALI does where another loader reads.
+
+    Raises:
+        WorkloadError: with the words that are missing.
+    """
+    gds, device = workload.reader.gds, workload.dali.device
+    missing = []
+    if workload.reader.data_loader not in ("dali", "native_dali"):
+        missing.append("reader.data_loader=dali")
+    if device == "cpu":
+        missing.append("dali.device=gpu")
+    if (gds == "require" and missing) or (gds == "prefer" and len(missing) == 2):
+        raise WorkloadError(
+            f"reader.gds={gds} has no effect without {' '.join(missing)}: cuFile reads for DALI, "
+            f"into a GPU; add {'it' if len(missing) == 1 else 'them'}, or leave reader.gds out"
+        )
+    if device == "gpu" and "reader.data_loader=dali" in missing:
+        raise WorkloadError(
+            "dali.device=gpu has no effect without reader.data_loader=dali; add it, or leave "
+            "dali.device out"
+        )
 
 
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
@@ -354,6 +387,8 @@ def _line(error: ValidationError) -> str:
         return f"{key} is not set"
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"])
+        if text.startswith("="):
+            return f"{key}{text}"
         if text.startswith(key.split(".")[0]):
             return text
         return f"{key} {text}" if text.startswith("must ") else f"{key}: {text}"

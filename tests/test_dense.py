@@ -39,7 +39,7 @@ def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, object], S
         done = subprocess.run(
             [sys.executable, "-m", "dlemu", command, *words], capture_output=True, text=True
         )
-        assert done.returncode in (0, 2), done.stderr
+        assert done.returncode in (0, 2) or "\nNO VERDICT: " in done.stdout, done.stderr
     steps = read_steps(folder / "run").reshape(-1, num_accelerators)
     return json.loads((folder / "run" / "summary.json").read_text()), steps
 

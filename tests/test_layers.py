@@ -17,13 +17,13 @@ LEVELS = [
     # the job
     "workload sections records",
     # pure, or bytes
-    "files plan metrics prediction formats devices host processes intervals pagecache observe "
-    "storage cuda cufile gds latency energy",
+    "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
+    "observe storage cuda cufile gds latency energy",
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands "
     "stream_clock",
     # tell
-    "verdict watchdog report evidence witness sweep paths drive_table plots search_log",
+    "verdict watchdog proof report evidence witness sweep paths drive_table plots search_log",
     # put together
     "job meter doctor",
     # whole commands

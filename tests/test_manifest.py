@@ -20,6 +20,7 @@ from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.errors import DatasetError
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
+from dlemu.workload import load_workload
 from dlemu.world import Alone
 from tests.mpirun import mpirun
 from tests.test_datagen import ROOT, generated, workload_of
@@ -222,7 +223,8 @@ def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
         (tmp_path / "train" / str(number % 2)).mkdir(exist_ok=True)
         (tmp_path / "train" / name).rename(tmp_path / "train" / str(number % 2) / name)
 
-    found = survey(tmp_path, workload_of(tmp_path, num_files_train=4))
+    keys = {"num_files_train": 4, "record_length_bytes": 600.0}
+    found = survey(tmp_path, workload_of(tmp_path, **keys))
 
     assert found.path(3) == "train/1/img_3_of_4.npz"
 
@@ -232,6 +234,7 @@ def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
 def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
     foreign(tmp_path, name, num_samples, prefix="my_img", width=3)
     keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
+    keys["record_length_bytes"] = 600.0
 
     found = survey(tmp_path, workload_of(tmp_path, **keys))
 
@@ -240,21 +243,22 @@ def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int
     ]
     assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
     assert str(found) == (
-        f"4 {name} files were found, {num_samples} samples of 600 bytes in each of the 3 that were "
-        "opened"
+        f"4 {name} files were found, their samples have 600 bytes on average; 3 were opened, with "
+        f"{num_samples} samples each"
     )
 
 
 def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     foreign(tmp_path, "npz", 3)
+    size = {"record_length_bytes": 600.0}
 
     def refused(**keys: Any) -> str:
-        keys = {"num_files_train": 4, "num_samples_per_file": 3, **keys}
+        keys = {"num_files_train": 4, "num_samples_per_file": 3, **size, **keys}
         with pytest.raises(DatasetError) as error:
             survey(tmp_path, workload_of(tmp_path, **keys))
         return str(error.value)
 
-    survey(tmp_path, workload_of(tmp_path, num_files_train=4, num_samples_per_file=3))
+    survey(tmp_path, workload_of(tmp_path, num_files_train=4, num_samples_per_file=3, **size))
     train = tmp_path / "train"
     assert refused(num_files_train=7) == (
         f"{train} has 4 files, dataset.num_files_train is 7; set dataset.num_files_train=4"
@@ -277,6 +281,59 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert refused() == f"{tmp_path} is unfinished; start dlemu datagen again, it continues"
     with pytest.raises(DatasetError, match="no npz files"):
         survey(tmp_path / "nowhere", workload_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+@pytest.mark.parametrize(("wanted", "fits"), [(550, True), (660, True), (540, False), (700, False)])
+def test_samples_of_another_size_are_another_dataset(
+    tmp_path: Path, name: str, wanted: int, fits: bool
+) -> None:
+    """Headers are set aside: an HDF5 file of 600 bytes of samples is several times as large."""
+    foreign(tmp_path, name, 1)
+    keys = {"format": name, "num_files_train": 4, "record_length_bytes": float(wanted)}
+    workload = workload_of(tmp_path, **keys)
+    if fits:
+        assert survey(tmp_path, workload).mean_bytes == 600
+        return
+    with pytest.raises(DatasetError) as error:
+        survey(tmp_path, workload)
+    assert str(error.value) == (
+        f"{tmp_path}/train has samples of 600 bytes on average, dataset.record_length_bytes says "
+        f"{wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
+    )
+
+
+def test_a_hundred_small_files_are_no_unet3d(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for number in range(100):
+        payload = np.zeros((128, 64, 1), np.uint8)
+        np.savez(tmp_path / "train" / f"img_{number:03d}_of_100.npz", x=payload, y=np.zeros(1))
+    keys = {"dataset.num_files_train": 100, "dataset.data_folder": str(tmp_path)}
+    workload = load_workload("unet3d_h100", keys)
+    with pytest.raises(DatasetError, match=r"samples of 8,192 bytes on average, .* 146,600,628;"):
+        survey(tmp_path, workload)
+    fits = workload.with_keys(
+        {"dataset.record_length_bytes": 8192.0, "dataset.record_length_bytes_stdev": 0.0}
+    )
+    assert survey(tmp_path, fits).mean_bytes == 8192
+    shape = workload.with_keys({"dataset.record_dims": [64, 64]})
+    with pytest.raises(DatasetError, match=r"record_dims says 4,096; .* dataset.record_dims=\[\] "):
+        survey(tmp_path, shape)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("num_files", [12, 168])
+def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed: int) -> None:
+    """Two sides, drawn apart: 0.71 of the stdev that was asked for, and whole numbers."""
+    (tmp_path / "train").mkdir()
+    generator = np.random.default_rng(seed)
+    mean, stdev = 14_660.0, 6_834.0
+    for number in range(num_files):
+        sides = generator.normal(mean**0.5, 0.5 * stdev / mean**0.5, 2).clip(8).astype(int)
+        path = tmp_path / "train" / f"img_{number:03d}_of_{num_files}.npz"
+        np.savez(path, x=np.zeros((*sides, 1), np.uint8), y=np.zeros(1))
+    keys = {"num_files_train": num_files, "record_length_bytes": mean}
+    survey(tmp_path, workload_of(tmp_path, record_length_bytes_stdev=stdev, **keys))
 
 
 def test_a_million_files_take_little(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ wait for a batch (ms)             400.00      300.00      500.00
 
 FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0); this storage feeds 12 accelerators \
 (12.8)
+hidden: up to 100.0% of the reading may be done in what is left out; with the first step the \
+utilisation is 66.59%
 limit: storage. nvme0n1 gave 6.52 GB/s and was busy 99% of the time
 try: use more or faster drives, or fewer accelerators
 note: ignored: checkpoint.checkpoint_folder"""
@@ -72,7 +74,7 @@ note: ignored: checkpoint.checkpoint_folder"""
 
 
 def test_a_loops_report() -> None:
-    metrics = metrics_of((0.25, 0, 0.125), accelerators=1)
+    metrics = metrics_of((0.05, 0, 0.125), accelerators=1)
     assert render_metrics(WORKLOAD, metrics) == (
         """\
 unet3d_h100: 1 emulated accelerator, 1 epoch of 3 steps, batches of 7
@@ -80,11 +82,11 @@ unet3d_h100: 1 emulated accelerator, 1 epoch of 3 steps, batches of 7
 per epoch                           mean         min         max
                               ----------  ----------  ----------
 accelerator utilisation (%)        94.12       94.12       94.12
-  with the first step (%)          88.89       88.89       88.89
-samples/s                           6.22        6.22        6.22
-read, nominal (MiB/s)              869.9       869.9       869.9
-read, really (MiB/s)               871.1       871.1       871.1
-first step (s)                     1.250       1.250       1.250
+  with the first step (%)          94.49       94.49       94.49
+samples/s                           6.61        6.61        6.61
+read, nominal (MiB/s)              924.7       924.7       924.7
+read, really (MiB/s)               926.0       926.0       926.0
+first step (s)                     1.050       1.050       1.050
 wait for a batch (ms)              62.50       62.50       62.50
 
 PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
@@ -133,7 +135,6 @@ def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
 )
 def test_two_decimals_decide_as_published_figures_have_them(au: float, whether: bool) -> None:
     metrics = metrics_of((0, 1 / au - 1, 1 / au - 1))
-    assert passed(WORKLOAD, metrics) is whether
     assert verdict_line(WORKLOAD, metrics).startswith("PASS" if whether else "FAIL")
 
 

@@ -44,7 +44,8 @@ def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 1 and "meter.compute(batch)" in blocks[0]
     own = folder.parent / "own.yaml"
-    own.write_text(dump_workload(load(folder)))
+    # In 6 steps the first weighs more than the rule's 10 %.
+    own.write_text(dump_workload(load(folder, metric__au=0.01)))
     program = (
         blocks[0]
         .replace('"unet3d_h100"', repr(str(own)))
@@ -57,7 +58,7 @@ def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 6 steps, batches of 7"
-    assert re.match(r"(PASS|FAIL): utilisation ", lines[-1])
+    assert re.match(r"PASS: utilisation ", lines[-1])
 
 
 @pytest.mark.parametrize("loader", ["threads", "pytorch"])

@@ -129,6 +129,37 @@ def refusal(tree: dict[str, Any]) -> str:
             "host_memory: 'lots' is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB",
         ),
         ("drive", {}, "drive.read_bandwidth is not set"),
+        ("host_memory", 64, "host_memory=64 is 64 bytes; write 64GiB"),
+        ("host_memory", "64", "host_memory=64 is 64 bytes; write 64GiB"),
+        ("host_memory", 65_536, "host_memory=65536 is 65,536 bytes; write 65536MiB"),
+        (
+            "drive.read_bandwidth",
+            14,
+            "drive.read_bandwidth=14 is 14 bytes a second; write 14GB",
+        ),
+        (
+            "drive",
+            {"read_bandwidth": 14e9, "write_bandwidth": 9300},
+            "drive.write_bandwidth=9300 is 9,300 bytes a second; write 9300MB",
+        ),
+        (
+            "reader.gds",
+            "require",
+            "reader.gds=require has no effect without reader.data_loader=dali dali.device=gpu: "
+            "cuFile reads for DALI, into a GPU; add them, or leave reader.gds out",
+        ),
+        (
+            "reader.gds",
+            "prefer",
+            "reader.gds=prefer has no effect without reader.data_loader=dali dali.device=gpu: "
+            "cuFile reads for DALI, into a GPU; add them, or leave reader.gds out",
+        ),
+        (
+            "dali.device",
+            "gpu",
+            "dali.device=gpu has no effect without reader.data_loader=dali; add it, or leave "
+            "dali.device out",
+        ),
         ("name", 7, "name must be text, got 7"),
     ],
 )
@@ -347,7 +378,8 @@ def test_the_older_pair_of_keys_is_a_normal_time() -> None:
     [
         ("host_memory", "512GiB", 512 * 2**30),
         ("host_memory", 5e11, 500_000_000_000),
-        ("host_memory", 4096, 4096),
+        ("host_memory", 549_755_813_888, 549_755_813_888),
+        ("host_memory", "4096B", 4096),
     ],
 )
 def test_sizes_may_be_written_as_people_write_them(key: str, value: Any, num_bytes: int) -> None:

@@ -275,11 +275,6 @@ def _find_gpus(workload: Workload) -> range:
         WorkloadError: a GPU is wanted, and there is none, or none that this DALI can use.
     """
     if workload.dali.device == "cpu":
-        if workload.reader.gds == "require":
-            raise WorkloadError(
-                "reader.gds must be prefer or off where dali.device=cpu, got require: cuFile reads "
-                "into a GPU's memory; set dali.device=gpu"
-            )
         return range(0)
     try:
         num_gpus = cuda.num_gpus()
