@@ -10,7 +10,6 @@ from dlemu.metrics import Metrics, measure
 from dlemu.records import STEP
 from dlemu.report import (
     demand_line,
-    passed,
     render_datasize,
     render_metrics,
     render_run,
