@@ -165,7 +165,7 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     ]
     sizing = json.loads((folder / "sizing.json").read_text())
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
-    assert sizing["read_ahead_share"] == pytest.approx(4 / 60)
+    assert sizing["read_ahead_share"] == pytest.approx(3 / 60)
     assert [point["num_accelerators"] for point in sizing["confirmations"]] == [3, 3]
     # Each point is what its run's own folder says.
     runs = sorted((folder / "runs").iterdir())
@@ -318,7 +318,7 @@ def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None
 
 
 def test_a_quick_search_refuses_an_epoch_that_is_mostly_read_ahead(job: Workload) -> None:
-    with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 40, 10"):
+    with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 30, 10"):
         size_storage(job.with_keys({"size.max_accelerators": 9, "size.start": 8}), Alone())
 
 
