@@ -8,7 +8,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -150,12 +150,12 @@ def run_job(
             exclude_start_steps=metric.exclude_start_steps,
             exclude_end_steps=metric.exclude_end_steps,
         )
-        limit = find_limit(evidence.with_metrics(metrics))
+        limit = find_limit(evidence.evidence())
         summary |= summarize(workload, metrics) | {
             "status": "complete",
             "end": datetime.now(UTC).isoformat(timespec="seconds"),
             "measured": evidence.measured | _whole_epochs(metrics),
-            "limit": {"name": limit.name, "evidence": limit.evidence, "advice": limit.advice},
+            "limit": asdict(limit),
             "notes": [*summary["notes"], *evidence.notes],
         }
         share, bound = evidence.page_cache_share, metric.max_cached_share

@@ -18,7 +18,7 @@ LEVELS = [
     "workload sections records",
     # pure, or bytes
     "files plan metrics prediction formats devices host processes intervals pagecache observe "
-    "storage cuda cufile gds latency energy",
+    "losses storage cuda cufile gds latency energy",
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
     # tell
