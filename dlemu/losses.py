@@ -155,10 +155,10 @@ def told(parts: Parts) -> str:
     """Return the parts that count, the largest first."""
     words = {
         "read": "waiting for reads",
-        "decode": "for decoding",
-        "hand_over": "for the hand-over",
-        "preprocess": "for preprocessing",
-        "elsewhere": "for batches that no worker was at",
+        "decode": "waiting for decoding",
+        "hand_over": "waiting for the hand-over",
+        "preprocess": "waiting for preprocessing",
+        "elsewhere": "waiting for batches that no worker was at",
         "oversleep": "compute ended late",
         "uneven": "compute times differ as asked",
         "meeting": "the barrier itself",

@@ -246,7 +246,7 @@ def _loader(evidence: Evidence) -> Limit | None:
         "decoding": parts.decode,
         "the hand-over": parts.hand_over,
         "preprocessing (reader.preprocess_time)": parts.preprocess,
-        "neither reads, decoding, the hand-over nor preprocessing": parts.elsewhere,
+        "batches that no worker was at": parts.elsewhere,
     }
     longest = max(ways, key=lambda way: ways[way])
     explains = _part(evidence, sum(ways.values()))
@@ -256,7 +256,7 @@ def _loader(evidence: Evidence) -> Limit | None:
         )
     return Limit(
         "loader",
-        f"{_lost(evidence)}; {100 * ways[longest]:.0f}% of the time for {longest}, "
+        f"{_lost(evidence)}; they waited {100 * ways[longest]:.0f}% of the time for {longest}, "
         f"{100 * parts.read:.0f}% for reads{_cpus(evidence)}",
         f"raise reader.read_threads (now {evidence.reader.read_threads})",
         explains,
@@ -290,7 +290,8 @@ def _reads(evidence: Evidence) -> Limit | None:
     if hidden := _storage_hidden(evidence):
         return _unclear(evidence, hidden)
     if probe is not None:
-        got += f", and {'little' if more > _MORE else 'no'} more to {probe.num_many} readers"
+        most = format_rate(probe.many) if more > _MORE else "no more"
+        got += f", and {most} to {probe.num_many} readers"
     return Limit(
         "storage",
         f"{got}; {_lost(evidence)}{_busy(evidence)}{_cpus(evidence)}",
@@ -310,7 +311,8 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
     wanted = given / max(1 - evidence.losses.parts.total, 1e-9)
     if wanted <= own:
         return more, 1.0
-    return more, min(1.0, (probe.many - own) / (wanted - own))
+    # A byte takes 1 / rate seconds, and what it may take without a loss is 1 / wanted.
+    return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
 
 
 def _share_with_reads(evidence: Evidence) -> float:
