@@ -377,7 +377,7 @@ def _device(evidence: Evidence) -> str:
 def _busy(evidence: Evidence) -> str:
     shares = [host.device_busy_share for host in evidence.hosts]
     known = [share for share in shares if share is not None]
-    return f"; {_device(evidence)} was busy {100 * max(known):.0f}% of it" if known else ""
+    return f"; {_device(evidence)} was busy {100 * max(known):.0f}% of the time" if known else ""
 
 
 def _cpus(evidence: Evidence) -> str:

@@ -1,5 +1,6 @@
 """Which resource bound a run: a table of evidence, each row one clear case."""
 
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.cufile import PathBytes
+from dlemu.evidence import HostReport, combine
 from dlemu.losses import find_losses
 from dlemu.metrics import measure
+from dlemu.observe import IntervalSummary
 from dlemu.probe import Probe
 from dlemu.records import STEP, Steps
 from dlemu.report import verdict_line
@@ -283,8 +287,9 @@ def test_the_limit_is_what_the_evidence_says(case: str) -> None:
 def test_storage_is_named_with_its_evidence() -> None:
     limit = find_limit(evidence())
     assert limit.evidence == (
-        "nvme0n1 gave 6 GB/s while it was read from, and no more to 64 readers; accelerators lost "
-        "33% of the time; nvme0n1 was busy 99% of it; CPUs 30%; this explains 100% of the loss"
+        "nvme0n1 gave 6 GB/s while it was read from, and no more to 64 readers; accelerators "
+        "lost 33% of the time; nvme0n1 was busy 99% of the time; CPUs 30%; this explains 100% of "
+        "the loss"
     )
     assert limit.advice == "use more or faster drives, or fewer accelerators"
 
@@ -456,3 +461,55 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         own = max(in_reads, min(few, 1.3 * in_reads))
         half = 2 / (1 / own + 1 / wanted) if wanted > own else 0.0
         assert many <= max(1.15 * own, half) * (1 + 1e-9)
+
+
+def interval_of(**seen: Any) -> IntervalSummary:
+    """Return what a host counted in an epoch; what is not given is not known."""
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
+    return IntervalSummary(**(unknown | {"devices": {}, "max_processes": 1} | seen))
+
+
+def test_what_hosts_counted_reaches_the_verdict() -> None:
+    steps = steps_of(0.5, 0.5, read=0.01, decode=0.1)
+    interval = interval_of(
+        seconds=100.0,
+        host_cpu_share=0.3,
+        host_steal_share=0.6,
+        usable_cpus=4.0,
+        process_cpu_seconds=40.0,
+        runqueue_seconds=1.0,
+    )
+    report = HostReport("a", [interval], Probe(2, 1e9, 16, 9e9), 2, 0.0, True)
+    names = ["rank 0 on host a", "rank 1 on host a"]
+    gathered = combine(WORKLOAD, [report], names, [steps], PathBytes())
+    (seen,) = gathered.evidence().hosts
+    assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
+    assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
+    assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
+    limit = find_limit(gathered.evidence())
+    assert limit.name == "host cpu"
+    assert "all that ran there took 30% while other guests took 60%" in limit.evidence
+    quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
+    limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence())
+    assert limit.name == "loader"
+
+
+@pytest.mark.parametrize(
+    ("metric", "lost"),
+    [
+        ({}, 0.5 / 1.5),
+        ({"metric.edition": "v2.0", "metric.exclude_start_steps": 2}, 0.5 / 1.5),
+        (
+            {"metric.edition": "v2.0", "metric.exclude_start_steps": 0},
+            (10 * 0.5 + 10.5) / (10 * 1.5 + 11.5),
+        ),
+    ],
+)
+def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None:
+    steps = steps_of(0.5)
+    steps["wait"][steps["step"] == 0] = 10.5
+    interval = interval_of(seconds=20.0, usable_cpus=4.0)
+    report = HostReport("a", [interval], None, 4, None, True)
+    workload = load_workload("unet3d_h100", metric)
+    evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence()
+    assert evidence.losses.parts.total == pytest.approx(lost)
