@@ -138,7 +138,8 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
     def of_others(value: str) -> float:
         return float(np.median([getattr(rank, value) for rank in others]))
 
-    explains = _part(evidence, slowest.saved)
+    # Without any one of alike ranks the rest would wait a little less: that is no one's fault.
+    explains = _part(evidence, slowest.saved - of_others("saved"))
     rest = f"the others {{}}, and then {100 * slowest.saved:.1f}% of the time for it"
     if slowest.late_seconds > slowest.wait_seconds:
         return Limit(
@@ -177,7 +178,7 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
         lacked = host.lacked_seconds / max(host.seconds, 1e-9)
         seen.append(f"stood ready without a CPU for {lacked:.2f} s each second, all together,")
     if host.host_cpu_share is not None:
-        seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}%")
+        seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}% of all")
     if host.host_steal_share is not None and host.host_steal_share >= 0.01:
         seen.append(f"while other guests took {100 * host.host_steal_share:.0f}%")
     if host.throttled_seconds:
@@ -195,9 +196,9 @@ def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
         return 1.0  # nothing there could have been done sooner
     parts, lacked = evidence.losses.parts, host.lacked_seconds
     explained = 0.0
-    if host.full_share > _CPU_FULL:  # by others: all may be theirs but reads and sleep
-        spared = 0.0 if lacked is None else parts.read + parts.preprocess
-        explained = _part(evidence, parts.total - spared)
+    if host.full_share > _CPU_FULL:  # by others: only what needs no CPU was not kept waiting
+        without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
+        explained = _part(evidence, parts.total - parts.uneven - without_cpu)
     if lacked is None:
         return explained
     # A worker that has no CPU delays its batch, whatever it is doing.
@@ -254,11 +255,17 @@ def _loader(evidence: Evidence) -> Limit | None:
         return _unclear(
             evidence, f"whether host {host} had CPUs to spare, its kernel does not tell"
         )
+    reader = evidence.reader
+    advice = f"raise reader.read_threads (now {reader.read_threads})"
+    if ways[longest] == parts.decode and reader.decode == "library":
+        advice += ", or set reader.decode=raw"
+    if ways[longest] == parts.elsewhere and reader.data_loader == "pytorch":
+        advice += ", or set reader.data_loader=threads"
     return Limit(
         "loader",
         f"{_lost(evidence)}; they waited {100 * ways[longest]:.0f}% of the time for {longest}, "
         f"{100 * parts.read:.0f}% for reads{_cpus(evidence)}",
-        f"raise reader.read_threads (now {evidence.reader.read_threads})",
+        advice,
         explains,
     )
 
@@ -394,11 +401,14 @@ def _advice_for_cpus(evidence: Evidence) -> str:
     """Return what takes load off CPUs, but for what is set already."""
     reader = evidence.reader
     ways = ["use more cores or hosts"]
-    if reader.data_loader == "pytorch":
-        ways.append("reader.data_loader=threads")
-    if reader.decode == "library":
-        ways.append("reader.decode=raw")
-    elif not evidence.direct:
-        ways.append("reader.odirect=true")
+    if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
+        ways.append("fewer accelerators a host")
+    else:
+        if reader.data_loader == "pytorch":
+            ways.append("reader.data_loader=threads")
+        if reader.decode == "library":
+            ways.append("reader.decode=raw")
+        elif reader.odirect is False and not evidence.direct:
+            ways.append("reader.odirect=true")
     listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
     return f"{listed}; nothing is said about the storage"

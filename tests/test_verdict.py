@@ -23,7 +23,7 @@ from dlemu.workload import load_workload
 WORKLOAD = load_workload("unet3d_h100")
 GB = 1e9
 NUM_STEPS = 11
-READER = {"read_threads": 4, "data_loader": "pytorch"}
+READER: dict[str, Any] = {"read_threads": 4, "data_loader": "pytorch"}
 
 
 def steps_of(*waits: Any, **fields: Any) -> Steps:
@@ -92,6 +92,7 @@ def evidence(**changes: Any) -> Evidence:
 
 
 ONE_WAITS = 0.5, 0.01, 0.01
+TWO_IN_TURN = np.where(np.arange(NUM_STEPS) % 2 == np.arange(2)[:, None], 1.2, 1.0)
 IN_TURN = np.where(np.arange(NUM_STEPS) % 8 == np.arange(8)[:, None], 1.04, 1.0)
 """(8, steps) seconds of compute: in each step another accelerator is late."""
 FEW_READS = {"read_seconds": 8.0}
@@ -131,6 +132,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         }
         | FEW_READS,
         "host cpu",
+    ),
+    "others have the CPUs, but compute times differ as asked": (
+        {
+            "steps": steps_of(0.0, 0.0, compute=TWO_IN_TURN, computation_time=TWO_IN_TURN),
+            "hosts": [host(**OTHERS_WORK)],
+        },
+        "barrier",
     ),
     "others have the CPUs, and the kernel does not tell who waits for one": (
         {"hosts": [host(**OTHERS_WORK, runqueue_seconds=None, throttled_seconds=None)]},
@@ -254,6 +262,14 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"steps": steps_of(*[0.0] * 8, compute=IN_TURN, computation_time=IN_TURN)},
         "barrier",
     ),
+    "compute times of two ranks differ as asked": (
+        {"steps": steps_of(0.0, 0.0, compute=TWO_IN_TURN, computation_time=TWO_IN_TURN)},
+        "barrier",
+    ),
+    "one of two ranks is late, now this one and now that": (
+        {"steps": steps_of(0.0, 0.0, compute=TWO_IN_TURN)},
+        "oversleep",
+    ),
     "woken late by a quota": (
         {"steps": steps_of(0.01, 0.01, compute=1.2), "hosts": [host(throttled_seconds=30.0)]},
         "host cpu",
@@ -322,7 +338,7 @@ def test_full_cpus_are_named_and_storage_is_spared() -> None:
     assert limit.evidence == (
         "accelerators lost 33% of the time; on host a ranks and workers used 97% of 16 CPUs, "
         "stood ready without a CPU for 2.40 s each second, all together, and all that ran there "
-        "took 35%; nvme0n1 was busy 36% of the time; this explains 100% of the loss"
+        "took 35% of all; nvme0n1 was busy 36% of the time; this explains 100% of the loss"
     )
     assert limit.advice.endswith("nothing is said about the storage")
 
@@ -375,6 +391,7 @@ def test_what_nothing_explains_is_told_part_by_part() -> None:
         ({"data_loader": "threads"}, False, "use more cores or hosts, or reader.odirect=true;"),
         ({"odirect": True}, True, "use more cores or hosts, or reader.data_loader=threads;"),
         ({"odirect": "auto"}, True, "use more cores or hosts, or reader.data_loader=threads;"),
+        ({"odirect": "auto"}, False, "use more cores or hosts, or reader.data_loader=threads;"),
         ({"data_loader": "threads", "odirect": True}, True, "use more cores or hosts;"),
         ({"data_loader": "dali", "odirect": True}, True, "use more cores or hosts;"),
         ({"data_loader": "threads", "decode": "library"}, False, "or reader.decode=raw;"),
@@ -391,9 +408,24 @@ def test_what_is_set_already_is_not_advised(
         assert f"reader.{key}={str(value).lower()}" not in limit.advice
 
 
+def test_ranks_that_were_woken_late_are_not_told_how_to_read() -> None:
+    limit = find_limit(evidence(**CASES["woken late by a quota"][0]))
+    assert limit.advice == (
+        "use more cores or hosts, or fewer accelerators a host; nothing is said about the storage"
+    )
+
+
 def test_the_advice_for_a_loader_says_what_is_set_now() -> None:
     limit = find_limit(evidence(hosts=[host(probe=probe(12))]))
     assert limit.advice == "raise reader.read_threads (now 4) or reader.io_depth (now 1)"
+    for decode, ways in (("library", ", or set reader.decode=raw"), ("raw", "")):
+        reader = Reader(**(READER | {"decode": decode}))
+        limit = find_limit(evidence(steps=steps_of(0.5, read=0.1, decode=3.0), reader=reader))
+        assert limit.advice == f"raise reader.read_threads (now 4){ways}"
+    for loader, ways in (("pytorch", ", or set reader.data_loader=threads"), ("threads", "")):
+        reader = Reader(**(READER | {"data_loader": loader}))
+        limit = find_limit(evidence(steps=steps_of(0.5, read=0.1), reader=reader))
+        assert limit.advice == f"raise reader.read_threads (now 4){ways}"
 
 
 shares = st.none() | st.floats(0, 1)
@@ -488,7 +520,7 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
     limit = find_limit(gathered.evidence())
     assert limit.name == "host cpu"
-    assert "all that ran there took 30% while other guests took 60%" in limit.evidence
+    assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence
     quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
     limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence())
     assert limit.name == "loader"
@@ -513,3 +545,13 @@ def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None
     workload = load_workload("unet3d_h100", metric)
     evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence()
     assert evidence.losses.parts.total == pytest.approx(lost)
+
+
+def test_a_barrier_without_a_slow_rank_says_what_it_is() -> None:
+    uneven = find_limit(evidence(**CASES["compute times of two ranks differ as asked"][0]))
+    assert uneven.evidence.startswith("compute times differ among accelerators as")
+    met = find_limit(evidence(**CASES["all are at the barrier, and stay there"][0]))
+    assert met.evidence.startswith(
+        "each step's latest accelerator ended 0.0% of the time later than asked, the barrier "
+        "itself took 9.1%"
+    )
