@@ -16,7 +16,7 @@ from typing import Any
 from tests.bench import dataset, folder_on_disk, start
 from tests.cgroups import throttled_reads
 
-_BATCH, _RECORD, _STEPS = 20, 114_660, 120
+_BATCH, _RECORD, _STEPS = 20, 114_660, 72
 _FILES = 24
 _COMPUTE_SECONDS = 0.06
 _SHARES = 0.5, 0.8
@@ -70,7 +70,7 @@ def _row(name: str, loader: str, num_runs: int, run: Callable[[], dict[str, Any]
 
 
 def _small_resnet50(folder: Path) -> Path:
-    """Write a dataset like ResNet-50's, of 275 MB; return its workload's file."""
+    """Write a dataset like ResNet-50's, of 165 MB; return its workload's file."""
     return dataset(
         folder,
         dataset__format="tfrecord",

@@ -151,7 +151,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "other guests have the CPUs": (
         {
             "steps": steps_of(0.5, 0.5, **STARVED),
-            "hosts": [host(cpu_share=0.2, host_cpu_share=0.25, host_steal_share=0.65)],
+            "hosts": [host(cpu_share=1e-4, host_cpu_share=0.25, host_steal_share=0.65)],
         },
         "host cpu",
     ),
