@@ -1,8 +1,9 @@
 """What reading costs the host, and how fast it is: python -m benchmarks.read [--quick].
 
-dlemu, through PyTorch's DataLoader and through threads, and fio read the same files in turn, round
-after round: from the page cache, from disk with O_DIRECT, and from tmpfs. DLIO, if `make peers` has
-set it up, reads its own dataset. A ratio is of one round, so that a busy host weighs on both.
+dlemu and fio read the same files in turn, round after round: from the page cache, from disk with
+O_DIRECT, and from tmpfs. dlemu reads through PyTorch's DataLoader (dropping the bytes, and handing
+over batches), through threads, and in tf.data's order. DLIO, if `make peers` has set it up, reads
+its own dataset. A ratio is of one round, so that a busy host weighs on both.
 
     python -m benchmarks.read [rounds=5] [folder=build/read] [datasets=unet3d,...] [ways=cache,...]
 """
@@ -25,7 +26,7 @@ from dlemu.datagen import generate
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
 from dlemu.loaders import open_loader
-from dlemu.plan import EpochPlan, plan_epoch, plan_streams
+from dlemu.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
 from dlemu.workload import Workload, load_workload
 from dlemu.world import Alone
 
@@ -53,7 +54,8 @@ def job(name: str, data: Path, loader: str, direct: bool) -> Workload:
         keys
         | {
             "dataset.data_folder": str(data / name),
-            "reader.data_loader": loader,
+            "reader.data_loader": loader.partition(" ")[0],
+            "reader.hand_over": "batch" if loader.endswith("batch") else "none",
             "reader.odirect": direct,
         },
     )
@@ -62,8 +64,9 @@ def job(name: str, data: Path, loader: str, direct: bool) -> Workload:
 def make_plan(workload: Workload, epoch: int) -> EpochPlan:
     """Return the plan of one accelerator."""
     layout, reader = layout_of(workload), workload.reader
-    if layout.samples_per_file > 1 and FORMATS[layout.format].streamed:
-        return plan_streams(
+    interleaved = reader.data_loader == "tensorflow"
+    if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
+        return (plan_interleaved if interleaved else plan_streams)(
             layout.num_samples,
             batch_size=reader.batch_size,
             num_accelerators=1,
@@ -88,7 +91,7 @@ def read_here(workload: Workload) -> Rate:
         workload.data_folder,
         accelerators=range(1),
         known_places=True,
-        keep=False,
+        keep=int(workload.reader.hands_over),
     )
     try:
         for _ in loader.epoch(0, make_plan(workload, 0)):
@@ -170,7 +173,9 @@ def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
     readers: dict[str, Callable[[], Rate]] = {
         "fio": lambda: fio(name, data, direct),
         "pytorch": lambda: read_apart(name, data, "pytorch", direct),
+        "pytorch, batch": lambda: read_apart(name, data, "pytorch batch", direct),
         "threads": lambda: read_apart(name, data, "threads", direct),
+        "tensorflow": lambda: read_apart(name, data, "tensorflow", direct),
     }
     if way == "cache" and (data / "dlio" / name).exists():
         readers["DLIO"] = lambda: dlio(name, data)

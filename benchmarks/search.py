@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from dlemu import metrics
 from dlemu.sizing import Point, search
 
 CONFIRM = 5
@@ -42,7 +43,7 @@ class Storage:
     def most(self) -> int:
         """The most accelerators whose mean AU passes."""
         number = int(self.feeds) + 2
-        while number > 0 and self.mean(number) < self.threshold:
+        while number > 0 and not metrics.passes(self.mean(number), self.threshold):
             number -= 1
         return number
 
@@ -86,7 +87,7 @@ def bisected(storage: Storage, start: int) -> int:
     """Return what doubling (or halving) and bisection find."""
 
     def passes(number: int) -> bool:
-        return storage.measure(number).au_percentage >= storage.threshold
+        return metrics.passes(storage.measure(number).au_percentage, storage.threshold)
 
     low, high = 0, start
     while passes(high):

@@ -192,11 +192,13 @@ def main() -> None:
                     f"drive.read_bandwidth={rate}",
                     *([f"predict.calibration={calibration}"] if loader == "threads" else []),
                 )
-                low, high = found["interval"]
+                real, interval = "-", "-"
+                if found["interval"] is not None:
+                    real = f"{found['real_accelerators']:.2f}"
+                    interval = " to ".join(f"{end:.2f}" for end in found["interval"])
                 print(
                     f"| {name} | {loader} | {rate / 1e6:.1f} | {feeds:.2f} | {true} | "
-                    f"{found['num_accelerators']} | {found['real_accelerators']:.2f} | "
-                    f"{low:.2f} to {'-' if high is None else f'{high:.2f}'} | {runs[-1]} | "
+                    f"{found['num_accelerators']} | {real} | {interval} | {runs[-1]} | "
                     f"{found['seconds']:.0f} | {found['limit']} | {_range(predicted)} | {seen} |",
                     flush=True,
                 )
@@ -221,8 +223,8 @@ def _predict(words: list[str], folder: str, *more: str) -> dict[str, Any]:
 
 def _range(told: Mapping[str, Any]) -> str:
     return (
-        f"{told['num_accelerators']} ({told['real_accelerators']:.2f}), "
-        f"{told['low']} to {told['high']}"
+        f"{'at least ' if told['at_least'] else ''}{told['num_accelerators']} "
+        f"({told['real_accelerators']:.2f}), {told['low']} to {told['high'] or '-'}"
     )
 
 

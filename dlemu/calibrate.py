@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.commands import command
 from dlemu.datagen import generate, read_manifest
+from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
 from dlemu.job import Outcome, Say, run_job
@@ -67,25 +69,56 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
         file = CalibrationFile(host=world.host, calibrations=(calibration,))
         write_json(path, file.model_dump(mode="json"))
         say(f"\n{render_calibration(workload, calibration)}\nresult: {path}")
-        say(f"dlemu predict workload={workload.name} predict.calibration={path}")
+        say(predict_command(workload, calibration, path))
     return 0
 
 
 def render_calibration(workload: Workload, calibration: Calibration) -> str:
     """Return the figures of a calibration as text."""
 
-    def enough(rate: float) -> str:
-        return f"{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take"
+    def row(rate: float, limit: str | None, own: tuple[str, ...]) -> str:
+        bound = "" if limit in own else "at least "
+        return (
+            f"{bound}{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take; "
+            f"limit: {limit}"
+        )
 
-    drive = calibration.drive_read_bytes_per_second
+    c = calibration
+    drive = c.drive_read_bytes_per_second
     rows = {
-        "overhead of a step": format_seconds(calibration.overhead),
-        "jitter of a step": format_seconds(calibration.jitter),
-        "this host moves": enough(calibration.host_read_bytes_per_second),
-        "a drive gives": "not read" if drive is None else enough(drive),
+        "overhead of a step": f"{format_seconds(c.overhead)}; limit: {c.overhead_limit}",
+        "jitter of a step": format_seconds(c.jitter),
+        "this host moves": row(c.host_read_bytes_per_second, c.host_limit, ("host cpu", "memory")),
+        "a drive gives": "not read" if drive is None else row(drive, c.drive_limit, ("storage",)),
     }
-    title = f"{workload.name}, reader.data_loader={calibration.loader}"
+    title = f"{workload.name}, reader.data_loader={c.loader}"
     return "\n".join([title, *(f"  {name:<20}{value}" for name, value in rows.items())])
+
+
+_EXAMPLE_DRIVE = "d7_ps1010"
+_PREDICT_KEYS = (
+    "reader.data_loader",
+    "reader.odirect",
+    "reader.read_threads",
+    "reader.batch_size",
+    "dataset.format",
+    "dataset.num_samples_per_file",
+    "dataset.record_length_bytes",
+    "dataset.record_dims",
+    "dataset.record_element_type",
+    "train.computation_time",
+    "metric.au",
+    "drives",
+)
+"""What a prediction depends on, and what a calibration is found by."""
+
+
+def predict_command(workload: Workload, calibration: Calibration, path: Path) -> str:
+    """Return the command that predicts from a calibration; without a drive, for one by its name."""
+    more: dict[str, object] = {"predict.calibration": path}
+    if calibration.drive_read_bytes_per_second is None:
+        more["drive"] = _EXAMPLE_DRIVE
+    return command("predict", workload, _PREDICT_KEYS, more)
 
 
 def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None, Path]:
@@ -102,8 +135,8 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
         manifest = read_manifest(workload.data_folder)
         if manifest is None:
             raise DatasetError(
-                f"{workload.data_folder} holds no whole dataset of dlemu's; write it: dlemu "
-                f"datagen workload={workload.name} dataset.data_folder={workload.data_folder}"
+                f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
+                f"{datagen_command(workload, workload.dataset.num_files_train)}"
             )
         layout = manifest.layout
     if workload.output.folder is not None:
@@ -211,15 +244,15 @@ class _Runs:
 
     def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
         workload = self._workload
-        share, drive = 0.0, None
+        share, drive, drive_limit = 0.0, None, None
         if read is not None:
             share = read.summary["measured"]["page_cache_share"] or 0.0
             drive = _payload_rate(workload, read) * (1 - share) / workload.drives
-            limit = read.summary["limit"]
-            if limit["name"] != "storage":
+            drive_limit = str(read.summary["limit"]["name"])
+            if drive_limit != "storage":
                 self._say(
-                    f"note: not the storage but {limit['name']} was the limit of 3/3, it may give "
-                    f"more: {limit['evidence']}"
+                    f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
+                    f"{read.summary['limit']['evidence']}"
                 )
         measured = fit(
             workload=workload.name,
@@ -233,12 +266,21 @@ class _Runs:
             jitter=_jitter(read_steps(one.folder)),
             drive_read_bytes_per_second=drive,
             page_cache_share=share,
+            overhead_limit=_limit_in_memory(one),
+            host_limit=_limit_in_memory(full),
+            drive_limit=drive_limit,
         )
         job = {
             "sample_bytes": workload.dataset.mean_bytes,
             "read_threads": workload.reader.read_threads,
         }
         return measured.model_copy(update=job)
+
+
+def _limit_in_memory(outcome: Outcome) -> str:
+    """Return what bound a run whose dataset lies in memory: no storage was read."""
+    name = str(outcome.summary["limit"]["name"])
+    return "memory" if name == "storage" else name
 
 
 def _jitter(steps: Steps) -> float:

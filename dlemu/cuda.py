@@ -7,7 +7,11 @@ in the same process, so that addresses can be exchanged with them.
 import ctypes
 import functools
 import mmap
+from collections.abc import Sequence
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.errors import RunError
 
@@ -149,6 +153,32 @@ class DeviceMemory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Pinned:
+    """Arrays of the host whose memory a GPU may copy from while the program goes on."""
+
+    def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        """Pin the arrays.
+
+        Raises:
+            RunError: there is no GPU, or the memory cannot be locked.
+        """
+        self._gpu = Gpu()
+        self._addresses: list[int] = []
+        for array in arrays:
+            first, end = np.lib.array_utils.byte_bounds(array)
+            try:
+                _call("cuMemHostRegister_v2", first, end - first, 0)
+            except RunError as error:
+                self.close()
+                raise RunError(f"{error}; raise `ulimit -l`, or do without pin") from None
+            self._addresses.append(first)
+
+    def close(self) -> None:
+        """Let the memory go; may be called again."""
+        while self._addresses:
+            _call("cuMemHostUnregister", self._addresses.pop())
 
 
 class HostMemory:

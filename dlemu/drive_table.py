@@ -11,6 +11,7 @@ from dlemu.sizing import Event, Sizing
 from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload import Workload
 
+AT_LEAST = "≥: the storage was not the limit, it may feed more"
 _SHOWN_CACHED = 0.05
 """Share of the bytes from memory from which on a rate is not the storage's alone."""
 
@@ -68,15 +69,8 @@ def describe_event(event: Event) -> str:
 
 def render_sizing(sized: Sized) -> str:
     """Return one answer as text."""
-    sizing, workload = sized.sizing, sized.workload
-    low, high = sizing.interval
-    upper = "no upper bound" if high is None else f"{high:.2f}"
-    number = sizing.num_accelerators
-    lines = [
-        f"{sized.target.name}: {'at least ' if sizing.at_least else ''}"
-        f"{counted(number, f'{workload.name} accelerator')} at AU {sizing.threshold:g}% or more "
-        f"(N* {sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {upper})"
-    ]
+    sizing = sized.sizing
+    lines = [f"{sized.target.name}: {_answer(sized)}"]
     shown = sizing.confirmations or sizing.points[-1:]
     read = fmean(point.read_bytes_per_second for point in shown)
     runs = ", ".join(f"{au:.2f}" for au in sized.au_percentages)
@@ -89,8 +83,8 @@ def render_sizing(sized: Sized) -> str:
         (p.evidence for p in reversed(sizing.points) if p.limit == sizing.limit and p.evidence), ""
     )
     lines.append(f"limit: {sizing.limit}{f'. {evidence}' if evidence else ''}")
-    if sizing.at_least:
-        lines.append(_why_at_least(sizing))
+    if not sizing.at_least and sizing.real_accelerators is None:
+        lines.append("no N*: the runs do not agree on where AU meets the threshold")
     if sized.read_ahead_share is not None:
         lines.append(
             "quick: the dataset is smaller than the rule asks for, and was read with O_DIRECT; up "
@@ -101,12 +95,39 @@ def render_sizing(sized: Sized) -> str:
     return "\n".join(lines)
 
 
-def _why_at_least(sizing: Sizing) -> str:
+def _answer(sized: Sized) -> str:
+    """Return the answer in one line, with N* only where the storage was the limit."""
+    sizing, name = sized.sizing, f"{sized.workload.name} accelerator"
+    number, asked = sizing.num_accelerators, f"{sizing.threshold:.2f}%"
+    real = ""
+    if sizing.real_accelerators is not None and sizing.interval is not None:
+        low, high = sizing.interval
+        real = f" (N* {sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {high:.2f})"
+    reached = f"{sizing.failed_au_percentage or 0.0:.2f}%"
+    if number == 0:
+        why = "" if not sizing.at_least else f"; {_not_the_storage(sizing)}"
+        return f"0 {name}s: one alone reaches {reached}, under the {asked} asked{real}{why}"
+    passed = f"{counted(number, name)} at AU {asked} or more"
+    if not sizing.at_least:
+        return f"{passed}{real}"
+    if sizing.fewest_failed is None:
+        most = sized.workload.size.max_accelerators
+        return (
+            f"at least {passed}: nothing failed up to size.max_accelerators={most}, so the storage "
+            "may feed more; raise it"
+        )
+    return (
+        f"at least {passed}: {_not_the_storage(sizing)} ({sizing.fewest_failed} reached {reached})"
+    )
+
+
+def _not_the_storage(sizing: Sizing) -> str:
+    """Return why the number is not the storage's."""
     if sizing.limit == "unclear":
-        return "what held the runs back is unclear: this is no number of the drive"
+        return "what the limit was is unclear, so the storage may feed more"
     if sizing.limit == "none":
-        return "nothing failed: raise size.max_accelerators, or ask for less than metric.au"
-    return f"the host ({sizing.limit}), not the storage, was the limit: no number of the drive"
+        return "almost nothing held the accelerators back, so the storage may feed more"
+    return f"the limit was {sizing.limit}, so the storage may feed more"
 
 
 _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MiB/s")
@@ -168,6 +189,7 @@ def as_json(sized: Sequence[Sized]) -> Any:
             "num_accelerators": each.sizing.num_accelerators,
             "real_accelerators": each.sizing.real_accelerators,
             "at_least": each.sizing.at_least,
+            "fewest_failed": each.sizing.fewest_failed,
             "interval": each.sizing.interval,
             "threshold": each.sizing.threshold,
             "limit": each.sizing.limit,
@@ -201,7 +223,7 @@ def _cells(sized: Sized) -> tuple[str, ...]:
 def _notes(sized: Sized) -> list[str]:
     notes = []
     if sized.sizing.at_least:
-        notes.append("≥: not the storage was the limit, it may feed more")
+        notes.append(AT_LEAST)
     if sized.workload.size.quick:
         notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
     return notes

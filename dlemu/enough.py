@@ -8,9 +8,10 @@ little.
 import math
 from dataclasses import dataclass
 
+from dlemu.commands import command
 from dlemu.errors import DatasetError
 from dlemu.files import STEPS_PER_EPOCH, Layout, dataset_size
-from dlemu.loaders.samples import Source
+from dlemu.sections import Dataset
 from dlemu.units import counted
 from dlemu.workload import Workload
 
@@ -91,22 +92,23 @@ class Enough:
     @property
     def _read_ahead(self) -> int:
         """Batches of an accelerator that may be read inside the step left out."""
-        folder = self.workload.data_folder
-        return Source(self.workload, self.layout, folder, True, True).batches_in_flight
+        return self.workload.batches_in_flight
 
     @property
     def _least_steps(self) -> int:
         return _LEAST_EPOCH * self._read_ahead
 
 
-def datagen_command(workload: Workload, num_files: int | str) -> str:
-    """Return the command that writes this workload's dataset with so many files."""
-    words = [f"workload={workload.name}", f"dataset.data_folder={workload.data_folder}"]
-    for key in workload.given:
-        section, _, leaf = key.partition(".")
-        if section == "dataset" and leaf not in ("data_folder", "num_files_train"):
-            words.append(f"{key}={getattr(workload.dataset, leaf, '')}")
-        if key in ("reader.batch_size", "host_memory") and num_files == "auto":
-            value = workload.host_memory if key == "host_memory" else workload.reader.batch_size
-            words.append(f"{key}={value}")
-    return f"dlemu datagen {' '.join(words)} dataset.num_files_train={num_files}"
+def datagen_command(
+    workload: Workload, num_files: int | str, *, num_accelerators: int | None = None
+) -> str:
+    """Return the command that writes this workload's dataset with so many files.
+
+    Of "auto" files so many accelerators decide.
+    """
+    more: dict[str, object] = {"dataset.data_folder": workload.data_folder}
+    keys = [f"dataset.{key}" for key in Dataset.model_fields]
+    if num_files == "auto":
+        keys += ["reader.batch_size", "host_memory"]
+        more["num_accelerators"] = num_accelerators or 1
+    return command("datagen", workload, keys, more | {"dataset.num_files_train": num_files})

@@ -228,7 +228,7 @@ def _replay(
             workload.data_folder,
             accelerators=own,
             known_places=known,
-            keep=False,
+            keep=int(workload.reader.hands_over),
         )
     with (
         _closing(loader),
@@ -336,12 +336,14 @@ def _summary_start(
 ) -> dict[str, Any]:
     extra = []
     if workload.reader.data_loader == "tensorflow":
-        extra.append("reader.data_loader tensorflow: read by pytorch's loader in tf.data's order")
+        extra.append("reader.data_loader tensorflow: read by dlemu's threads in tf.data's order")
     return {
         "status": "incomplete",
         "workload": workload.name,
         "data_loader": workload.reader.data_loader,
         "decode": workload.reader.decode,
+        "loop": workload.train.loop,
+        "hand_over": "batch" if workload.reader.hands_over else "none",
         "num_accelerators": num_accelerators(workload, world),
         "num_ranks": world.num_ranks,
         "num_hosts": world.num_hosts,

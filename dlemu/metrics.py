@@ -21,6 +21,14 @@ _UNCOUNTED_STEPS = 2
 """Steps whose samples edition v2.0 leaves out of samples/s (DLIO 2.0, compute_metrics_train)."""
 
 
+def passes(au_percentage: float, threshold: float) -> bool:
+    """Say whether an AU meets a threshold, both in percent.
+
+    The one rule of every command: both are rounded to two decimals, as public figures are.
+    """
+    return round(au_percentage, 2) >= round(threshold, 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochMetrics:
     """One epoch over all accelerators. Percentages are 0 to 100."""

@@ -28,7 +28,10 @@ class EpochPlan:
     sequence: Samples | None = None
     """Streams only: all samples in the order in which storage is read."""
     fetched: NDArray[np.int64] | None = None
-    """Streams only, (steps, accelerators, 2): part of `sequence` that is read for a batch."""
+    """Streams only, (steps, accelerators, 2): part of `sequence` that is read for a batch.
+    Interleaved: (steps, accelerators, streams, 2), the part that each stream reads for it."""
+    stream_of: NDArray[np.int16] | None = None
+    """Interleaved only, (steps, accelerators, batch): the stream that gives each sample."""
 
     @property
     def num_steps(self) -> int:
@@ -43,13 +46,34 @@ class EpochPlan:
         if self.sequence is None or self.fetched is None:
             samples: Samples = self.samples[step, accelerator]
             return samples
+        assert self.stream_of is None, "an interleaved batch is fetched by its streams"
         first, last = self.fetched[step, accelerator]
         return self.sequence[first:last]
+
+    def part(self, step: int, accelerator: int, stream: int) -> tuple[Samples, Samples]:
+        """Return a stream's part of an interleaved batch: rows that it gives, samples it reads."""
+        assert self.sequence is not None and self.fetched is not None
+        assert self.stream_of is not None
+        first, last = self.fetched[step, accelerator, stream]
+        rows = np.flatnonzero(self.stream_of[step, accelerator] == stream)
+        return rows, self.sequence[first:last]
+
+    def takes_part(self) -> NDArray[np.bool_]:
+        """Return, (steps, accelerators, streams), who has something to do for an interleaved batch.
+
+        With fewer samples in a batch than streams, not all have.
+        """
+        assert self.fetched is not None and self.stream_of is not None
+        streams = np.arange(self.fetched.shape[2], dtype=np.int16)
+        gives = (self.stream_of[..., None] == streams).any(axis=2)
+        whether: NDArray[np.bool_] = gives | (self.fetched[..., 0] < self.fetched[..., 1])
+        return whether
 
     def first_steps(self, num_steps: int) -> "EpochPlan":
         """Return the plan cut to at most so many steps."""
         fetched = None if self.fetched is None else self.fetched[:num_steps]
-        return EpochPlan(self.samples[:num_steps], self.sequence, fetched)
+        stream_of = None if self.stream_of is None else self.stream_of[:num_steps]
+        return EpochPlan(self.samples[:num_steps], self.sequence, fetched, stream_of)
 
 
 def make_plan(
@@ -61,12 +85,12 @@ def make_plan(
         WorkloadError: there are too few samples for two steps.
     """
     reader = workload.reader
-    if layout.streamed:
-        plan = plan_streams(
+    if layout.streamed or reader.data_loader == "tensorflow":
+        plan = (plan_interleaved if reader.data_loader == "tensorflow" else plan_streams)(
             layout.num_samples,
             batch_size=reader.batch_size,
             num_accelerators=num_accelerators,
-            num_streams=max(reader.read_threads, 1),
+            num_streams=reader.num_streams,
             epoch=epoch,
             seed=workload.train.seed,
             samples_per_file=layout.samples_per_file,
@@ -160,6 +184,58 @@ def plan_streams(
             fetched[stream::num_streams, accelerator, 0] = start + np.append(0, ends[:-1])
             start += len(part)
     return EpochPlan(samples, sequence, fetched)
+
+
+def plan_interleaved(
+    num_samples: int,
+    *,
+    batch_size: int,
+    num_accelerators: int,
+    num_streams: int,
+    epoch: int,
+    seed: int,
+    samples_per_file: int,
+    shuffle_files: bool,
+    shuffle_samples: bool,
+    shuffle_size: int,
+) -> EpochPlan:
+    """Return the plan of tf.data: each batch is read by all of an accelerator's streams.
+
+    Files stand in shuffled order, and each stream reads its own stretch of them from end to end.
+    The streams give a sample each in turn; one shuffle buffer of `shuffle_size` samples stands
+    behind all of them, and batches are cut from what leaves it (tf.data: parallel interleave with
+    block length 1, shuffle, batch).
+
+    Raises:
+        WorkloadError: there are too few samples for two steps.
+    """
+    num_steps = _num_steps(num_samples, batch_size, num_accelerators)
+    generator = np.random.default_rng((seed, epoch))
+    sequence = _file_order(num_samples, samples_per_file, generator if shuffle_files else None)
+    shape = num_steps, num_accelerators
+    samples = np.empty((*shape, batch_size), np.int64)
+    stream_of = np.empty((*shape, batch_size), np.int16)
+    fetched = np.empty((*shape, num_streams, 2), np.int64)
+    streams = np.arange(num_streams)
+    each = num_steps * batch_size
+    lengths = (each - streams + num_streams - 1) // num_streams
+    turns, places = np.arange(each) % num_streams, np.arange(each) // num_streams
+    ends = np.arange(1, num_steps + 1) * batch_size
+    for accelerator in range(num_accelerators):
+        starts = accelerator * each + np.append(0, np.cumsum(lengths)[:-1])
+        merged = sequence[starts[turns] + places]
+        order, read = np.arange(each), ends
+        if shuffle_samples:
+            order = _through_buffer(each, shuffle_size, generator)
+            read = np.maximum.accumulate(order)[batch_size - 1 :: batch_size] + 1
+        samples[:, accelerator] = merged[order].reshape(num_steps, batch_size)
+        stream_of[:, accelerator] = turns[order].reshape(num_steps, batch_size)
+        # Of the first `read` turns, so many are each stream's.
+        done = np.maximum(0, (read[:, None] - streams + num_streams - 1) // num_streams)
+        fetched[:, accelerator, :, 1] = starts + done
+        fetched[0, accelerator, :, 0] = starts
+        fetched[1:, accelerator, :, 0] = starts + done[:-1]
+    return EpochPlan(samples, sequence, fetched, stream_of)
 
 
 def _num_steps(num_samples: int, batch_size: int, num_accelerators: int) -> int:

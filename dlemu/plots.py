@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dlemu.drive_table import Sized
-from dlemu.sizing import Point
+from dlemu.drive_table import AT_LEAST, Sized
+from dlemu.sizing import Point, Sizing
 
 _AU, _RATE, _CHOSEN = "#1f5fa8", "#c46a12", "#3a7d44"
 
@@ -29,33 +29,29 @@ def plot_sizing(sized: Sized, path: Path) -> None:
     )
     least = min(point.num_accelerators for point in points) - 1
     most = max(point.num_accelerators for point in points) + 1
-    numbers = np.linspace(max(least, 0.5), most, 200)
     _draw_runs(upper, points, lambda point: point.au_percentage, _AU)
     _draw_runs(lower, points, lambda point: point.read_bytes_per_second / size, _RATE)
-    fed = 100 * np.minimum(1, sizing.threshold / 100 * sizing.real_accelerators / numbers)
-    upper.plot(
-        numbers,
-        fed,
-        color=_AU,
-        linestyle=":",
-        label=f"the same bytes for any N: N* = {sizing.real_accelerators:.2f}",
-    )
+    if sizing.real_accelerators is not None:
+        _draw_model(upper, sizing, sizing.real_accelerators)
     upper.axhline(
         sizing.threshold, color="0.35", linestyle="--", label=f"threshold {sizing.threshold:g}%"
     )
+    numbers = np.array([least + 1, most - 1])  # only where something was measured
     asked = numbers * sized.workload.demand * sizing.threshold / 100 / size
-    lower.plot(numbers, asked, color="0.35", linestyle="--", label="what N take at the threshold")
+    lower.plot(numbers, asked, "_--", color="0.35", label="demand of N at the threshold (computed)")
     if sizing.num_accelerators:
         mark = "at least " if sizing.at_least else ""
         for axis in (upper, lower):
             axis.axvline(sizing.num_accelerators, color=_CHOSEN, alpha=0.35, linewidth=8, zorder=0)
         label = f"answer: {mark}{sizing.num_accelerators}"
         upper.plot([], [], color=_CHOSEN, alpha=0.35, linewidth=8, label=label)
+    else:
+        upper.plot([], [], linestyle="None", label="answer: 0, one alone fails")
     upper.set_ylabel("accelerator utilisation (%)")
     lowest = min(sizing.threshold, *(point.au_percentage for point in points))
     upper.set_ylim(max(0.0, lowest - 5), 102)
     lower.set_ylabel(f"read ({unit})")
-    lower.set_ylim(0, 1.25 * _fastest(points) / size)
+    lower.set_ylim(0, max(1.25 * _fastest(points) / size, 1.1 * asked[0]))
     lower.set_xlabel("emulated accelerators N")
     lower.set_xlim(least, most)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -63,6 +59,20 @@ def plot_sizing(sized: Sized, path: Path) -> None:
         axis.legend(loc="best", fontsize="small")
     figure.suptitle(_title(sized))
     _save(figure, path)
+
+
+def _draw_model(axis: Axes, sizing: Sizing, real: float) -> None:
+    """Draw AU by the identity N x AU, over the numbers that were measured."""
+    tried = [point.num_accelerators for point in sizing.points]
+    ceiling = max(point.au_percentage for point in sizing.points)
+    numbers = np.linspace(min(tried), max(tried), 200)
+    axis.plot(
+        numbers,
+        np.minimum(ceiling, sizing.threshold * real / numbers),
+        color=_AU,
+        linestyle=":",
+        label=f"model, not measured: the same bytes for any N, N* = {real:.2f}",
+    )
 
 
 def plot_table(sized: Sequence[Sized], path: Path) -> None:
@@ -95,14 +105,14 @@ def plot_table(sized: Sequence[Sized], path: Path) -> None:
     axis.set_axisbelow(True)
     axis.legend(fontsize="small")
     if any(each.sizing.at_least for each in sized):
-        figure.supxlabel("≥: not the storage was the limit, it may feed more", fontsize="small")
+        figure.supxlabel(AT_LEAST, fontsize="small")
     _save(figure, path)
 
 
 def _draw_runs(
     axis: Axes, points: Sequence[Point], value: Callable[[Point], float], color: str
 ) -> None:
-    """Draw each run as a dot, and a line through the means with their spread."""
+    """Draw each run as a dot, and the mean of each number with its spread."""
     runs: dict[int, list[float]] = {}
     for point in points:
         runs.setdefault(point.num_accelerators, []).append(value(point))
@@ -112,7 +122,8 @@ def _draw_runs(
         [mean - min(runs[n]) for n, mean in zip(numbers, means, strict=True)],
         [max(runs[n]) - mean for n, mean in zip(numbers, means, strict=True)],
     ]
-    axis.errorbar(numbers, means, spread, color=color, linewidth=1, capsize=4, alpha=0.7)
+    # No line from number to number: nothing was measured between them.
+    axis.errorbar(numbers, means, spread, fmt="_", color=color, linewidth=1, capsize=4, alpha=0.7)
     xs = [point.num_accelerators for point in points]
     axis.scatter(xs, [value(p) for p in points], color=color, s=28, alpha=0.7, label="a run")
     axis.grid(alpha=0.25)

@@ -25,10 +25,15 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
     """
     drive, calibration = known_rates(workload)
     if drive is None:
+        ways = "name a datasheet (drive=d7_ps1010), give its rate (drive.read_bandwidth=7GB), or"
+        if calibration is None:
+            raise WorkloadError(
+                f"drive is not set; {ways} a calibration that read the drive "
+                "(predict.calibration=FILE)"
+            )
         raise WorkloadError(
-            "drive is not set; name a datasheet (drive=d7_ps1010), give its rate "
-            "(drive.read_bandwidth=7GB), or a calibration that read the drive "
-            "(predict.calibration=FILE)"
+            f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
+            f"{ways} calibrate again with dataset.data_folder"
         )
     prediction = predict(PredictionInput.of(workload, drive), calibration)
     if workload.output.folder is not None:
@@ -47,25 +52,13 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
 def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) -> str:
     """Return a prediction as text: number, band, AU, rate, limit, and what it rests on."""
     p = prediction
-    asked = workload.predict.accelerators is not None
     mark = " (extrapolated)" if p.extrapolated else ""
-    source = "from the datasheet alone, the host taken as unlimited"
-    if p.calibrated:
-        source = "host and drive calibrated"
-        if workload.drive is not None:
-            source = "host calibrated, drive by its datasheet"
-    most = (
-        f"most that pass           {p.real_accelerators:>10.1f}   {p.low} to {p.high}"
-        if asked
-        else f"accelerators             {p.num_accelerators:>10}   {p.low} to {p.high}   "
-        f"(N* {p.real_accelerators:.1f})"
-    )
     running = max(1, p.num_accelerators)
     lines = [
-        f"{workload.name} on {workload.drives} x {drive.name}, {source}",
+        f"{workload.name} on {workload.drives} x {drive.name}, {_source(workload, p)}",
         "",
         f"{'':<25}{'predicted':>10}   range",
-        most + mark,
+        _most(workload, p) + mark,
         f"{f'AU at {running} (%)':<25}{p.au_percentage:>10.2f}   "
         f"{p.au_low:.2f} to {p.au_high:.2f}   (threshold {100 * workload.metric.au:g})",
         f"{f'read at {running}':<25}{format_rate(p.read_bytes_per_second):>10}   "
@@ -73,13 +66,52 @@ def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) 
         "",
         f"limit: {p.limit}",
     ]
+    if p.at_least:
+        lines.append(
+            "at least: what was measured was held back by something other than the storage, so "
+            "there may be more"
+        )
+    if p.published_figure is not None:
+        lines.append(_PUBLISHED[p.published_figure])
     if p.extrapolated:
         lines.append(
             f"extrapolated: the barrier was never compared above {EXTRAPOLATED_ABOVE} accelerators"
         )
-    if not p.calibrated:
-        lines.append("dlemu calibrate measures the host and narrows the range")
+    if not p.calibrated and p.published_figure is None:
+        lines.append("dlemu calibrate measures the host, which is taken as unlimited here")
     return "\n".join(lines)
+
+
+_PUBLISHED = {
+    "drive": "a figure published for this is the drive's: the host moves more",
+    "host": "a figure published for this is the host's, not the drive's: the drives give more than "
+    "DLIO moves with these cores",
+    "either": "a figure published for this may be the host's and not the drive's: DLIO may need "
+    "all of these cores",
+}
+
+
+def _source(workload: Workload, prediction: Prediction) -> str:
+    """Return what a prediction rests on."""
+    if prediction.published_figure is not None:
+        return f"drive by its datasheet, hosts of {workload.predict.host_cpus} cores that run DLIO"
+    if not prediction.calibrated:
+        return "from the datasheet alone, the host taken as unlimited"
+    if workload.drive is not None:
+        return "host calibrated, drive by its datasheet"
+    return "host and drive calibrated"
+
+
+def _most(workload: Workload, prediction: Prediction) -> str:
+    """Return the row of the most accelerators that pass, N* only where storage is the limit."""
+    p = prediction
+    band = f"{p.low} or more" if p.high is None else f"{p.low} to {p.high}"
+    if workload.predict.accelerators is not None:
+        most = f"{'at least ' if p.at_least else ''}{p.real_accelerators:.1f}"
+        return f"{'most that pass':<20}{most:>15}   {band}"
+    number = f"at least {p.num_accelerators}" if p.at_least else str(p.num_accelerators)
+    real = f"   (N* {p.real_accelerators:.1f})" if p.limit == "storage" else ""
+    return f"{'accelerators':<22}{number:>13}   {band}{real}"
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
@@ -95,7 +127,8 @@ def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
         return workload.drive, None
     if workload.drive is None:
         return calibration.drive, calibration
-    return workload.drive, calibration.model_copy(update={"drive_read_bytes_per_second": None})
+    other = {"drive_read_bytes_per_second": None, "drive_limit": None}
+    return workload.drive, calibration.model_copy(update=other)
 
 
 def _calibration(workload: Workload) -> Calibration | None:

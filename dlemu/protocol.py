@@ -15,6 +15,7 @@ from dlemu.closed import check_closed
 from dlemu.errors import RunError, WorkloadError
 from dlemu.files import DatasetSize, dataset_size
 from dlemu.job import Outcome, Say, run_job
+from dlemu.metrics import passes
 from dlemu.records import SUMMARY, write_summary
 from dlemu.report import render_run
 from dlemu.settle import measure_memory, num_accelerators
@@ -183,7 +184,7 @@ def describe_run(workload: Workload, name: str, outcome: Outcome) -> dict[str, A
     under = [
         f"epoch {epoch.epoch + 1} ({epoch.au_percentage:.2f}%)"
         for epoch in outcome.metrics.epochs
-        if round(epoch.au_percentage, 2) < round(100 * workload.metric.au, 2)
+        if not passes(epoch.au_percentage, 100 * workload.metric.au)
     ]
     return {
         "name": name,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.metrics import EpochMetrics, Metrics
+from dlemu.metrics import EpochMetrics, Metrics, passes
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 
@@ -72,8 +72,11 @@ def verdict_line(
     """Return PASS or FAIL with the figures that decide; how many accelerators that makes."""
     au, wanted = metrics.au_percentage, 100 * workload.metric.au
     word = "PASS" if passed(workload, metrics) else "FAIL"
-    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted (edition {metrics.edition})"
     summary = summary or {}
+    how = f"edition {metrics.edition}"
+    if "loop" in summary:  # runs of earlier versions do not say
+        how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
+    line = f"{word}: utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     limit = (summary.get("limit") or {}).get("name")
     if limit == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passed` rounds
@@ -85,8 +88,8 @@ def verdict_line(
 
 
 def passed(workload: Workload, metrics: Metrics) -> bool:
-    """Return whether the AU meets the threshold; public figures have two decimals."""
-    return round(metrics.au_percentage, 2) >= round(100 * workload.metric.au, 2)
+    """Return whether the AU meets the threshold."""
+    return passes(metrics.au_percentage, 100 * workload.metric.au)
 
 
 def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, memory: str) -> str:
@@ -134,8 +137,8 @@ def _table(workload: Workload, metrics: Metrics) -> list[str]:
 
 def _below(workload: Workload, metrics: Metrics) -> list[str]:
     """Return a line that names the epochs under the threshold, if there are any."""
-    wanted = round(100 * workload.metric.au, 2)
-    below = [e for e in metrics.epochs if round(e.au_percentage, 2) < wanted]
+    wanted = 100 * workload.metric.au
+    below = [e for e in metrics.epochs if not passes(e.au_percentage, wanted)]
     if not below or len(below) == len(metrics.epochs):
         return []
     named = ", ".join(f"{epoch.epoch + 1} ({epoch.au_percentage:.2f}%)" for epoch in below)

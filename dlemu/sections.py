@@ -202,7 +202,7 @@ class Reader(Section):
     """How the samples are read."""
 
     data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
-    """`tensorflow` is read through pytorch's DataLoader in the order that tf.data keeps."""
+    """`tensorflow`: threads read in tf.data's order, and as far ahead as tf.data does."""
     batch_size: Positive = 1
     """Samples of one accelerator and step (DLIO: 1)."""
     read_threads: Annotated[int, Field(ge=0)] = 1
@@ -230,11 +230,42 @@ class Reader(Section):
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] = "fork"
     gds: Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)] = "off"
     """Whether cuFile must, may or must not bypass the host's memory."""
+    hand_over: Literal["none", "batch"] | None = None
+    """What a run does with the bytes it has read. `batch`: put each batch into one array, as the
+    workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
+    DataLoader job pays; `none` for the others."""
 
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, value: Any) -> Any:
         return _with_stdev(value, "preprocess_time")
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a run puts each batch into one array."""
+        return (self.hand_over or ("batch" if self.data_loader == "pytorch" else "none")) == "batch"
+
+    @property
+    def num_streams(self) -> int:
+        """Workers that read for an accelerator; without workers the rank reads as one."""
+        return max(1, self.read_threads)
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker may make ahead: what DLIO gives PyTorch for prefetch_size."""
+        return max(1, -(-self.prefetch_size // self.num_streams))
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches of an accelerator that may be read ahead of the one that training has taken.
+
+        PyTorch's DataLoader: read_threads x prefetch_factor, none without workers. tf.data:
+        prefetch_size batches, and behind them two samples of each stream, which matter only where
+        batches are that small (docs/metrics.md, "How far each loader reads ahead").
+        """
+        if self.data_loader == "tensorflow":
+            return self.prefetch_size + 2 * self.num_streams // self.batch_size
+        return self.read_threads * self.prefetch_factor
 
 
 class Train(Section):
@@ -247,6 +278,9 @@ class Train(Section):
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[int, Field(ge=0)] = 123
     """Order of reading and draws of time (DLIO: 123)."""
+    loop: Literal["rule", "pipelined"] = "rule"
+    """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
+    a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
@@ -328,6 +362,10 @@ class Predict(Section):
     """Predict AU and rate at this number; None: the largest number that passes."""
     calibration: str | None = None
     """File that `dlemu calibrate` wrote; None: from the datasheet alone."""
+    tool: Literal["dlemu", "dlio"] = "dlemu"
+    """Tool that reads: `dlio` compares with published figures; it takes more of the CPUs."""
+    host_cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
 
 
 class Dali(Section):

@@ -12,7 +12,7 @@ was when the same output.folder is named:
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ from dlemu.enough import Enough, datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
 from dlemu.job import Outcome, Say, run_job
+from dlemu.metrics import passes
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
@@ -41,7 +42,7 @@ from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
 from dlemu.sizing import Point, search
 from dlemu.targets import find_jobs
-from dlemu.units import format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -50,6 +51,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 3.0
 _PROBE_READERS = 64
 _PROBE_FILES = 512
+_FIRST_DATASET = 8
+"""Accelerators that a dataset is proposed for where nothing is known of the storage."""
 
 
 def size_storage(workload: Workload, world: World, say: Say = print) -> int:
@@ -114,7 +117,7 @@ class _Search:
         in_memory = lies_in_memory(workload.data_folder)
 
         def measure(number: int) -> Point:
-            self._enough.check(number, expected=self._estimate)
+            self._check_dataset(number, log.points)
             order = self._next_order(
                 _Order(
                     number,
@@ -148,6 +151,24 @@ class _Search:
             self._layout.num_samples * self._layout.mean_bytes,
             self._enough.read_ahead_share(most) if workload.size.quick else None,
         )
+
+    def _check_dataset(self, number: int, points: Sequence[Point]) -> None:
+        """Refuse a dataset that is too small for so many, with what is known so far.
+
+        Raises:
+            DatasetError: with the command that writes a dataset large enough.
+        """
+        try:
+            self._enough.check(number, expected=self._estimate)
+        except DatasetError as error:
+            threshold = 100 * self._workload.metric.au
+            passing = [p.num_accelerators for p in points if passes(p.au_percentage, threshold)]
+            if not passing:
+                raise
+            raise DatasetError(
+                f"at least {counted(max(passing), 'accelerator')}, where the dataset ends the "
+                f"search: {error}"
+            ) from None
 
     def _next_order(self, order: _Order | None) -> _Order | None:
         """Hand rank 0's order to all; None ends the search."""
@@ -233,8 +254,9 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
-            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
-            f"{datagen_command(workload, 'auto')} num_accelerators=N, N being more than it may feed"
+            f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
+            f"{_FIRST_DATASET} accelerators, more need more files: "
+            f"{datagen_command(workload, 'auto', num_accelerators=_FIRST_DATASET)}"
         )
     keys: dict[str, object] = {}
     if workload.dataset.num_files_train == "auto" or (

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dlemu.errors import WorkloadError
+from dlemu.metrics import passes
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
 # percentile 0.84. The prior weighs as much as two runs' worth of evidence.
@@ -31,6 +32,9 @@ _CEILING = 98.0
 _MOST_DISTURBED = 2
 _DISTURBED_POINTS = 3.0
 _DISTURBED_SHARE = 0.95
+# Runs that N* may rest on: what another resource held back says nothing about the storage. A run
+# that passes loses too little for its limit to be sought.
+_STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make it collapse, and tell nothing.
 _OVERLOAD = 1.5
 
@@ -70,18 +74,21 @@ class Sizing:
 
     num_accelerators: int
     """The most that pass; 0 where one alone fails."""
-    real_accelerators: float
-    """Where AU meets the threshold, as a real number; where nothing failed, only a lower bound."""
+    real_accelerators: float | None
+    """Where AU meets the threshold, as a real number (N*). None: the storage was not the limit, or
+    runs contradict each other."""
     at_least: bool
     """Nothing failed, or not for the storage's sake: the storage may feed more than this."""
+    fewest_failed: int | None
+    """The fewest accelerators that fail; None: nothing failed."""
     threshold: float
     """AU asked for, in percent."""
     points: tuple[Point, ...]
     """Every run, in order."""
     confirmations: tuple[Point, ...]
     """The last consecutive runs at `num_accelerators`; all pass."""
-    interval: tuple[float, float | None]
-    """About 95 % for `real_accelerators`, from the noise of the runs; None: no upper bound."""
+    interval: tuple[float, float] | None
+    """About 95 % for `real_accelerators`, from the noise of the runs; None where that is None."""
     limit: str
     """What held back most of the runs that failed (`Point.limit`), or `none`, or `unclear`."""
 
@@ -89,6 +96,17 @@ class Sizing:
     def seconds(self) -> float:
         """Time that all runs took."""
         return math.fsum(point.seconds for point in self.points)
+
+    @property
+    def failed_au_percentage(self) -> float | None:
+        """Mean AU of the failing runs at `fewest_failed`, in percent; None: nothing failed."""
+        failed = [
+            point.au_percentage
+            for point in self.points
+            if point.num_accelerators == self.fewest_failed
+            and not passes(point.au_percentage, self.threshold)
+        ]
+        return fmean(failed) if failed else None
 
 
 def search(
@@ -162,7 +180,7 @@ class _History:
         self.ceiling = _CEILING if ceiling is None else ceiling
         self.fails = min(filter(self._failed, self.runs), default=most + 1)
         """The fewest accelerators that fail; one beyond the range where none did."""
-        passing = [n for n, runs in self.runs.items() if n < self.fails and runs[-1] >= threshold]
+        passing = [n for n, runs in self.runs.items() if n < self.fails and self._passes(runs[-1])]
         self.passes = max(passing, default=0)
         """The most accelerators below those whose last run passed."""
 
@@ -185,7 +203,7 @@ class _History:
             return None, f"{passed} consecutive runs passed"
         feeds = self._feeds()
         if feeds is None and self.fails - self.passes > 1:
-            return self._grown(), f"{self.passes} wait for no storage: more"
+            return self._grown(), f"{self.passes} are not held back: more"
         fits = min(max(math.floor(feeds or 0), self.passes), self.fails - 1)
         resolution = self._resolution(fits)
         if fits > 0 and fits + resolution >= self.fails:
@@ -196,34 +214,63 @@ class _History:
         """Return what the runs say, now that there are enough."""
         number = self.passes if self.fails > 1 else 0
         confirmations = self._confirmations()[-confirm:] if number else ()
-        feeds = self._feeds()
-        failing = [p for p in self.counted if p.au_percentage < self.threshold]
-        # Of equally many the later run decides, which is nearer to the answer.
-        limits = Counter(p.limit or "unclear" for p in reversed(failing or self.points[-1:]))
-        limit = limits.most_common(1)[0][0]
-        at_least = self.fails > self.most or limit != "storage"
-        if feeds is None:
-            feeds = number * self.means.get(number, 0.0) / self.threshold
-        near = self._near()
-        # Of one run each 2 sd is 95 %; some more because the sd is itself an estimate.
-        noise = 2.5 * self.sd / math.sqrt(max(1, len(near)))
-        if near == [self.points[0]]:
-            noise += _FIRST_RUN_LOW
-        spread = feeds * noise / self.threshold
+        failing = [p for p in self.counted if not self._passes(p.au_percentage)]
+        limit = _limit_of(failing or self.points[-1:])
+        nothing_failed = self.fails > self.most
+        real, interval = None, None
+        if limit == "storage" and not nothing_failed:
+            real, interval = self._real(number)
+            if real is None:  # then only what decided the answer counts
+                limit = _limit_of([p for p in failing if p.num_accelerators == self.fails])
         return Sizing(
             num_accelerators=number,
-            real_accelerators=feeds,
-            at_least=at_least,
+            real_accelerators=real,
+            at_least=nothing_failed or limit != "storage",
+            fewest_failed=None if nothing_failed else self.fails,
             threshold=self.threshold,
             points=tuple(self.points),
             confirmations=tuple(confirmations),
-            interval=(feeds - spread, None if at_least else feeds + spread),
+            interval=interval,
             limit=limit,
         )
 
+    def _real(self, number: int) -> tuple[float | None, tuple[float, float] | None]:
+        """Return N* and its interval from the runs that the storage held back.
+
+        None where these contradict what passed and what failed.
+        """
+        near = self._near([p for p in self.counted if p.limit in _STORAGE])
+        if not near:
+            return None, None
+        feeds = self._mean_feeds(near)
+        if self._contradicted(feeds, number):
+            return None, None
+        # Of one run each 2 sd is 95 %; some more because the sd is itself an estimate.
+        noise = 2.5 * self.sd / math.sqrt(len(near))
+        if near == [self.points[0]]:
+            noise += _FIRST_RUN_LOW
+        spread = feeds * noise / self.threshold
+        return feeds, (feeds - spread, feeds + spread)
+
+    def _contradicted(self, feeds: float, number: int) -> bool:
+        """Say whether N* promises other AU than was measured at the answer, or where runs fail.
+
+        By more than noise is. At its ceiling AU is lower than N* alone promises.
+        """
+        ceiling = max(self.means.values())
+        promised = min(ceiling, self.threshold * feeds / self.fails)
+        if self.means[self.fails] < promised - _DISTURBED_POINTS:
+            return True
+        return number > 0 and self.means[number] > (
+            self.threshold * feeds / number + _DISTURBED_POINTS
+        )
+
+    def _passes(self, au_percentage: float) -> bool:
+        return passes(au_percentage, self.threshold)
+
     def _failed(self, number: int) -> bool:
         """Say whether so many fail; a near miss is repeated if it may be, or was the first run."""
-        misses = [au for au in self.runs[number] if au < self.threshold]
+        misses = [au for au in self.runs[number] if not self._passes(au)]
         near, repeats = 2 * self.sd, self.max_repeats
         if self.points[0].num_accelerators == number and self.points[0].au_percentage in misses:
             near, repeats = near + _FIRST_RUN_LOW, max(repeats, 1)
@@ -234,7 +281,7 @@ class _History:
         confirming: list[Point] = []
         for point in reversed(self.points):
             same = point.num_accelerators == self.points[-1].num_accelerators
-            if not same or point.au_percentage < self.threshold:
+            if not same or not self._passes(point.au_percentage):
                 break
             confirming.insert(0, point)
         return confirming
@@ -258,10 +305,10 @@ class _History:
         most = max(n * au for n, au in self.means.items())
         return number * mean >= most * (1 - max(0.02, noise / self.threshold))
 
-    def _near(self) -> list[Point]:
-        """Return the saturated runs that tell best where AU meets the threshold."""
+    def _near(self, among: Sequence[Point]) -> list[Point]:
+        """Return the saturated runs of these that tell best where AU meets the threshold."""
         saturated = {n for n in self.means if self._saturated(n)}
-        points = [p for p in self.counted if p.num_accelerators in saturated]
+        points = [p for p in among if p.num_accelerators in saturated]
         if not points:
             return []
         off = [abs(p.au_percentage - self.threshold) for p in points]
@@ -270,9 +317,10 @@ class _History:
 
     def _feeds(self) -> float | None:
         """Return the real number of accelerators at which AU is the threshold, if it shows."""
-        near = self._near()
-        if not near:
-            return None
+        near = self._near(self.counted)
+        return self._mean_feeds(near) if near else None
+
+    def _mean_feeds(self, near: Sequence[Point]) -> float:
         return fmean(p.num_accelerators * p.au_percentage for p in near) / self.threshold
 
     def _grown(self) -> int:
@@ -285,6 +333,12 @@ class _History:
         if self.fails <= self.most:
             grown = min(grown, (self.passes + self.fails) // 2)
         return min(grown, self.fails - 1)
+
+
+def _limit_of(points: Sequence[Point]) -> str:
+    """Return the limit of most runs; of equally many the later decides, nearer to the answer."""
+    limits = Counter(point.limit or "unclear" for point in reversed(points))
+    return limits.most_common(1)[0][0]
 
 
 def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
@@ -314,4 +368,5 @@ def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], thresho
         return True
     moved = run.num_accelerators * run.au_percentage
     hosts_fault = run.limit not in (None, "storage") and any(p.limit == "storage" for p in more)
-    return run.au_percentage < threshold and hosts_fault and moved < _DISTURBED_SHARE * reached
+    failed = not passes(run.au_percentage, threshold)
+    return failed and hosts_fault and moved < _DISTURBED_SHARE * reached

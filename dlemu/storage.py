@@ -185,13 +185,6 @@ class ExtentReader:
         elif start < stop:
             self._pass_through(file, start, stop, wanted, ahead, check)
 
-    def fill(self, file: File, num_bytes: int, memory: memoryview) -> None:
-        """Read a file's first bytes into memory that begins at a page, with no copy.
-
-        It must have room up to the next multiple of 4096, and what is there may be overwritten.
-        """
-        self._pass_through(file, 0, num_bytes, _Parts([num_bytes]), False, None, memory)
-
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
         """Return bytes of a file; fewer only at its end."""
         data = bytearray(max(0, min(num_bytes, file.num_bytes - offset)))
@@ -287,12 +280,8 @@ class ExtentReader:
         parts: "_Parts",
         ahead: bool,
         check: Check | None,
-        target: memoryview | None = None,
     ) -> None:
-        """Read several pieces at once, or into aligned buffers that are then copied from.
-
-        With a target all of it goes there, from `start` on.
-        """
+        """Read several pieces at once, or into aligned buffers that are then copied from."""
         self._window = None
         under_way: deque[_Piece] = deque()
         try:
@@ -300,8 +289,6 @@ class ExtentReader:
                 if len(under_way) == self._depth:
                     self._finish(file, under_way.popleft(), check)
                 memory = self._buffers[number % self._depth]
-                if target is not None:
-                    memory = target[first - start :]
                 taken = parts.take(min(last, stop) - max(first, start))
                 into = [memory[: round_up(last - first)]] if self.direct else _into(taken, memory)
                 piece = _Piece(first, last, memory, into, taken, max(0, start - first))

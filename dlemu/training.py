@@ -1,36 +1,69 @@
 """The loader of a training loop of one's own."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dlemu.errors import WorkloadError
 from dlemu.job import find_dataset
-from dlemu.loaders import Batch, open_loader
+from dlemu.loaders import Batch, SharesMemory, open_loader
 from dlemu.plan import make_plan
 from dlemu.workload import Workload
 from dlemu.world import Alone, World
+
+if TYPE_CHECKING:
+    from dlemu.cuda import Pinned
+
+
+_HELD = 2
+"""Batches that a loop may use at once: the one it computes on, and the next, which it copies."""
 
 
 class TrainingLoader:
     """Yields one accelerator's batches, an epoch at a time, with the samples' bytes.
 
-    `batch.arrays` holds one uint8 array a sample, of exactly `record_length_bytes_resize` bytes
-    where that is set; they are valid until the next batch is taken, for their memory is reused.
+    `batch.data` is one uint8 array (batch, bytes) that the worker has filled: each row has exactly
+    `record_length_bytes_resize` bytes where that is set, else those of the largest sample, padded
+    with zeros. It is valid until the next but one is taken, for its memory is reused; with `pin`
+    that memory is pinned, and torch.from_numpy(batch.data).to("cuda", non_blocking=True) copies
+    while the program goes on. The workers read as far ahead as a DataLoader's, whatever
+    `train.loop` says: when the next batch is asked for is for the training loop to decide.
     `set_epoch` shuffles anew, as with PyTorch's DistributedSampler; without it every pass is the
     next epoch. Closing, or leaving a `with`, ends the workers.
     """
 
-    def __init__(self, workload: Workload, *, rank: int, num_ranks: int, world: World) -> None:
-        self.workload, self._layout, known, self.notes = find_dataset(workload, world)
+    def __init__(
+        self, workload: Workload, *, rank: int, num_ranks: int, world: World, pin: bool
+    ) -> None:
+        workload, self._layout, known, self.notes = find_dataset(workload, world)
+        self.workload = workload.with_keys({"train.loop": "rule"})
         self._rank, self._num_ranks = rank, num_ranks
         self._epoch = 0
+        self._pinned: Pinned | None = None
         self._loader = open_loader(
             self.workload,
             self._layout,
             self.workload.data_folder,
             accelerators=range(rank, rank + 1),
             known_places=known,
-            keep=True,
+            keep=_HELD,
         )
+        if pin:
+            self._pinned = self._pin()
+
+    def _pin(self) -> "Pinned":
+        from dlemu.cuda import Pinned
+
+        if not isinstance(self._loader, SharesMemory):
+            name = self.workload.reader.data_loader
+            self.close()
+            raise WorkloadError(
+                f"pin needs reader.data_loader=pytorch, threads or tensorflow, got {name}"
+            )
+        try:
+            return Pinned(self._loader.memory())
+        except BaseException:
+            self.close()
+            raise
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
@@ -57,6 +90,8 @@ class TrainingLoader:
 
     def close(self) -> None:
         """End the workers; may be called again."""
+        if self._pinned is not None:
+            self._pinned.close()
         self._loader.close()
 
     def __enter__(self) -> "TrainingLoader":
@@ -67,19 +102,26 @@ class TrainingLoader:
 
 
 def make_loader(
-    workload: Workload, *, rank: int = 0, num_ranks: int = 1, world: World | None = None
+    workload: Workload,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    world: World | None = None,
+    pin: bool = False,
 ) -> TrainingLoader:
     """Return the loader of one of `num_ranks` training processes, each its share of every epoch.
 
     `rank` is 0 to num_ranks - 1; a `world` (dlemu.make_world()) says both, and is needed only
-    where the dataset's size is to be settled over several hosts.
+    where the dataset's size is to be settled over several hosts. `pin` puts the batches into pinned
+    memory, from which a GPU copies while the program goes on.
 
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
-        WorkloadError: rank is not below num_ranks, or a package is missing.
+        RunError: `pin`, and there is no GPU.
+        WorkloadError: rank is not below num_ranks, a package is missing, or memory is short.
     """
     if world is not None:
         rank, num_ranks = world.rank, world.num_ranks
     if not 0 <= rank < num_ranks:
         raise WorkloadError(f"rank must be at least 0 and below num_ranks {num_ranks}, got {rank}")
-    return TrainingLoader(workload, rank=rank, num_ranks=num_ranks, world=world or Alone())
+    return TrainingLoader(workload, rank=rank, num_ranks=num_ranks, world=world or Alone(), pin=pin)

@@ -159,6 +159,15 @@ class Workload(Section):
         """Mean bytes of one accelerator's batch."""
         return self.reader.batch_size * self.dataset.mean_bytes
 
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches of an accelerator that exist at once: in use, taken early, or read ahead.
+
+        A pipelined loop takes the next batch while it computes on this one.
+        """
+        taken_early = 1 if self.train.loop == "pipelined" else 0
+        return 1 + taken_early + self.reader.batches_ahead
+
     def with_keys(self, keys: Mapping[str, object]) -> "Workload":
         """Return a copy in which the dotted keys have these values, checked like any other.
 

@@ -9,7 +9,6 @@ time the model computed. `Meter.epoch` wraps any iterable: a DataLoader of one's
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import dlemu
@@ -38,9 +37,8 @@ def main(folder: Path) -> int:
     with dlemu.make_loader(workload, rank=0, num_ranks=1) as loader:
         for epoch in range(2):
             for batch in meter.epoch(loader, epoch):
-                assert batch.arrays is not None
-                # The arrays' memory is reused by the next batch: this makes a copy of its own.
-                inputs = torch.from_numpy(np.stack(batch.arrays)).float() / 255
+                # One array (batch, bytes), whose memory is reused: this makes a copy of its own.
+                inputs = torch.from_numpy(batch.data).float() / 255
                 loss = model(inputs).square().mean()
                 optimizer.zero_grad()
                 loss.backward()

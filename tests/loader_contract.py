@@ -4,11 +4,15 @@ Expectations come from the plan and from `datagen.content`, never from the readi
 """
 
 import dataclasses
+import itertools
+import math
+import mmap
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +22,8 @@ from dlemu.datagen import Content, generate
 from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS
 from dlemu.loaders import Batch, Loader, open_loader
-from dlemu.plan import EpochPlan, plan_epoch, plan_streams
+from dlemu.loaders.worker import SampleReader
+from dlemu.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
 from dlemu.workload import Workload, check_workload
 from dlemu.world import Alone
 
@@ -57,7 +62,7 @@ class Case:
     def layout(self) -> Layout:
         return layout_of(self.workload)
 
-    def open(self, *, known_places: bool = True, keep: bool = True) -> Loader:
+    def open(self, *, known_places: bool = True, keep: int = 1) -> Loader:
         return open_loader(
             self.workload,
             self.layout,
@@ -71,8 +76,9 @@ class Case:
         """Return the plan that such files are read by: shuffled, two epochs differ."""
         layout = self.layout
         reader = self.workload.reader
-        if layout.samples_per_file > 1 and FORMATS[layout.format].streamed:
-            return plan_streams(
+        interleaved = reader.data_loader == "tensorflow"
+        if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
+            return (plan_interleaved if interleaved else plan_streams)(
                 layout.num_samples,
                 batch_size=reader.batch_size,
                 num_accelerators=self.num_accelerators,
@@ -154,6 +160,8 @@ class Loaders:
 
     name: str
     """`reader.data_loader`"""
+    hands_over_in_place = True
+    """Whether batches are handed over in the memory that workers read into."""
 
     @pytest.fixture(scope="session")
     @staticmethod
@@ -272,13 +280,13 @@ class Loaders:
     ) -> None:
         case = self.case(folders, dataset, **{"reader.odirect": direct})
         counts = []
-        for keep in (True, False):
+        for keep in (1, 0):
             loader = case.open(keep=keep)
             try:
                 steps = list(loader.epoch(0, case.plan(0)))
             finally:
                 loader.close()
-            assert all((batch.arrays is not None) is keep for one in steps for batch in one)
+            assert all((batch.data is not None) is bool(keep) for one in steps for batch in one)
             counts.append([batch.num_bytes for one in steps for batch in one])
         assert counts[0] == counts[1]
         assert sum(counts[0]) >= 0.9 * payload_bytes(case, steps)
@@ -309,6 +317,85 @@ class Loaders:
             time.sleep(0.05)
         assert _own_resources() == before
 
+    @pytest.mark.parametrize("loop", ["rule", "pipelined"])
+    @pytest.mark.parametrize("workers", range(9))
+    def test_reads_no_further_ahead_than_its_loop_has_asked(
+        self, folders: Path, workers: int, loop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As many batches as a DataLoader (or tf.data) would have begun, at every step.
+
+        The memory for batches holds these and no more.
+        """
+        count = _count_tasks(monkeypatch)
+        keys = {"reader.read_threads": workers, "reader.batch_size": 1, "train.loop": loop}
+        for prefetch in range(9):
+            case = self.case(folders, "npz", **keys, **{"reader.prefetch_size": prefetch})
+            in_flight = 1 + (loop == "pipelined") + self.ahead(workers, prefetch, batch_size=1)
+            plan, addresses = case.plan(0), []
+            before = count()
+            loader = case.open()
+            try:
+                for step, [batch] in enumerate(loader.epoch(0, plan)):
+                    wanted = before + _num_tasks(plan, min(step + in_flight, plan.num_steps))
+                    wait_for(count, wanted)
+                    time.sleep(0.002)  # for whoever reads too far
+                    assert count() == wanted, f"prefetch_size={prefetch}, step {step}"
+                    assert batch.data is not None
+                    addresses.append(batch.data.ctypes.data)
+                    if step == 4:
+                        break
+            finally:
+                loader.close()
+            if self.hands_over_in_place:
+                assert len(set(addresses[:in_flight])) == min(5, in_flight)
+            if self.hands_over_in_place and in_flight < 5:
+                assert addresses[in_flight] == addresses[0], "memory is used again"
+
+    def ahead(self, workers: int, prefetch: int, *, batch_size: int) -> int:
+        """Return the batches that are read ahead of what was taken: torch's DataLoader's."""
+        return workers * max(1, math.ceil(prefetch / max(1, workers)))
+
+    @pytest.mark.parametrize("loop", ["rule", "pipelined"])
+    def test_without_workers_each_accelerator_reads_at_its_own_time(
+        self, folders: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As that many ranks would: nobody's reading waits for another's."""
+        together = threading.Barrier(3)
+        make = SampleReader.make
+
+        def make_with_others(self: SampleReader, *given: Any) -> Any:
+            together.wait(timeout=20)  # all three read, or none goes on
+            return make(self, *given)
+
+        monkeypatch.setattr(SampleReader, "make", make_with_others)
+        keys = {"num_accelerators": 3, "reader.read_threads": 0, "train.loop": loop}
+        case = self.case(folders, "npz", **keys)
+        loader = case.open()
+        try:
+            check_epoch(case, loader, 0)
+        finally:
+            loader.close()
+
+    @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
+    def test_a_batch_is_one_array_that_is_valid_as_long_as_was_asked(
+        self, folders: Path, dataset: str
+    ) -> None:
+        resize = 30_000
+        keys = {"dataset.record_length_bytes_resize": resize, "reader.read_threads": 2}
+        case = self.case(folders, dataset, **keys)
+        loader = case.open(keep=2)
+        try:
+            before: list[tuple[Batch, NDArray[np.uint8]]] = []
+            for [batch] in loader.epoch(0, case.plan(0)):
+                assert batch.data is not None and batch.lengths is not None
+                assert batch.data.shape == (3, resize) and batch.data.flags.c_contiguous
+                assert batch.lengths.tolist() == [resize] * 3
+                for last, copy in before[-1:]:
+                    assert np.array_equal(last.data, copy), "the last batch is still there"  # type: ignore[arg-type]
+                before.append((batch, batch.data.copy()))
+        finally:
+            loader.close()
+
     def test_preprocessing_takes_time(self, folders: Path) -> None:
         case = self.case(folders, "npz", **{"reader.preprocess_time": 0.01})
         loader = case.open()
@@ -318,6 +405,41 @@ class Loaders:
             loader.close()
         ready = [batches[0].ready for batches in steps]
         assert np.diff(ready)[1:].mean() > 0.9 * 3 * 0.01, "one worker, 3 samples a batch"
+
+
+def _num_tasks(plan: EpochPlan, num_steps: int) -> int:
+    """Return how many tasks make the first batches of one accelerator."""
+    if plan.stream_of is None:
+        return num_steps
+    return int(plan.takes_part()[:num_steps, 0].sum())
+
+
+def _count_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return what tells how many batches workers have begun, threads or forked processes."""
+    # Each adds to a byte of its own, so that none is lost: no worker begins 256 batches.
+    begun = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    makers = itertools.count()
+    make, create = SampleReader.make, SampleReader.__init__
+
+    def counted_create(self: SampleReader, *given: Any, **keys: Any) -> None:
+        create(self, *given, **keys)
+        place = os.getpid() * 61 + next(makers)
+        self.place = place % len(begun)  # type: ignore[attr-defined]
+
+    def counted_make(self: SampleReader, *given: Any) -> Any:
+        begun[self.place] += 1  # type: ignore[attr-defined]
+        return make(self, *given)
+
+    monkeypatch.setattr(SampleReader, "__init__", counted_create)
+    monkeypatch.setattr(SampleReader, "make", counted_make)
+    return lambda: int(begun.sum())
+
+
+def wait_for(count: Callable[[], int], wanted: int, seconds: float = 10.0) -> None:
+    """Return when so many are counted, or after so many seconds."""
+    end = time.monotonic() + seconds
+    while count() < wanted and time.monotonic() < end:
+        time.sleep(0.0005)
 
 
 def _own_resources() -> tuple[list[str], list[str]]:

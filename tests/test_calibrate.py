@@ -2,17 +2,22 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dlemu.calibrate import calibrate_host
+from dlemu.calibrate import _Runs, calibrate_host, render_calibration
 from dlemu.cli import run
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.job import Outcome
+from dlemu.metrics import measure
 from dlemu.prediction import CalibrationFile
+from dlemu.records import STEP, write_steps
 from dlemu.workload import Workload, load_workload
 from dlemu.world import Alone
 from tests.mpirun import mpirun
@@ -41,6 +46,13 @@ def words(workload: Workload, *left_out: str) -> list[str]:
     return [f"{key}={value}" for key, value in keys.items() if key not in left_out]
 
 
+def run_as_printed(out: str) -> int:
+    """Run the last line of the output as a shell would; return the exit status."""
+    program, *arguments = shlex.split(out.splitlines()[-1])
+    assert program == "dlemu"
+    return run(arguments)
+
+
 def scratch() -> set[str]:
     own = f"dlemu-calibrate.{os.getpid()}."
     return {name for name in os.listdir("/dev/shm") if name.startswith(own)}
@@ -62,12 +74,16 @@ def test_a_prediction_takes_what_was_measured(
     assert found.drive_read_bytes_per_second is not None
     assert found.page_cache_share < 0.05
     assert f"result: {path}" in out and "this host moves" in out
+    assert (found.overhead_limit, found.host_limit, found.drive_limit).count(None) == 0
+    assert found.host_limit != "storage", "none was read from memory"
+    assert run_as_printed(out) == 0
     assert not scratch(), "memory is given back"
 
     assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
     assert "host and drive calibrated" in capsys.readouterr().out
     told = json.loads((path.parent / "predict.json").read_text())
     assert told["calibrated"] is True
+    assert not (told["at_least"] and told["limit"] == "storage")
     most = found.drive_read_bytes_per_second / (0.7 * 65536 / 0.002)
     assert told["real_accelerators"] <= 1.0001 * most
 
@@ -77,11 +93,63 @@ def test_without_a_target_the_drive_stays_open(
 ) -> None:
     assert run(["calibrate", *words(job, "dataset.data_folder")]) == 0
 
-    assert "3/3 left out: dataset.data_folder is not set" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "3/3 left out: dataset.data_folder is not set" in out
+    assert run_as_printed(out) == 0, "for a drive by its name"
     path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
     assert json.loads(path.read_text())["calibrations"][0]["drive_read_bytes_per_second"] is None
     assert run(["predict", *words(job), f"predict.calibration={path}"]) == 1
     assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
+
+
+def outcome(folder: Path, limit: str, *, seconds: float) -> Outcome:
+    """Return a run of 20 steps of a batch, each so long, and bound by that."""
+    steps = np.zeros(20, STEP)
+    steps["step"] = np.arange(20)
+    steps["num_samples"], steps["num_bytes"] = 1, 65536
+    steps["compute"] = steps["computation_time"] = 0.002
+    steps["wait"] = seconds - 0.002
+    folder.mkdir()
+    write_steps(folder, 0, steps)
+    summary = {
+        "limit": {"name": limit, "evidence": f"the {limit} was slow"},
+        "measured": {"page_cache_share": 0.0},
+    }
+    return Outcome(folder, measure(steps), summary, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"), [("storage", "a drive gives       "), ("loader", "at least ")]
+)
+def test_the_file_says_what_bound_each_figure(
+    limit: str, shown: str, job: Workload, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loader took 6.5 MB/s, what 0.2 accelerators take; the host moves 32.8, what 1.0 take."""
+    said: list[str] = []
+    runs = _Runs(job, Alone(), said.append, tmp_path)
+
+    found = runs._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "storage", seconds=0.002),
+        outcome(tmp_path / "read", limit, seconds=0.01),
+    )
+
+    assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
+    assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
+    text = render_calibration(job, found)
+    assert "this host moves     32.8 MB/s, what 1.0 accelerators take; limit: memory" in text
+    assert f"6.55 MB/s, what 0.2 accelerators take; limit: {limit}" in text
+    assert ("at least" in text) is (limit != "storage") and shown in text
+    assert len(said) == (limit != "storage")
+    if said:
+        assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
+
+    path = tmp_path / "calibration.json"
+    path.write_text(CalibrationFile(host="h", calibrations=(found,)).model_dump_json())
+    assert run(["predict", *words(job), f"predict.calibration={path}", "drives=4"]) == 0
+    out = capsys.readouterr().out
+    assert f"limit: {limit}\n" in out
+    assert ("at least 1 " in out) is (limit != "storage")
 
 
 @pytest.mark.mpi

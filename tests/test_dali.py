@@ -20,9 +20,10 @@ from dlemu.cufile import PathBytes
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.gds import availability
+from dlemu.loaders import dali_readers
 from dlemu.loaders.dali import DaliLoader
 from dlemu.loaders.dali_gpu import spread_batch
-from dlemu.loaders.dali_pipelines import dali
+from dlemu.loaders.dali_pipelines import dali, read_numpy
 from dlemu.pagecache import cached_share, drop
 from tests.loader_contract import (
     DATASETS,
@@ -32,11 +33,13 @@ from tests.loader_contract import (
     expected,
     make_case,
     payload_bytes,
+    wait_for,
 )
 
 
 class TestDali(Loaders):
     name = "dali"
+    hands_over_in_place = False
 
 
 def open_dali(case: Case, **options: bool) -> DaliLoader:
@@ -109,6 +112,39 @@ def test_reads_ahead_no_further_than_the_epoch(tmp_path: Path, prefetch: int) ->
     case = case_of(tmp_path, "npy", {"reader.prefetch_size": prefetch})
     loader = open_dali(case)
     check_epoch(case, loader, 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("loop", ["rule", "pipelined"])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_its_own_readers_are_asked_when_the_loop_would_ask(
+    tmp_path: Path, loop: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first request makes `prefetch` batches; each batch that is taken asks for one more."""
+    keys = {"reader.prefetch_size": prefetch, "train.loop": loop, "reader.batch_size": 2}
+    case = case_of(tmp_path, "npy", keys)
+    asked: list[None] = []
+
+    def counted(*given: Any, **keys: Any) -> Any:
+        pipeline = read_numpy(*given, **keys)
+        run = pipeline.schedule_run
+
+        def schedule_run() -> None:
+            asked.append(None)
+            run()
+
+        pipeline.schedule_run = schedule_run
+        return pipeline
+
+    monkeypatch.setattr(dali_readers, "read_numpy", counted)
+    loader = open_dali(case)
+    for step, _ in enumerate(loader.epoch(0, case.plan(0))):
+        taken = step + 1 if loop == "rule" else step + 2
+        wait_for(asked.__len__, 1 + taken)
+        time.sleep(0.002)  # for whoever asks too early
+        assert len(asked) == 1 + taken
+        if step == 4:
+            break
     loader.close()
 
 

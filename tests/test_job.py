@@ -6,7 +6,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dlemu import Alone, DlemuError, generate, load_workload, run_job
@@ -156,3 +158,42 @@ def test_an_error_on_another_rank_is_one_line(tmp_path: Path) -> None:
     summary = summary_of(tmp_path)
     assert summary["status"] == "failed" and str(missing) in str(summary["error"])
     assert "rank 1" in str(summary["error"])
+
+
+@pytest.mark.parametrize(
+    ("loader", "asked", "handed_over"),
+    [
+        ("pytorch", None, "batch"),
+        ("pytorch", "none", "none"),
+        ("threads", None, "none"),
+        ("threads", "batch", "batch"),
+        ("tensorflow", None, "none"),
+    ],
+)
+def test_a_run_hands_over_what_its_loader_would(
+    loader: str, asked: str | None, handed_over: str, tmp_path: Path
+) -> None:
+    """With a batch handed over, record_length_bytes_resize counts: padding takes time."""
+    job = small(tmp_path, reader__data_loader=loader, train__epochs=1, reader__hand_over=asked)
+    outcome = run(job)
+    assert outcome.summary["hand_over"] == handed_over
+    seconds = read_steps(outcome.folder)["hand_over"].sum()
+    assert (seconds > 0) == (handed_over == "batch")
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "threads"])
+def test_batches_that_memory_cannot_hold_are_refused(
+    loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(available=1_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    keys = {"reader__data_loader": loader, "reader__hand_over": "batch"}
+    wide = {"dataset__record_length_bytes_resize": 30_000}
+    with pytest.raises(DlemuError) as error:
+        run(small(tmp_path, **keys, **wide))
+    assert str(error.value) == (
+        "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
+        "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "
+        "dataset.record_length_bytes_resize or a smaller reader.prefetch_size, or emulate fewer "
+        "accelerators"
+    )

@@ -20,7 +20,7 @@ LEVELS = [
     "files plan metrics prediction formats devices host processes intervals pagecache observe "
     "losses storage cuda cufile gds latency energy",
     # do
-    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough",
+    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands",
     # tell
     "verdict watchdog report evidence witness sweep paths drive_table plots search_log",
     # put together

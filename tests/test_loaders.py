@@ -19,6 +19,14 @@ class TestPyTorch(Loaders):
     name = "pytorch"
 
 
+class TestTensorFlow(Loaders):
+    name = "tensorflow"
+
+    def ahead(self, workers: int, prefetch: int, *, batch_size: int) -> int:
+        """Prefetched batches, and two samples of each stream behind them, as tf.data has them."""
+        return prefetch + 2 * max(1, workers) // batch_size
+
+
 class TestThreads(Loaders):
     name = "threads"
 

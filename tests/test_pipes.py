@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from dlemu.loaders.pipes import Flag, Pipe, lean_context
+from dlemu.loaders.pipes import Flag, Pipe, Requests, lean_context
 
 Method = Literal["fork", "forkserver", "spawn"]
 
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    made = lean_context("fork", num_messages=1).Queue()
+    made = lean_context("fork", num_messages=1, requests=Requests()).Queue()
     assert isinstance(made, Pipe)
     yield made
     made.close()
@@ -72,7 +72,7 @@ def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
 
 @pytest.mark.parametrize("method", get_args(Method))
 def test_processes_started_in_any_way_talk(method: Method) -> None:
-    context: Any = lean_context(method, num_messages=100)
+    context: Any = lean_context(method, num_messages=100, requests=Requests())
     asked, answers = [context.Queue() for _ in range(2)], context.Queue()
     flag = context.Event()
     workers = [context.Process(target=answer, args=(one, answers, flag)) for one in asked]
@@ -98,7 +98,7 @@ def look(flag: Flag) -> None:
 
 
 def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
-    context: Any = lean_context("fork", num_messages=1)
+    context: Any = lean_context("fork", num_messages=1, requests=Requests())
     flag = context.Event()
     assert isinstance(flag, Flag)
     for _ in range(20):
@@ -114,12 +114,35 @@ def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
 
 
 def test_too_many_messages_take_queues_that_never_are_full() -> None:
-    context = lean_context("fork", num_messages=257)
+    context = lean_context("fork", num_messages=257, requests=Requests())
     assert type(context.Queue()) is type(multiprocessing.get_context("fork").Queue())
     assert isinstance(context.Event(), Flag)
 
 
 def test_the_contexts_of_others_stay_as_they_are() -> None:
-    lean_context("fork", num_messages=1)
+    lean_context("fork", num_messages=1, requests=Requests())
     plain = multiprocessing.get_context("fork")
     assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag)
+
+
+@pytest.mark.parametrize("num_messages", [1, 257])
+def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
+    """Held back in order, whichever queue it is; and what is dropped is never sent."""
+    requests = Requests()
+    made: Any = lean_context("fork", num_messages=num_messages, requests=requests).Queue()
+    made.put("first")
+    requests.held = True
+    made.put("second")
+    made.put("third")
+    requests.held = False
+    assert made.get(timeout=5) == "first"
+    with pytest.raises(queue.Empty):
+        made.get(timeout=0.05)
+    requests.send()
+    assert [made.get(timeout=5), made.get(timeout=5)] == ["second", "third"]
+    requests.held = True
+    made.put("fourth")
+    requests.drop()
+    made.put("fifth")
+    requests.send()
+    assert made.get(timeout=5) == "fifth"

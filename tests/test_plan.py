@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import WorkloadError
 from dlemu.files import layout_of
-from dlemu.plan import EpochPlan, make_plan, plan_epoch, plan_streams
+from dlemu.plan import EpochPlan, make_plan, plan_epoch, plan_interleaved, plan_streams
 from dlemu.workload import load_workload
 
 epochs = st.fixed_dictionaries(
@@ -104,7 +104,51 @@ def test_a_stream_reads_what_it_gives_from_end_to_end(
     assert (files[:, 0] % asked["samples_per_file"] == 0).all()
 
 
-@pytest.mark.parametrize("make", [plan_epoch, plan_streams])
+@settings(deadline=None)
+@given(st.integers(1, 60), streams)
+def test_all_streams_read_each_batch_of_tf_data(num_files: int, asked: dict[str, Any]) -> None:
+    """A stream reads one stretch, gives only what it has read, and the shuffle buffer holds."""
+    num_samples = enough(num_files, asked)
+    plan = plan_interleaved(num_samples, **asked)
+    check_dealt(plan, num_samples, asked)
+    assert plan.sequence is not None and plan.stream_of is not None
+    place = np.empty(num_samples, int)
+    place[plan.sequence] = np.arange(num_samples)
+    takes_part = plan.takes_part()
+    for accelerator in range(asked["num_accelerators"]):
+        fetched: list[list[int]] = [[] for _ in range(asked["num_streams"])]
+        given_away: set[int] = set()
+        for step in range(plan.num_steps):
+            rows_given = []
+            for stream in range(asked["num_streams"]):
+                rows, fetch = plan.part(step, accelerator, stream)
+                fetched[stream] += fetch.tolist()
+                gives = plan.samples[step, accelerator][rows].tolist()
+                assert set(gives) <= set(fetched[stream]), "given before it is read"
+                assert takes_part[step, accelerator, stream] == bool(len(rows) or len(fetch))
+                rows_given += rows.tolist()
+                given_away |= set(gives)
+            assert sorted(rows_given) == list(range(asked["batch_size"]))
+            held = sum(map(len, fetched)) - len(given_away)
+            assert held < asked["shuffle_size"] and (held == 0 or asked["shuffle_samples"])
+        assert given_away == set().union(*fetched), "what was read is given in the end"
+        for stretch in fetched:
+            assert (np.diff(place[stretch]) == 1).all(), "the reading is one stretch"
+
+
+def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
+    plan = plan_interleaved(
+        *(24,), batch_size=4, num_accelerators=2, num_streams=3, epoch=0, seed=1,
+        samples_per_file=6, shuffle_files=False, shuffle_samples=False, shuffle_size=9,
+    )  # fmt: skip
+    assert plan.samples.tolist() == [
+        [[0, 4, 8, 1], [12, 16, 20, 13]],
+        [[5, 9, 2, 6], [17, 21, 14, 18]],
+        [[10, 3, 7, 11], [22, 15, 19, 23]],
+    ]
+
+
+@pytest.mark.parametrize("make", [plan_epoch, plan_interleaved, plan_streams])
 def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
     asked: dict[str, Any] = {
         "batch_size": 7,
@@ -113,7 +157,7 @@ def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
         "shuffle_files": True,
         "shuffle_samples": True,
     }
-    if make is plan_streams:
+    if make is not plan_epoch:
         asked |= {"num_streams": 4, "shuffle_size": 2}
     plans = {
         (seed, epoch): make(1000, seed=seed, epoch=epoch, **asked)
@@ -202,7 +246,8 @@ def test_fewer_than_two_steps_are_refused(
 def test_a_plan_may_be_cut_short() -> None:
     keys = {"train.total_training_steps": 3}
     for name in ("unet3d_h100", "resnet50_h100"):
-        whole = load_workload(name, {"reader.sample_shuffle": "seed"})
+        keys_of = {"reader.sample_shuffle": "seed", "reader.data_loader": "pytorch"}
+        whole = load_workload(name, keys_of)
         layout = layout_of(whole)
         short = make_plan(whole.with_keys(keys), layout, num_accelerators=2, epoch=1)
         long = make_plan(whole, layout, num_accelerators=2, epoch=1)
@@ -213,7 +258,7 @@ def test_a_plan_may_be_cut_short() -> None:
 
 
 def test_the_workloads_keys_decide() -> None:
-    resnet = load_workload("resnet50_h100")
+    resnet = load_workload("resnet50_h100", {"reader.data_loader": "pytorch"})
     layout = replace(layout_of(resnet), num_files=16)
     plan = make_plan(resnet, layout, num_accelerators=2, epoch=0)
     assert plan.samples[0, 0].tolist() == list(range(400)), "resnet50 is not shuffled"

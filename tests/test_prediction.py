@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from benchmarks import events, published
 from dlemu.errors import WorkloadError
+from dlemu.metrics import passes
 from dlemu.prediction import (
+    DLIO_CORE_SECONDS,
+    ERROR,
+    UNMEASURED_OVERHEAD,
     Calibration,
     CalibrationFile,
     PredictionInput,
@@ -40,18 +44,20 @@ def test_a_datasheet_gives_a_range() -> None:
     demand = 7 * 146_600_628 / 0.323
     assert asdict(prediction) == {
         "num_accelerators": 20,  # 4 x 14.5 GB/s / 3.177 GB/s / 0.9 = 20.28
-        "low": 14,
-        "high": 26,
+        "low": 12,
+        "high": 27,
         "real_accelerators": pytest.approx(4 * 14.5e9 / demand / 0.9),
+        "at_least": False,
         "au_percentage": pytest.approx(100 * 4 * 14.5e9 / demand / 20),
-        "au_low": pytest.approx(70 * 4 * 14.5e9 / demand / 20),
+        "au_low": pytest.approx(64 * 4 * 14.5e9 / demand / 20),
         "au_high": 100.0,
         "read_bytes_per_second": pytest.approx(4 * 14.5e9),
-        "read_low": pytest.approx(0.7 * 4 * 14.5e9),
+        "read_low": pytest.approx(0.64 * 4 * 14.5e9),
         "read_high": pytest.approx(20 * demand),
         "limit": "storage",
         "calibrated": False,
         "extrapolated": False,
+        "published_figure": None,
     }
 
 
@@ -60,7 +66,7 @@ def test_the_host_is_the_limit_of_ample_drives() -> None:
 
     assert prediction.num_accelerators == 8
     assert prediction.real_accelerators == pytest.approx(24.5e9 / UNET3D.demand / 0.9)
-    assert (prediction.low, prediction.high) == (6, 10), "±20 % once it is calibrated"
+    assert (prediction.low, prediction.high) == (5, 11), "±36 %"
     assert prediction.limit == "host cpu"
     two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
     assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
@@ -114,6 +120,77 @@ def test_a_barrier_of_many_accelerators() -> None:
     assert predict(many, slow).num_accelerators == 0
 
 
+def test_what_overhead_and_barrier_bound_has_a_band() -> None:
+    many = replace(UNET3D, num_drives=1000, num_hosts=60, accelerators=411)
+    jittery = HOST.model_copy(update={"jitter": 0.003, "overhead": 0.004})
+
+    barrier = predict(many, jittery)
+
+    # The published run of 411 reached 91.5 to 93.0 %.
+    assert barrier.au_low < 91.5 and barrier.au_high > 93.0
+    slow = HOST.model_copy(update={"overhead": 0.04})
+    overhead = predict(replace(many, accelerators=None), slow)
+    assert (overhead.num_accelerators, overhead.limit) == (0, "step overhead")
+    assert overhead.high is not None and overhead.high > 0, "36 % less overhead passes"
+    step = 0.323 + 1.36 * 0.04 + 0.0036 * 0.323
+    assert overhead.au_low == pytest.approx(100 * 0.323 / step)
+    still = HOST.model_copy(update={"overhead": 0.0})
+    ceiling = predict(replace(many, accelerators=1), still)
+    assert ceiling.limit == "none"
+    assert 99.6 < ceiling.au_low < ceiling.au_high == 100.0, "AU varies from run to run"
+    nobody = predict(replace(many, accelerators=1))
+    assert (nobody.au_percentage, nobody.limit) == (100.0, "none")
+    assert nobody.au_low == pytest.approx(100 / 1.014), "as the published ceilings"
+
+
+def test_the_printed_band_comes_from_cells_whose_drive_was_left_out() -> None:
+    cells = published.read_cells()
+    left_out = published.without_drive(cells)
+
+    for cell, fitted in left_out:
+        assert not any(cell.drive in name for names in fitted.cells.values() for name in names)
+    needed = published.quantile(published.off(*pair) for pair in left_out)
+    residuals = published.quantile(published.off(cell, published.fit(cells)) for cell in cells)
+    assert math.ceil(100 * needed) / 100 == ERROR
+    assert residuals < 0.5 * ERROR, "what a fit leaves says too little"
+    assert sum(abs(published.off(*pair)) <= ERROR for pair in left_out) >= 0.9 * len(cells)
+    assert published.largest_overhead(cells) <= UNMEASURED_OVERHEAD < 0.015
+
+
+def test_the_rank_of_a_quantile_counts_the_cell_to_come() -> None:
+    assert published.quantile([0.1 * number for number in range(1, 11)]) == pytest.approx(1.0)
+    assert published.quantile([-0.01 * number for number in range(1, 101)]) == pytest.approx(0.91)
+
+
+def test_what_dlio_takes_of_a_host_is_the_published() -> None:
+    found = published.core_seconds(published.read_cells(), published.read_one_host())
+
+    rounded = {
+        name: (math.floor(10 * least) / 10, math.ceil(10 * most) / 10)
+        for name, (least, most) in found.items()
+    }
+    assert rounded == DLIO_CORE_SECONDS
+
+
+def test_results_on_drives_never_fitted_to() -> None:
+    """15 of 17; the misses are CosmoFlow, and predict doubts that these are the drive's."""
+    held_out = [result for result in published.read_one_host() if result.drive is not None]
+    alone = [result.predict(dlio=False) for result in held_out]
+
+    missed = [
+        result
+        for result, found in zip(held_out, alone, strict=True)
+        if found.high is None or not found.low <= result.accelerators <= found.high
+    ]
+
+    assert len(held_out) == 17 and len(missed) <= 2
+    for result in missed:
+        assert result.workload.name.startswith("cosmoflow")
+        assert result.predict(dlio=True).published_figure == "either"
+    figures = [result.predict(dlio=True).published_figure for result in held_out]
+    assert figures.count("drive") >= 10, "it does not doubt everything"
+
+
 @settings(deadline=None)
 @given(
     rate=st.floats(1e8, 1e12),
@@ -146,12 +223,14 @@ def test_the_most_that_pass_pass_and_one_more_fails(
 
     most = predict(job, figures)
 
-    assert most.low <= most.num_accelerators <= most.high
-    assert most.au_low <= most.au_percentage <= most.au_high
+    assert most.high is not None and most.low <= most.num_accelerators <= most.high
+    assert most.au_low < most.au_percentage <= most.au_high
+    assert most.au_low < most.au_high, "every answer has a band"
+    assert most.read_low < most.read_high
     one_more = predict(replace(job, accelerators=most.num_accelerators + 1), figures)
-    assert one_more.au_percentage < threshold + 1e-6
+    assert not passes(one_more.au_percentage, threshold)
     if most.num_accelerators:
-        assert most.au_percentage >= threshold - 1e-6
+        assert passes(most.au_percentage, threshold)
         rate_of_all = most.num_accelerators * most.au_percentage / 100 * job.demand
         assert most.read_bytes_per_second == pytest.approx(rate_of_all)
     doubled = predict(replace(job, num_drives=2 * drives), figures)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks.sizing_truth import WORKLOADS, bytes_per_step, dataset, rate_for, search
+from dlemu import plots
 from dlemu.cli import run as run_command
 from dlemu.datagen import generate
 from dlemu.devices import devices_under
@@ -124,7 +126,7 @@ def test_what_memory_serves_is_no_number_of_a_drive(
     sizing = sizing_of(job)
     assert sizing["at_least"] is True
     assert sizing["limit"] != "storage"
-    assert "at least" in capsys.readouterr().out
+    assert "so the storage may feed more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("in_memory", "limit"), [(True, "memory"), (False, "storage")])
@@ -306,6 +308,15 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
     assert sizing_of(job)["read_ahead_share"] is None
 
 
+def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None:
+    """200 samples are 50 steps of 4 accelerators, and 33 of 6; 40 are needed."""
+    with pytest.raises(
+        DatasetError,
+        match=r"^at least 4 accelerators, where the dataset ends the search: for 8 accelerators",
+    ):
+        size_storage(job.with_keys({"size.max_accelerators": 8, "size.start": 4}), Alone())
+
+
 def test_a_quick_search_refuses_an_epoch_that_is_mostly_read_ahead(job: Workload) -> None:
     with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 40, 10"):
         size_storage(job.with_keys({"size.max_accelerators": 9, "size.start": 8}), Alone())
@@ -338,7 +349,9 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 def test_no_dataset_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(DatasetError, match=r"holds no whole dataset .*=auto num_acc.*=N,"):
+    with pytest.raises(
+        DatasetError, match=r"here for 8 accelerators.* num_accelerators=8 .*=auto$"
+    ):
         size_storage(tiny(tmp_path), Alone())
 
 
@@ -368,6 +381,7 @@ def example(**changes: object) -> Sized:
         num_accelerators=8,
         real_accelerators=8.37,
         at_least=False,
+        fewest_failed=9,
         threshold=90.0,
         points=(point(12, 62.8, "storage"), point(9, 83.7, "storage"), *confirmations),
         confirmations=confirmations,
@@ -379,19 +393,90 @@ def example(**changes: object) -> Sized:
     return replace(sized, sizing=replace(sizing, **changes))  # type: ignore[arg-type]
 
 
+NO_REAL = {"real_accelerators": None, "interval": None}
+
+
 def test_an_answer_reads_as_it_should() -> None:
     assert render_sizing(example()) == (
-        "d1: 8 unet3d_h100 accelerators at AU 90% or more (N* 8.37, 95% interval 8.28 to 8.46)\n"
+        "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
+        "(N* 8.37, 95% interval 8.28 to 8.46)\n"
         "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31, 93.96%\n"
         "limit: storage. seen at 9\n"
         "4 runs in 2:00"
     )
-    bound = render_sizing(example(at_least=True, limit="host cpu", interval=(8.28, None)))
-    assert bound.splitlines()[0] == (
-        "d1: at least 8 unet3d_h100 accelerators at AU 90% or more "
-        "(N* 8.37, 95% interval 8.28 to no upper bound)"
-    )
-    assert "the host (host cpu), not the storage, was the limit: no number of the drive" in bound
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        (
+            {"at_least": True, "limit": "host cpu", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: the limit was host cpu, so "
+            "the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {"at_least": True, "limit": "unclear", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: what the limit was is "
+            "unclear, so the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {"at_least": True, "limit": "none", "fewest_failed": None, **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: nothing failed up to "
+            "size.max_accelerators=512, so the storage may feed more; raise it",
+        ),
+        (
+            {"at_least": True, "limit": "none", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: almost nothing held the "
+            "accelerators back, so the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {
+                "num_accelerators": 0,
+                "at_least": True,
+                "limit": "none",
+                "threshold": 99.9,
+                "fewest_failed": 1,
+                "points": (Point(1, 99.8, 1.0, 1e9, "none"),),
+                "confirmations": (),
+                **NO_REAL,
+            },
+            "0 unet3d_h100 accelerators: one alone reaches 99.80%, under the 99.90% asked; almost "
+            "nothing held the accelerators back, so the storage may feed more",
+        ),
+        (
+            {
+                "num_accelerators": 0,
+                "fewest_failed": 1,
+                "real_accelerators": 0.7,
+                "interval": (0.65, 0.75),
+                "points": (Point(1, 63.0, 1.0, 1e9, "storage"),),
+                "confirmations": (),
+            },
+            "0 unet3d_h100 accelerators: one alone reaches 63.00%, under the 90.00% asked "
+            "(N* 0.70, 95% interval 0.65 to 0.75)",
+        ),
+    ],
+)
+def test_an_answer_says_what_it_is_an_answer_to(changes: dict[str, object], answer: str) -> None:
+    sized = example(**changes)
+
+    text = render_sizing(sized)
+
+    assert text.splitlines()[0] == f"d1: {answer}"
+    assert ("N*" in text) is (sized.sizing.real_accelerators is not None)
+    assert ("nothing failed" in text) is (sized.sizing.fewest_failed is None)
+    told = json.loads(json.dumps(as_json([sized])))
+    assert told["fewest_failed"] == sized.sizing.fewest_failed
+    for key in ("num_accelerators", "at_least", "limit", "points", "real_accelerators", "interval"):
+        assert key in told
+    assert (told["interval"] is None) is (told["real_accelerators"] is None)
+
+
+def test_runs_that_disagree_give_no_real_number() -> None:
+    text = render_sizing(example(**NO_REAL))
+
+    assert text.splitlines()[0] == "d1: 8 unet3d_h100 accelerators at AU 90.00% or more"
+    assert "no N*: the runs do not agree on where AU meets the threshold" in text
 
 
 def test_the_table_reads_as_it_should() -> None:
@@ -402,7 +487,7 @@ def test_the_table_reads_as_it_should() -> None:
         "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  22816.99\n"
         "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  22816.99\n"
         "\n"
-        "≥: not the storage was the limit, it may feed more\n"
+        "≥: the storage was not the limit, it may feed more\n"
     )
     assert render_csv(answers) == (
         "workload,target,drives,num_accelerators,at_least,quick,dataset_GiB,AU_1,AU_2,"
@@ -421,6 +506,34 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     for name in ("one", "table"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_a_picture_has_no_curve_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve joins more than two points; AU is drawn above, the rate below."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+
+    plot_sizing(example(), Path("unused"))
+    plot_sizing(example(at_least=True, limit="loader", **NO_REAL), Path("unused"))
+
+    curves = [
+        [
+            line
+            for axis in figure.axes
+            for line in axis.lines
+            if np.size(line.get_xdata()) > 2 and line.get_linestyle() != "None"
+        ]
+        for figure in figures
+    ]
+    assert [len(each) for each in curves] == [1, 0]
+    (model,) = curves[0]
+    assert str(model.get_label()).startswith("model, not measured: ")
+    numbers = np.asarray(model.get_xdata())
+    assert (numbers[0], numbers[-1]) == (8, 12), "from the fewest to the most that were measured"
+    for figure in figures:
+        runs = [c for c in figure.axes[0].collections if c.get_label() == "a run"]
+        drawn = np.asarray(runs[0].get_offsets()).tolist()
+        assert sorted(drawn) == [[8, 93.96], [8, 94.31], [9, 83.7], [12, 62.8]]
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dlemu
 from dlemu.datagen import Content
@@ -77,6 +78,50 @@ def test_ranks_get_disjoint_samples_and_their_bytes(loader: str, folder: Path) -
                     assert np.array_equal(array, wanted), "cut, or padded with zeros"
                 seen[rank] += batch.samples.tolist()
     assert len(set(seen[0])) == len(set(seen[1])) == 20 and not set(seen[0]) & set(seen[1])
+
+
+@pytest.mark.parametrize("loader", ["threads", "pytorch", "tensorflow"])
+def test_a_batch_is_one_array_and_lives_while_the_next_is_taken(loader: str, folder: Path) -> None:
+    """A pipelined loop of one's own still copies batch n when it has batch n + 1."""
+    workload = load(folder, reader__data_loader=loader, train__loop="pipelined")
+    with dlemu.make_loader(workload) as loading:
+        assert loading.workload.train.loop == "rule", "the loop that takes decides when"
+        held: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+        for batch in loading:
+            assert batch.data is not None and batch.data.shape == (7, 30_000)
+            for data, copy in held[-1:]:
+                assert np.array_equal(data, copy)
+                assert not np.shares_memory(data, batch.data)
+            held.append((batch.data, batch.data.copy()))
+        assert len(held) == 6
+
+
+def test_pinning_says_what_it_lacks(folder: Path) -> None:
+    from dlemu import cuda
+
+    try:
+        cuda.num_gpus()
+    except dlemu.RunError:
+        with pytest.raises(dlemu.RunError, match=r"^no GPU: .*; install NVIDIA's driver"):
+            dlemu.make_loader(load(folder), pin=True)
+    pytest.importorskip("nvidia.dali")
+    with pytest.raises(dlemu.WorkloadError, match=r"^pin needs .*, got dali$"):
+        dlemu.make_loader(load(folder, reader__data_loader="dali"), pin=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loader", ["threads", "pytorch"])
+def test_pinned_batches_are_pinned(loader: str, folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    with dlemu.make_loader(load(folder, reader__data_loader=loader), pin=True) as loading:
+        for batch in loading:
+            on_host = torch.from_numpy(batch.data)
+            assert on_host.is_pinned()
+            copied = on_host.to("cuda", non_blocking=True)
+            torch.cuda.synchronize()
+            assert torch.equal(copied.cpu(), on_host)
 
 
 def test_every_pass_is_another_epoch_and_set_epoch_chooses_it(folder: Path) -> None:

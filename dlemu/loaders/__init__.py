@@ -1,10 +1,12 @@
 """An epoch's batches in the plan's order. Loaders by name, imported when asked for.
 
 A loader serves all accelerators that one rank emulates. Each accelerator has `read_threads`
-workers; worker w makes its batches of steps w, w + read_threads, w + 2 read_threads …
+workers; worker w makes its batches of steps w, w + read_threads, w + 2 read_threads …, or, in
+tf.data's order, its part of every batch. How far they read ahead follows from what the emulated
+training loop has taken (`train.loop`, `Workload.batches_in_flight`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -38,9 +40,20 @@ class Batch:
     (copying and padding)."""
     decode_seconds: float
     hand_over_seconds: float
-    arrays: Sequence[NDArray[np.uint8]] | None = None
-    """One per sample: exactly record_length_bytes_resize bytes (cut, or padded with zeros), or all
-    of it where that is not set. Valid until the accelerator's next batch is taken."""
+    data: NDArray[np.uint8] | None = None
+    """(batch, row_bytes): the samples collated into one array. A row has
+    record_length_bytes_resize bytes (cut, or padded with zeros); where that is not set, those of
+    the largest sample. Its memory is used again: `open_loader` says when."""
+    lengths: NDArray[np.int64] | None = None
+    """(batch,): bytes of each row that are the sample's."""
+
+    @property
+    def arrays(self) -> list[NDArray[np.uint8]] | None:
+        """The samples one by one, each of its own length: views of `data`."""
+        if self.data is None or self.lengths is None:
+            return None
+        rows = zip(self.data, self.lengths.tolist(), strict=True)
+        return [row[:length] for row, length in rows]
 
 
 class Loader(Protocol):
@@ -89,6 +102,15 @@ class TellsPaths(Protocol):
         ...
 
 
+@runtime_checkable
+class SharesMemory(Protocol):
+    """A loader that hands batches over in memory of its own, always the same."""
+
+    def memory(self) -> list[NDArray[np.uint8]]:
+        """Return the arrays that batches are handed over in."""
+        ...
+
+
 class _OpenLoader(Protocol):
     def __call__(
         self,
@@ -98,13 +120,13 @@ class _OpenLoader(Protocol):
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> Loader: ...
 
 
 LOADERS = {
     "pytorch": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
-    "tensorflow": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
+    "tensorflow": ("dlemu.loaders.threads", "ThreadsLoader", ""),
     "threads": ("dlemu.loaders.threads", "ThreadsLoader", ""),
     "dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
     "native_dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
@@ -119,13 +141,14 @@ def open_loader(
     *,
     accelerators: range,
     known_places: bool,
-    keep: bool,
+    keep: int,
 ) -> Loader:
     """Return the loader that `reader.data_loader` names, for these global accelerator numbers.
 
     `known_places`: dlemu generated the files, so sizes and places follow from the layout, and every
-    length is checked against it; else each file's own header tells. `keep`: batches have arrays;
-    else the bytes are counted and dropped where the loader can.
+    length is checked against it; else each file's own header tells. `keep`: batches have
+    `data`, and each stays valid until so many more were taken; with 0 the bytes are counted and
+    dropped where the loader can.
 
     Raises:
         DatasetError: the first file cannot be read.

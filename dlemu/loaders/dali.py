@@ -9,7 +9,6 @@
 docs/gds.md tells when which way is taken, and what is particular about DALI's own readers.
 """
 
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -28,6 +27,7 @@ from dlemu.loaders.dali_pipelines import (
     INPUT,
     Pipeline,
     Settings,
+    collate,
     dali,
     in_one_line,
     take_samples,
@@ -36,7 +36,7 @@ from dlemu.loaders.dali_pipelines import (
 from dlemu.loaders.dali_readers import DaliReads
 from dlemu.loaders.progress import tell
 from dlemu.loaders.samples import Source, settle
-from dlemu.loaders.steps import Steps
+from dlemu.loaders.steps import Steps, Takers
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.plan import EpochPlan
 from dlemu.workload import Workload
@@ -84,9 +84,9 @@ class DaliLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places)
+        self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
         gpus = _find_gpus(workload)
         gds = workload.reader.gds if gpus else "off"
         why = None if gds == "off" else _why_through_host(workload, layout, folder)
@@ -97,8 +97,7 @@ class DaliLoader:
         self.way: Way = _choose(self._source, through_cufile=through_cufile)
         self._driver = Driver(folder, gds) if gds != "off" and why is None else None
         self._streams: list[_Stream] = []
-        self._running: Steps | None = None
-        self._takers: list[threading.Thread] = []
+        self._takers: Takers | None = None
         self._closed = False
         with warnings.catch_warnings():
             # That there is no GPU is no news here; it says so once.
@@ -107,7 +106,7 @@ class DaliLoader:
         try:
             for accelerator in accelerators:
                 gpu = gpus[accelerator % len(gpus)] if gpus else None
-                self._streams.append(self._open_stream(accelerator, gpu, keep))
+                self._streams.append(self._open_stream(accelerator, gpu, bool(keep)))
         except BaseException:
             self.close()
             raise
@@ -129,38 +128,16 @@ class DaliLoader:
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         running = Steps(plan.num_steps, len(self._streams))
-        self._running = running
-        taken = [threading.Semaphore(0) for _ in self._streams]
-
-        def take(column: int) -> None:
-            try:
-                with closing(self._streams[column].batches(epoch, plan)) as batches:  # type: ignore[type-var]
-                    for batch in batches:
-                        running.put(batch, column)
-                        taken[column].acquire()
-                        if running.ended:
-                            return
-            except Exception as error:
-                running.fail(error)
-
-        self._takers = [
-            threading.Thread(target=take, args=[column], daemon=True, name="dlemu taker")
-            for column in range(len(self._streams))
-        ]
-        for taker in self._takers:
-            taker.start()
+        when_asked = self._source.reads_when_asked
+        streams = [stream.batches(epoch, plan) for stream in self._streams]
+        self._takers = takers = Takers(running, streams, when_asked=when_asked)
         try:
             for step in range(plan.num_steps):
-                whole = running.take(step)
-                for one in taken:
-                    one.release()
-                yield whole
+                takers.begin()
+                yield running.take(step)
             if self._source.workload.reader.gds == "require":
                 self.path_bytes()
         finally:
-            running.ended = True
-            for one in taken:
-                one.release()
             self._end_epoch()
 
     def waiting_for(self) -> str:
@@ -171,8 +148,6 @@ class DaliLoader:
         return []
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.ended = True
         self._end_epoch()
         if self._closed:
             return
@@ -183,16 +158,16 @@ class DaliLoader:
             self._driver.close()
 
     def _end_epoch(self) -> None:
-        end = perf_counter() + _CLOSE_SECONDS
-        for taker in self._takers:
-            taker.join(max(0.0, end - perf_counter()))
+        if self._takers is not None:
+            self._takers.end(_CLOSE_SECONDS)
+            self._takers = None
 
     def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> _Stream:
         workload = self._source.workload
         dataset, reader = workload.dataset, workload.reader
         settings = Settings(
             batch_size=reader.batch_size,
-            num_threads=max(1, reader.read_threads),
+            num_threads=reader.num_streams,
             gpu=gpu,
             resize=dataset.record_length_bytes_resize,
         )
@@ -224,21 +199,28 @@ class _FromHost:
     host_bytes = 0
 
     def __init__(self, source: Source, accelerator: int) -> None:
+        self._source = source
         self._loader = ThreadsLoader(
             source.workload,
             source.layout,
             source.folder,
             accelerators=range(accelerator, accelerator + 1),
             known_places=source.known_places,
-            keep=True,
+            keep=1,
         )
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[object]]]:
-        with closing(self._loader.epoch(epoch, plan)) as steps:  # type: ignore[type-var]
-            for [batch] in steps:
+        with closing(self._loader.read(epoch, plan)) as reading:
+            for step in range(plan.num_steps):
+                if self._source.reads_when_asked:
+                    self._loader.begin(step)
+                [batch] = reading.take(step)
                 assert batch.arrays is not None
                 self.host_bytes += batch.num_bytes
                 yield batch, batch.arrays
+                # Advanced again, when training has begun with this step (`Takers`).
+                if not self._source.reads_when_asked:
+                    self._loader.begin(step)
 
     def waiting_for(self) -> str:
         told = self._loader.waiting_for()
@@ -270,11 +252,13 @@ class _Fed:
                     self._pipeline.schedule_run()
                     payload, _ = self._pipeline.outputs()  # waits for the GPU, too
                 ready = perf_counter()
+                data, lengths = collate(to_host(payload)) if self._keep else (None, None)
                 yield replace(
                     batch,
                     ready=ready,
                     hand_over_seconds=batch.hand_over_seconds + ready - begin,
-                    arrays=to_host(payload) if self._keep else None,
+                    data=data,
+                    lengths=lengths,
                 )
 
     def waiting_for(self) -> str:

@@ -126,10 +126,8 @@ class DeviceReader:
             room = min(room, self._most)
         # A page more at each end, and one between samples.
         self._slot_bytes = reader.batch_size * (_up(room) + 3 * PAGE_BYTES)
-        self._ahead = max(1, reader.read_threads) * source.batches_ahead
-        # What is read ahead, what is handed over, and what is computed on.
-        self._num_slots = self._ahead + 2
-        num_threads = max(1, reader.read_threads) * reader.io_depth
+        self._num_slots = source.batches_in_flight
+        num_threads = reader.num_streams * reader.io_depth
         nowhere = self._num_slots * self._slot_bytes
         self._gpu = Gpu(gpu)
         self._memory = DeviceMemory(nowhere + num_threads * self._piece_bytes)
@@ -142,16 +140,17 @@ class DeviceReader:
         self._futures: set[Future[tuple[int, float]]] = set()
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[DeviceArray]]]:
-        """Yield an epoch's batches; the arrays are valid until the next but one is asked for."""
-        tasks = self._source.tasks(epoch, plan, self._accelerator, range(plan.num_steps))
+        """Yield an epoch's batches; the arrays are valid while training computes on them."""
+        tasks = self._source.tasks(epoch, plan, self._accelerator)
+        most = max(1, self._source.batches_ahead)
         begun: deque[_Begun] = deque()
         try:
             for step in range(plan.num_steps):
-                begun.extend(
-                    self._begin(task) for task in islice(tasks, self._ahead + 1 - len(begun))
-                )
+                begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
                 task, spread, futures = begun.popleft()
                 costs = [future.result() for future in futures]
+                if self._source.takes_early:  # the loop has asked for the next one already
+                    begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
                 self._futures.difference_update(futures)
                 base = self._memory.address + step % self._num_slots * self._slot_bytes
                 arrays = [

@@ -100,6 +100,17 @@ def to_host(samples: Any) -> list[NDArray[np.uint8]]:
     return [np.array(on_host[index]) for index in range(len(on_host))]
 
 
+def collate(
+    samples: Sequence[NDArray[np.uint8]],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return samples as one array (batch, longest), padded with zeros, and the bytes of each."""
+    lengths = np.array([len(sample) for sample in samples], np.int64)
+    data = np.zeros((len(samples), int(lengths.max())), np.uint8)
+    for row, sample in zip(data, samples, strict=True):
+        row[: len(sample)] = sample
+    return data, lengths
+
+
 @contextmanager
 def in_one_line(folder: Path) -> Iterator[None]:
     """Raise what DALI says of files below `folder` as DatasetError, of all else as RunError."""

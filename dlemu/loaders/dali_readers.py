@@ -22,6 +22,7 @@ from dlemu.loaders import Batch
 from dlemu.loaders.dali_pipelines import (
     Pipeline,
     Settings,
+    collate,
     in_one_line,
     read_numpy,
     read_tfrecord,
@@ -68,7 +69,7 @@ class DaliReads:
         order: Samples = plan.samples[:, self._accelerator]
         depth = min(max(1, self._source.workload.reader.prefetch_size), plan.num_steps)
         wanted = self._layout.sizes(order.ravel()).reshape(order.shape)
-        folder = self._source.folder
+        folder, takes_early = self._source.folder, self._source.takes_early
         with in_one_line(folder):
             pipeline, framed = self._open(order, depth)
             pipeline.schedule_run()  # as many batches as `depth` says
@@ -77,7 +78,7 @@ class DaliReads:
             self._awaited = step, begin
             with in_one_line(folder):
                 payload, lengths = pipeline.outputs()
-                if step + depth < plan.num_steps:
+                if takes_early and step + depth < plan.num_steps:
                     pipeline.schedule_run()
             ready = perf_counter()
             self._awaited = None
@@ -89,7 +90,7 @@ class DaliReads:
                 num_bytes += self._num_bytes(order[0])
             if not self._through_cufile:
                 self.host_bytes += num_bytes
-            arrays = to_host(payload) if self._keep else None
+            data, kept_bytes = collate(to_host(payload)) if self._keep else (None, None)
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -100,8 +101,13 @@ class DaliReads:
                 read_seconds=ready - begin,
                 decode_seconds=0.0,
                 hand_over_seconds=0.0,
-                arrays=arrays,
+                data=data,
+                lengths=kept_bytes,
             )
+            # Advanced again, when training has begun with this step (`Takers`).
+            if not takes_early and step + depth < plan.num_steps:
+                with in_one_line(folder):
+                    pipeline.schedule_run()
 
     def waiting_for(self) -> str:
         """Return which batch DALI is waited for, empty if none is."""

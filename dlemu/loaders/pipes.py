@@ -11,6 +11,8 @@ import os
 import pickle
 import queue
 import select
+import weakref
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context, reduction
 from multiprocessing.context import BaseContext
@@ -125,16 +127,57 @@ def _attach_flag(duplicate: Any) -> Flag:
     return Flag(duplicate.detach())
 
 
+class Requests:
+    """Holds back what this process puts into queues, until it is to be sent.
+
+    torch's DataLoader asks a worker for one more batch in the call that returns one. The loop that
+    is emulated makes that call later than we do.
+    """
+
+    def __init__(self) -> None:
+        self.held = False
+        self._kept: list[Callable[[], None]] = []
+
+    def watch(self, queue: Any) -> Any:
+        """Return the queue, whose messages are held back from now on while `held` is set."""
+        put, reference = type(queue).put, weakref.ref(queue)  # no cycle: a queue ends in time
+
+        def put_or_keep(*message: Any, **how: Any) -> None:
+            queue = reference()
+            if queue is None:  # torch says goodbye to a queue that was collected with it
+                return
+            now = partial(put, queue, *message, **how)
+            if self.held:
+                self._kept.append(now)
+            else:
+                now()
+
+        queue.put = put_or_keep
+        return queue
+
+    def send(self) -> None:
+        """Send what was held back, in its order."""
+        kept, self._kept = self._kept, []
+        for put in kept:
+            put()
+
+    def drop(self) -> None:
+        """Forget what was held back: its epoch has ended."""
+        self.held = False
+        self._kept.clear()
+
+
 def lean_context(
-    method: Literal["fork", "forkserver", "spawn"], *, num_messages: int
+    method: Literal["fork", "forkserver", "spawn"], *, num_messages: int, requests: Requests
 ) -> BaseContext:
     """Return a context of multiprocessing whose events have no lock and whose queues are pipes.
 
     `num_messages` may be under way at once. If that is so many that they could fill the pipes of
-    both sides, who would then wait for one another, queues are multiprocessing's.
+    both sides, who would then wait for one another, queues are multiprocessing's. `requests` may
+    hold back what is put into them.
     """
     context = copy.copy(get_context(method))
+    make = partial(Pipe, context) if num_messages <= _MOST_MESSAGES else context.Queue
     setattr(context, "Event", Flag)  # noqa: B010  (both hide methods)
-    if num_messages <= _MOST_MESSAGES:
-        setattr(context, "Queue", partial(Pipe, context))  # noqa: B010
+    setattr(context, "Queue", lambda: requests.watch(make()))  # noqa: B010
     return context

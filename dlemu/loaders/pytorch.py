@@ -3,8 +3,8 @@
 1. the order   of an accelerator's batches: task ->                         DataLoader -> a worker
 2. a worker    reads the batch, into a slot of shared memory if it is wanted;
                                                                  its cost -> DataLoader's queue
-3. a taker     one thread per accelerator; takes the next batch while the accelerator computes, as a
-               training loop runs ahead of its GPU -> the step
+3. a taker     one thread per accelerator; takes the next batch while the accelerator computes. The
+               DataLoader's next request is sent when the emulated loop would send it -> the step
 
 Batches never pass through the queue: torch would make, share, map and free memory for each.
 """
@@ -15,28 +15,27 @@ import mmap
 import multiprocessing
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dlemu.errors import DlemuError, RunError
 from dlemu.files import Layout
 from dlemu.loaders import Batch
-from dlemu.loaders.pipes import lean_context
+from dlemu.loaders.pipes import Requests, lean_context
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
-from dlemu.loaders.steps import Steps
+from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
+from dlemu.loaders.steps import Steps, Takers
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
 from dlemu.storage import round_up
@@ -68,16 +67,14 @@ class PyTorchLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places)
-        row_bytes = sample_bytes(self._source) if keep else 0
+        self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
+        row_bytes = row_bytes_of(self._source, len(accelerators))
         self._workers = [
             _Workers(self._source, accelerator, row_bytes) for accelerator in accelerators
         ]
-        self._running: Steps | None = None
-        self._takers: list[threading.Thread] = []
-        self._taken: list[SimpleQueue[None]] = []
+        self._takers: Takers | None = None
 
     @property
     def direct(self) -> bool:
@@ -86,36 +83,13 @@ class PyTorchLoader:
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         # All workers are forked before any thread runs that could hold a lock meanwhile.
         batches = [workers.epoch(epoch, plan) for workers in self._workers]
-        if self._source.workload.reader.read_threads == 0:
-            for _ in range(plan.num_steps):
-                yield [next(one) for one in batches]
-            return
         running = Steps(plan.num_steps, len(batches))
-        self._running = running
-        self._taken = [SimpleQueue() for _ in batches]
-
-        def take(column: int) -> None:
-            try:
-                for batch in batches[column]:
-                    running.put(batch, column)
-                    self._taken[column].get()
-                    if running.ended:
-                        return
-            except Exception as error:
-                running.fail(error)
-
-        self._takers = [
-            threading.Thread(target=take, args=[column], daemon=True, name="dlemu taker")
-            for column in range(len(batches))
-        ]
-        for taker in self._takers:
-            taker.start()
+        when_asked = self._source.reads_when_asked
+        self._takers = takers = Takers(running, batches, when_asked=when_asked)
         try:
             for step in range(plan.num_steps):
-                whole = running.take(step, look=self._look, every=_LOOK_SECONDS)
-                for taken in self._taken:
-                    taken.put(None)
-                yield whole
+                takers.begin()
+                yield running.take(step, look=self._look, every=_LOOK_SECONDS)
         finally:
             self._end_epoch()
 
@@ -134,18 +108,17 @@ class PyTorchLoader:
         for workers in self._workers:
             workers.look()
 
+    def memory(self) -> list[NDArray[np.uint8]]:
+        """Return the arrays that batches are handed over in, to be pinned."""
+        return [workers.slots.data for workers in self._workers if workers.slots is not None]
+
     def _end_epoch(self) -> None:
-        if self._running is None:
+        if self._takers is None:
             return
-        self._running.ended = True
-        for taken in self._taken:
-            taken.put(None)
         for workers in self._workers:
             workers.give_up()
-        end = perf_counter() + _CLOSE_SECONDS
-        for taker in self._takers:
-            taker.join(max(0.0, end - perf_counter()))
-        self._running = None
+        self._takers.end(_CLOSE_SECONDS)
+        self._takers = None
 
 
 class _Workers:
@@ -155,17 +128,19 @@ class _Workers:
         """With `row_bytes` of 0 nobody looks at what is read."""
         self._source = source
         self._accelerator = accelerator
-        self._num_workers = num_workers = source.workload.reader.read_threads
+        num_workers = source.workload.reader.read_threads
+        self._requests = Requests()
         self._shared = _Shared(source, row_bytes)
         self._order = _Order(source, accelerator)
         several: dict[str, Any] = {}
         if num_workers:
             several = {
-                "prefetch_factor": source.batches_ahead,
+                "prefetch_factor": source.workload.reader.prefetch_factor,
                 "persistent_workers": True,
                 "multiprocessing_context": lean_context(
                     source.workload.reader.multiprocessing_context,
                     num_messages=source.batches_in_flight,
+                    requests=self._requests,
                 ),
             }
         self._dataset = _Reading(source, accelerator, self._shared)
@@ -193,6 +168,7 @@ class _Workers:
         assert self._loader is not None, "closed"
         self._shared.serial += 1
         self._order.begin(epoch, plan, self._shared.serial)
+        self._requests.drop()
         before = multiprocessing.active_children()
         handler = signal.getsignal(signal.SIGCHLD)
         with _as_many_workers_as_asked():
@@ -211,15 +187,16 @@ class _Workers:
         return self._batches(epoch, plan, made)
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
-        for step, result in enumerate(made):
+        """Yield the batches; a request that is held back is sent when this is advanced again."""
+        step = 0
+        while (result := self._next(made)) is not None:
             ready = perf_counter()
             if isinstance(result, DlemuError):
                 raise result
-            if result is None:
-                return  # the epoch has ended meanwhile
             assert result[0] == step, "batches come in their order"
             cost = Cost(*result[1:])
             slots = self._shared.slots
+            slot = 0 if slots is None else step % slots.num_slots
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -230,8 +207,23 @@ class _Workers:
                 read_seconds=cost.read_seconds,
                 decode_seconds=cost.decode_seconds,
                 hand_over_seconds=cost.hand_over_seconds,
-                arrays=slots.arrays(step % slots.num_slots) if slots is not None else None,
+                data=None if slots is None else slots.data[slot],
+                lengths=None if slots is None else slots.lengths[slot],
             )
+            self._requests.send()
+            step += 1
+
+    def _next(self, made: Iterator[_Made]) -> _Made:
+        """Return the next result; None if the epoch has ended, or is no longer wanted."""
+        self._requests.held = not self._source.takes_early
+        try:
+            return next(made, None)
+        finally:
+            self._requests.held = False
+
+    @property
+    def slots(self) -> Slots | None:
+        return self._shared.slots
 
     def give_up(self) -> None:
         """Tell the workers that what they are making is no longer wanted."""
@@ -277,11 +269,10 @@ class _Shared:
 
     def __init__(self, source: Source, row_bytes: int, descriptor: int | None = None) -> None:
         self._given = source, row_bytes
-        num_workers = max(1, source.workload.reader.read_threads)
+        num_workers = source.workload.reader.num_streams
         table_bytes = 8 * num_workers * Progress.NUM_FIELDS
         head_bytes = round_up(8 + table_bytes)
         size = head_bytes + (Slots.num_bytes(source, row_bytes) if row_bytes else 0)
-        is_new = descriptor is None
         if descriptor is None:
             descriptor = os.memfd_create("dlemu")
             os.ftruncate(descriptor, size)
@@ -291,8 +282,6 @@ class _Shared:
         table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
         self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
         self.slots = Slots(memory[head_bytes:], source, row_bytes) if row_bytes else None
-        if is_new and self.slots is not None:
-            self.slots.begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spawned workers get the descriptor with what they are started with.
@@ -326,8 +315,7 @@ class _Order(Sampler[_Asked]):
 
     def begin(self, epoch: int, plan: EpochPlan, serial: int) -> None:
         """Set the epoch that the next iteration is of."""
-        steps = range(plan.num_steps)
-        self._tasks = self._source.tasks(epoch, plan, self._accelerator, steps)
+        self._tasks = self._source.tasks(epoch, plan, self._accelerator)
         self._serial = serial
 
     def __iter__(self) -> Iterator[_Asked]:
@@ -335,6 +323,7 @@ class _Order(Sampler[_Asked]):
 
 
 def _pack(serial: int, task: Task) -> _Asked:
+    # A worker makes whole batches: rows are in order.
     numbers = [task.samples, task.fetch] + ([] if task.places is None else [task.places.ravel()])
     packed = np.concatenate(numbers).tobytes()
     return serial, task.epoch, task.step, len(task.samples), len(task.fetch), packed
@@ -345,7 +334,8 @@ def _unpack(asked: _Asked) -> Task:
     numbers = np.frombuffer(packed, np.int64)
     end = num_samples + num_fetched
     places = numbers[end:].reshape(3, num_fetched) if len(numbers) > end else None
-    return Task(epoch, step, numbers[:num_samples], numbers[num_samples:end], places)
+    rows = np.arange(num_samples)
+    return Task(epoch, step, numbers[:num_samples], rows, numbers[num_samples:end], places)
 
 
 class _Reading(Dataset[_Made]):
@@ -372,7 +362,7 @@ class _Reading(Dataset[_Made]):
         if serial != shared.serial:
             return None
         task = _unpack(asked)
-        num_workers = max(1, self._source.workload.reader.read_threads)
+        num_workers = self._source.workload.reader.num_streams
         assert self._worker == task.step % num_workers, "torch deals the steps out in turn"
         try:
             if self._reader is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, WorkloadError
@@ -13,7 +14,8 @@ from dlemu.files import Layout, Samples
 from dlemu.formats import FORMATS
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.plan import EpochPlan
-from dlemu.storage import ALIGNMENT, HEAD_BYTES, round_up, settle_direct
+from dlemu.storage import round_up, settle_direct
+from dlemu.units import counted, format_bytes
 from dlemu.workload import Workload
 
 Memory = NDArray[np.uint8]
@@ -24,12 +26,14 @@ _MOST_STDEVS = 8
 
 
 class Task(NamedTuple):
-    """A batch that a worker is to make."""
+    """A batch that a worker is to make, or its part of one."""
 
     epoch: int
     step: int
     samples: Samples
-    """Of the batch, int64 (batch,)."""
+    """That it gives, int64."""
+    rows: Samples
+    """Row of the batch for each of them, int64."""
     fetch: Samples
     """Samples to be read from storage now, in this order."""
     places: Samples | None
@@ -46,45 +50,75 @@ class Source:
     folder: Path
     direct: bool
     known_places: bool
-
-    @property
-    def batches_ahead(self) -> int:
-        """Batches that each worker may make before the training takes them.
-
-        What PyTorch's `prefetch_factor` is for DLIO's `prefetch_size`.
-        """
-        reader = self.workload.reader
-        return max(1, -(-reader.prefetch_size // max(1, reader.read_threads)))
+    keep: int = 0
+    """Batches that training may hold at once, the one in use included; 0: bytes are dropped."""
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches of an accelerator that are made, waiting, or in use at once.
+        """Batches of an accelerator that are in use, taken early or read ahead at once."""
+        return self.workload.batches_in_flight
 
-        The one that is computed on; the next, which a training loop has taken by then; and what
-        is prefetched behind it.
+    @property
+    def takes_early(self) -> int:
+        """Batches that the emulated loop takes while it computes: 1 if it is pipelined, else 0."""
+        return 1 if self.workload.train.loop == "pipelined" else 0
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that may be read ahead of the last one taken."""
+        return self.batches_in_flight - self.takes_early - 1
+
+    @property
+    def reads_when_asked(self) -> bool:
+        """Whether a batch is read while the training loop waits for it, and never before."""
+        return self.batches_in_flight == 1
+
+    def tasks(
+        self,
+        epoch: int,
+        plan: EpochPlan,
+        accelerator: int,
+        *,
+        stream: int = 0,
+        num_streams: int = 1,
+    ) -> Iterator[Task]:
+        """Yield what one of `num_streams` makes of an accelerator's batches, step by step.
+
+        Stream w makes the batches of steps w, w + num_streams …; where the plan is interleaved,
+        its part of every batch.
         """
-        return 2 + max(1, self.workload.reader.read_threads) * self.batches_ahead
-
-    def tasks(self, epoch: int, plan: EpochPlan, accelerator: int, steps: range) -> Iterator[Task]:
-        """Yield an accelerator's batches of these steps."""
+        whole = np.arange(self.workload.reader.batch_size)
+        steps: Sequence[int] = range(stream, plan.num_steps, num_streams)
+        if plan.stream_of is not None:
+            steps = np.flatnonzero(plan.takes_part()[:, accelerator, stream]).tolist()
         # Computing places has a fixed cost, so it is done for many steps at once.
-        layout, known = self.layout, self.known_places and self.layout.samples_per_file == 1
-        file_format = FORMATS[layout.format]
         for start in range(0, len(steps), _STEPS_AT_ONCE):
             block = steps[start : start + _STEPS_AT_ONCE]
-            fetches = [plan.fetch(step, accelerator) for step in block]
-            places: Sequence[Samples | None] = [None] * len(fetches)
-            if known:
-                sizes = layout.sizes(np.concatenate(fetches))
-                whole = file_format.file_bytes(sizes[:, None])
-                ends = np.cumsum([len(fetch) for fetch in fetches])
-                three = np.stack([file_format.starts(sizes), sizes, whole])
-                places = np.split(three, ends[:-1], axis=1)
-            for step, fetch, three_each in zip(block, fetches, places, strict=True):
-                yield Task(epoch, step, plan.samples[step, accelerator], fetch, three_each)
+            if plan.stream_of is None:
+                parts = [(whole, plan.fetch(step, accelerator)) for step in block]
+            else:
+                parts = [plan.part(step, accelerator, stream) for step in block]
+            places = self._places([fetch for _, fetch in parts])
+            for step, (rows, fetch), three in zip(block, parts, places, strict=True):
+                samples = plan.samples[step, accelerator]
+                samples = samples if rows is whole else samples[rows]
+                yield Task(epoch, step, samples, rows, fetch, three)
+
+    def _places(self, fetches: Sequence[Samples]) -> Sequence[Samples | None]:
+        """Return the places of each batch's samples, None where the file tells."""
+        if not self.known_places or self.layout.samples_per_file > 1:
+            return [None] * len(fetches)
+        file_format = FORMATS[self.layout.format]
+        sizes = self.layout.sizes(np.concatenate(fetches))
+        whole = file_format.file_bytes(sizes[:, None])
+        ends = np.cumsum([len(fetch) for fetch in fetches])
+        three = np.stack([file_format.starts(sizes), sizes, whole])
+        return np.split(three, ends[:-1], axis=1)
 
 
-def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bool) -> Source:
+def settle(
+    workload: Workload, layout: Layout, folder: Path, *, known_places: bool, keep: int
+) -> Source:
     """Return the source of a workload's samples; what cannot be is refused here, not in a worker.
 
     Raises:
@@ -103,7 +137,31 @@ def settle(workload: Workload, layout: Layout, folder: Path, *, known_places: bo
         )
     odirect = False if reader.decode == "library" else reader.odirect
     direct = settle_direct(folder / layout.path(0), odirect)
-    return Source(workload, layout, folder, direct, known_places)
+    return Source(workload, layout, folder, direct, known_places, keep)
+
+
+def row_bytes_of(source: Source, num_accelerators: int) -> int:
+    """Return the bytes of a row where batches are handed over, 0 where they are dropped.
+
+    Raises:
+        DatasetError: a file cannot be read.
+        WorkloadError: this host's memory cannot hold the batches of so many accelerators.
+    """
+    if not source.keep:
+        return 0
+    row_bytes = sample_bytes(source)
+    wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
+    free = psutil.virtual_memory().available
+    if wanted > free:
+        num_slots, num_rows = _slots_and_rows(source)
+        raise WorkloadError(
+            f"handing over batches takes {format_bytes(wanted)} of memory in this rank "
+            f"({counted(num_accelerators, 'accelerator')} x {num_slots} batches of "
+            f"{format_bytes(num_rows * row_bytes)}), {format_bytes(free)} are free; set "
+            "reader.hand_over=none, dataset.record_length_bytes_resize or a smaller "
+            "reader.prefetch_size, or emulate fewer accelerators"
+        )
+    return row_bytes
 
 
 def sample_bytes(source: Source) -> int:
@@ -114,7 +172,9 @@ def sample_bytes(source: Source) -> int:
     layout = source.layout
     if source.known_places:
         if layout.stdev_bytes == 0:
-            return int(layout.mean_bytes) + layout.element_bytes
+            return (
+                -(-int(np.ceil(layout.mean_bytes)) // layout.element_bytes) * layout.element_bytes
+            )
         return max(
             int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
             for start in range(0, layout.num_samples, 65536)
@@ -133,55 +193,48 @@ def sample_bytes(source: Source) -> int:
 class Slots:
     """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots.
 
-    Every batch that is in flight has one. There are slots only if somebody looks at what is handed
-    over: else bytes are read and dropped, and a host needs no memory for batches (75 MB each with
-    ResNet-50) nor the time to fill it.
+    Every batch that is in flight has one. A slot is one array (batch, row_bytes): what a DataLoader
+    calls a collated batch. Slots exist only where somebody wants the bytes; else they are read and
+    dropped, and a host needs no memory for batches (60 MB each with ResNet-50).
     """
 
     def __init__(self, memory: memoryview, source: Source, row_bytes: int) -> None:
-        """`memory` begins at a page and has `num_bytes`."""
+        """`memory` begins at a page and has `num_bytes`, all zero."""
         num_slots, num_rows = shape = _slots_and_rows(source)
-        self.num_slots, self.num_rows = shape
+        self.num_slots = num_slots
         self.row_bytes = row_bytes
-        table = 8 * num_slots * num_rows
-        self.lengths, self.starts, self.filled = (
-            memory[at : at + table].cast("q", shape) for at in range(0, 3 * table, table)
-        )
-        """int64 (slots, rows): a sample's bytes; where in its row they begin; and bytes from there
-        on that may not be zero."""
-        self._area_bytes = _area_bytes(row_bytes)
-        self._areas = memory[round_up(3 * table) :]
-
-    def begin(self) -> None:
-        """Say of every row that it is whole, as is so where samples are cut or padded."""
-        for slot in range(self.num_slots):
-            for row in range(self.num_rows):
-                self.lengths[slot, row] = self.row_bytes
+        tables = np.frombuffer(memory, np.int64, 2 * num_slots * num_rows).reshape(2, *shape)
+        self.lengths, self._filled = tables
+        """int64 (slots, rows): a sample's bytes, and bytes of its row that may not be zero."""
+        data = np.frombuffer(memory[round_up(tables.nbytes) :], np.uint8)
+        slots = data[: num_slots * _slot_bytes(source, row_bytes)].reshape(num_slots, -1)
+        self.data = slots[:, : num_rows * row_bytes].reshape(num_slots, num_rows, row_bytes)
+        """uint8 (slots, rows, row_bytes); a row is padded with zeros."""
 
     @staticmethod
     def num_bytes(source: Source, row_bytes: int) -> int:
         """Return the memory that an accelerator's slots take."""
         num_slots, num_rows = _slots_and_rows(source)
-        rows = num_slots * num_rows
-        return round_up(3 * 8 * rows) + rows * _area_bytes(row_bytes)
+        return round_up(2 * 8 * num_slots * num_rows) + num_slots * _slot_bytes(source, row_bytes)
 
-    def area(self, slot: int, row: int) -> memoryview:
-        """Return the memory of a row: it begins at a page, and has room for a file's head."""
-        at = (slot * self.num_rows + row) * self._area_bytes
-        return self._areas[at : at + self._area_bytes]
+    def row(self, slot: int, row: int, kept: int, length: int) -> memoryview:
+        """Return the first `kept` bytes of a row, to be filled; what follows becomes zero.
 
-    def arrays(self, slot: int) -> list[Memory]:
-        """Return what a slot holds, a sample each."""
-        arrays = []
-        for row in range(self.num_rows):
-            start, length = self.starts[slot, row], self.lengths[slot, row]
-            arrays.append(np.frombuffer(self.area(slot, row)[start : start + length], np.uint8))
-        return arrays
+        `length` is what training is told of the sample: with a resize, more than is kept.
+        """
+        memory = self.data[slot, row]
+        filled = self._filled[slot, row]
+        if filled > kept:
+            memory[kept:filled] = 0
+        self._filled[slot, row] = kept
+        self.lengths[slot, row] = length
+        return memoryview(memory)[:kept]
 
 
-def _area_bytes(row_bytes: int) -> int:
-    return HEAD_BYTES + round_up(row_bytes) + ALIGNMENT
+def _slot_bytes(source: Source, row_bytes: int) -> int:
+    return round_up(source.workload.reader.batch_size * row_bytes)
 
 
 def _slots_and_rows(source: Source) -> tuple[int, int]:
-    return source.batches_in_flight, source.workload.reader.batch_size
+    num_slots = source.batches_in_flight - 1 + source.keep
+    return num_slots, source.workload.reader.batch_size

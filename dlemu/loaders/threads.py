@@ -1,13 +1,14 @@
 """Threads of one process read for all its accelerators; `os.preadv` releases Python's lock.
 
-1. streams    a stream is one worker of one accelerator: it makes every read_threads-th batch, one
-              at a time and in order, and none further ahead than prefetch allows.
+1. streams    a stream is one worker of one accelerator. It makes every read_threads-th batch, or in
+              tf.data's order its part of every batch: one at a time, in order, and none further
+              ahead than the training loop has asked (`steps.Window`).
 2. threads    take streams that may go on from a queue. There are at most as many threads as
               streams, so that nothing that the keys ask for is cut; but a thread begins only when
               no other is idle, so that few serve fast storage; and where nothing waits, because
               the files are memory, no more than CPUs: they would only take them from each other.
-3. the step   is put together by the threads themselves, and whoever takes it wakes once, however
-              many accelerators there are.
+3. the step   is put together by the threads themselves, and its taker wakes once, however many
+              accelerators there are.
 """
 
 import math
@@ -15,13 +16,14 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.devices import lies_in_memory
 from dlemu.errors import RunError, WorkloadError
@@ -30,9 +32,9 @@ from dlemu.formats import FORMATS
 from dlemu.host import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, sample_bytes, settle
-from dlemu.loaders.steps import Steps
-from dlemu.loaders.worker import SampleReader
+from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
+from dlemu.loaders.steps import Steps, Window
+from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import EpochPlan
 from dlemu.storage import aligned_buffer
 from dlemu.workload import Workload
@@ -47,12 +49,109 @@ _OTHER_FILES = 128
 class _Stream:
     """One worker of one accelerator."""
 
-    column: int
     reader: SampleReader
-    step: int = 0
-    """Step of the batch that is made next."""
+    column: "_Column"
     tasks: Iterator[Task] = field(default_factory=lambda: iter(()))
+    task: Task | None = None
+    """What it makes next; None: nothing more in this epoch."""
     busy: bool = False
+
+
+class _Column:
+    """One accelerator: its streams, and its batches of this epoch as they come together."""
+
+    def __init__(self, source: Source, number: int, accelerator: int, row_bytes: int) -> None:
+        self.number, self.accelerator = number, accelerator
+        self.lock = threading.Lock()
+        """Guards all that follows. Only the streams of one accelerator share it."""
+        self.streams: list[_Stream] = []
+        self.slots = _private_slots(source, row_bytes) if row_bytes else None
+        self._source = source
+        self._plan: EpochPlan | None = None
+        self._window = Window(ahead=0, takes_early=0)
+        self._limit = 0
+        self._num_parts: list[int] | None = None
+        """Of each step; None: each batch is made by one stream."""
+        self._parts: dict[int, list[Cost]] = {}
+
+    def start(self, epoch: int, plan: EpochPlan) -> list[_Stream]:
+        """Start an epoch; return the streams that may go on."""
+        source = self._source
+        for number, stream in enumerate(self.streams):
+            stream.tasks = source.tasks(
+                epoch, plan, self.accelerator, stream=number, num_streams=len(self.streams)
+            )
+            stream.task = next(stream.tasks, None)
+            stream.reader.start_epoch(epoch)
+        self._plan, self._limit, self._parts = plan, 0, {}
+        if plan.stream_of is not None:
+            self._num_parts = plan.takes_part()[:, self.accelerator].sum(axis=1).tolist()
+        self._window = Window(ahead=source.batches_ahead, takes_early=source.takes_early)
+        return self._widened()
+
+    def begin(self, step: int) -> list[_Stream]:
+        """Note that training has come to a step; return the streams that may go on now."""
+        with self.lock:
+            self._window.begin(step)
+            return self._widened()
+
+    def made(
+        self, stream: _Stream, task: Task, cost: Cost
+    ) -> tuple[Batch | None, list[_Stream], bool]:
+        """Note what a stream has made.
+
+        Return the batch if it is whole, other streams that may go on now, and whether this one
+        may. If not it is idle, and another thread may have it already.
+        """
+        following = next(stream.tasks, None)
+        with self.lock:
+            batch = self._join(task, cost)
+            if batch is not None:
+                self._window.made(task.step)
+            may_go_on = self._widened()
+            stream.task = following
+            stream.busy = following is not None and following.step < self._limit
+            return batch, may_go_on, stream.busy
+
+    def _widened(self) -> list[_Stream]:
+        """Move the limit to where the window is; return the idle streams that it has kept."""
+        before, self._limit = self._limit, self._window.limit
+        if self._num_parts is None:
+            num = len(self.streams)
+            released = [self.streams[step % num] for step in range(before, self._limit)]
+        else:
+            released = self.streams if before < self._limit else []
+        may_go_on = []
+        for stream in released:
+            if not stream.busy and stream.task is not None and stream.task.step < self._limit:
+                stream.busy = True
+                may_go_on.append(stream)
+        return may_go_on
+
+    def _join(self, task: Task, cost: Cost) -> Batch | None:
+        """Return the batch, None while parts of it are missing."""
+        if self._num_parts is not None:
+            parts = self._parts.setdefault(task.step, [])
+            parts.append(cost)
+            if len(parts) < self._num_parts[task.step]:
+                return None
+            del self._parts[task.step]
+            cost = Cost(*map(sum, zip(*parts, strict=True)))
+        assert self._plan is not None
+        slots, slot = self.slots, 0 if self.slots is None else task.step % self.slots.num_slots
+        return Batch(
+            epoch=task.epoch,
+            step=task.step,
+            accelerator=self.accelerator,
+            samples=self._plan.samples[task.step, self.accelerator],
+            num_bytes=cost.num_bytes,
+            ready=perf_counter(),
+            read_seconds=cost.read_seconds,
+            decode_seconds=cost.decode_seconds,
+            hand_over_seconds=cost.hand_over_seconds,
+            data=None if slots is None else slots.data[slot],
+            lengths=None if slots is None else slots.lengths[slot],
+        )
 
 
 class ThreadsLoader:
@@ -66,149 +165,130 @@ class ThreadsLoader:
         *,
         accelerators: range,
         known_places: bool,
-        keep: bool,
+        keep: int,
     ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places)
-        self._accelerators = accelerators
-        self._reads_here = workload.reader.read_threads == 0
-        self._num_workers = max(1, workload.reader.read_threads)
-        self._window = self._source.batches_in_flight
-        num_streams = self._num_workers * len(accelerators)
+        self._source = source = settle(
+            workload, layout, folder, known_places=known_places, keep=keep
+        )
+        row_bytes = row_bytes_of(source, len(accelerators))
+        num_workers = workload.reader.num_streams
+        num_streams = num_workers * len(accelerators)
         max_open = _files_of_each(num_streams, streamed=FORMATS[layout.format].streamed)
-        self._slots = [_private_slots(self._source) if keep else None for _ in accelerators]
-        notes = np.zeros((len(accelerators), self._num_workers, Progress.NUM_FIELDS))
+        notes = np.zeros((len(accelerators), num_workers, Progress.NUM_FIELDS))
         self._progress = [Progress(rows) for rows in notes]
-        self._streams: list[list[_Stream]] = []  # by worker, then by accelerator
-        for worker in range(self._num_workers):
-            self._streams.append([])
-            for column, accelerator in enumerate(accelerators):
+        self._columns = [
+            _Column(source, number, accelerator, row_bytes)
+            for number, accelerator in enumerate(accelerators)
+        ]
+        for column, progress in zip(self._columns, self._progress, strict=True):
+            for worker in range(num_workers):
                 reader = SampleReader(
-                    self._source,
-                    accelerator=accelerator,
+                    source,
+                    accelerator=column.accelerator,
                     worker=worker,
-                    slots=self._slots[column],
-                    note=partial(self._progress[column].note, worker),
+                    slots=column.slots,
+                    note=partial(progress.note, worker),
                     max_open=max_open,
                 )
-                self._streams[worker].append(_Stream(column, reader))
+                column.streams.append(_Stream(reader, column))
         self._crew = _Crew(_most_threads(num_streams, workload, folder), self._go_on)
-        self._changed = threading.Condition()
         self._running: Steps | None = None
-        self._num_busy = 0
+        self._idle = threading.Condition()
 
     @property
     def direct(self) -> bool:
         return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        running = Steps(plan.num_steps, len(self._accelerators))
-        self._running = running
-        for worker, streams in enumerate(self._streams):
-            steps = range(worker, plan.num_steps, self._num_workers)
-            for stream in streams:
-                accelerator = self._accelerators[stream.column]
-                stream.tasks = self._source.tasks(epoch, plan, accelerator, steps)
-                stream.step = worker
-                stream.reader.start_epoch(epoch)
-        if self._reads_here:
-            for _ in range(plan.num_steps):
-                yield [self._make(stream, running) for stream in self._streams[0]]
-            return
-        try:
-            for limit in range(1, self._window):
-                self._widen(running, limit)
+        with closing(self.read(epoch, plan)) as running:
             for step in range(plan.num_steps):
-                self._widen(running, step + self._window)
+                self.begin(step)
                 yield running.take(step)
-        finally:
-            self._end(running)
+
+    def read(self, epoch: int, plan: EpochPlan) -> "_Reading":
+        """Begin to read an epoch; `begin` lets it go on. For loaders that are made of this one."""
+        self._running = running = Steps(plan.num_steps, len(self._columns))
+        self._crew.put([stream for column in self._columns for stream in column.start(epoch, plan)])
+        return _Reading(running, partial(self._end, running))
+
+    def begin(self, step: int) -> None:
+        """Say that training has come to a step: its batch is wanted, and more may be read."""
+        may_go_on: list[_Stream] = []
+        for column in self._columns:
+            may_go_on += column.begin(step)
+        if may_go_on:
+            self._crew.put(may_go_on)
 
     def waiting_for(self) -> str:
         lines = []
-        for accelerator, progress in zip(self._accelerators, self._progress, strict=True):
-            lines += progress.told(self._source.layout, accelerator)
+        for column, progress in zip(self._columns, self._progress, strict=True):
+            lines += progress.told(self._source.layout, column.accelerator)
         return tell(lines)
 
     def pids(self) -> list[int]:
         return []
 
+    def memory(self) -> list[NDArray[np.uint8]]:
+        """Return the arrays that batches are handed over in, to be pinned."""
+        return [column.slots.data for column in self._columns if column.slots is not None]
+
     def close(self) -> None:
         if self._running is not None:
             self._end(self._running)
         if self._crew.close():
-            for stream in chain.from_iterable(self._streams):
-                stream.reader.close()
-
-    def _widen(self, running: Steps, limit: int) -> None:
-        """Let the batches below this step be made; each time one step more."""
-        with self._changed:
-            running.limit = limit
-            may_go_on = [
-                stream
-                for stream in self._streams[(limit - 1) % self._num_workers]
-                if not stream.busy and running.may_make(stream.step)
-            ]
-            for stream in may_go_on:
-                stream.busy = True
-            self._num_busy += len(may_go_on)
-        if may_go_on:
-            self._crew.put(may_go_on)
+            for column in self._columns:
+                for stream in column.streams:
+                    stream.reader.close()
 
     def _go_on(self, stream: _Stream) -> None:
         """Make a stream's batches, in a thread, until it is as far ahead as it may be."""
-        running = self._running
+        running, column = self._running, stream.column
         assert running is not None
-        going_on = True
-        while going_on:
-            try:
-                running.put(self._make(stream, running), stream.column)
-            except _Unwanted:
-                going_on = False
-            except Exception as error:
-                running.fail(error)
-                going_on = False
-            if going_on and running.may_make(stream.step):
-                continue
-            with self._changed:  # the limit may have been raised since
-                if not going_on or not running.may_make(stream.step):
-                    going_on = stream.busy = False
-                    self._num_busy -= 1
-                    if running.ended:
-                        self._changed.notify_all()
-
-    def _make(self, stream: _Stream, running: Steps) -> Batch:
-        task = next(stream.tasks)
-        cost = stream.reader.make(task, lambda: not running.ended)
-        if cost is None:
-            raise _Unwanted
-        stream.step += self._num_workers
-        slots = self._slots[stream.column]
-        return Batch(
-            epoch=task.epoch,
-            step=task.step,
-            accelerator=self._accelerators[stream.column],
-            samples=task.samples,
-            num_bytes=cost.num_bytes,
-            ready=perf_counter(),
-            read_seconds=cost.read_seconds,
-            decode_seconds=cost.decode_seconds,
-            hand_over_seconds=cost.hand_over_seconds,
-            arrays=slots.arrays(task.step % slots.num_slots) if slots is not None else None,
-        )
+        goes_on = True
+        try:
+            while goes_on:
+                task = stream.task
+                assert task is not None
+                cost = None
+                if not running.ended:
+                    cost = stream.reader.make(task, lambda: not running.ended)
+                if cost is None:
+                    stream.busy = goes_on = False
+                    continue
+                batch, may_go_on, goes_on = column.made(stream, task, cost)
+                if batch is not None:
+                    running.put(batch, column.number)
+                if may_go_on:
+                    self._crew.put(may_go_on)
+        except Exception as error:
+            stream.busy = False
+            running.fail(error)
+        if running.ended:
+            with self._idle:
+                self._idle.notify_all()
 
     def _end(self, running: Steps) -> None:
         """Stop reading; wait until no thread is at it."""
-        with self._changed:
-            running.ended = True
-            unread = self._crew.withdraw()
-            for stream in unread:
-                stream.busy = False
-            self._num_busy -= len(unread)
-            self._changed.wait_for(lambda: self._num_busy == 0, timeout=_CLOSE_SECONDS)
+        running.ended = True
+        for stream in self._crew.withdraw():
+            stream.busy = False
+        streams = [stream for column in self._columns for stream in column.streams]
+        with self._idle:
+            self._idle.wait_for(
+                lambda: not any(stream.busy for stream in streams), timeout=_CLOSE_SECONDS
+            )
 
 
-class _Unwanted(Exception):
-    """The epoch was ended while a batch was read for it."""
+@dataclass(frozen=True)
+class _Reading:
+    """An epoch that is being read."""
+
+    steps: Steps
+    close: Callable[[], None]
+
+    def take(self, step: int) -> list[Batch]:
+        """Wait for a step's batches."""
+        return self.steps.take(step)
 
 
 class _Crew:
@@ -291,12 +371,8 @@ def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
     return num_streams if waits else min(num_streams, math.ceil(usable_cpus()))
 
 
-def _private_slots(source: Source) -> Slots:
-    row_bytes = sample_bytes(source)
-    memory = aligned_buffer(Slots.num_bytes(source, row_bytes))
-    slots = Slots(memory, source, row_bytes)
-    slots.begin()
-    return slots
+def _private_slots(source: Source, row_bytes: int) -> Slots:
+    return Slots(aligned_buffer(Slots.num_bytes(source, row_bytes)), source, row_bytes)
 
 
 def _files_of_each(num_streams: int, *, streamed: bool) -> int:

@@ -19,7 +19,7 @@ from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import PARSERS, CountedFile, Parsed, despite_other_threads
 from dlemu.loaders.progress import IDLE, READING, SLEEPING
 from dlemu.loaders.samples import Memory, Slots, Source, Task
-from dlemu.storage import HEAD_BYTES, ExtentReader, File, Part, round_up
+from dlemu.storage import HEAD_BYTES, ExtentReader, File, Part
 
 _RECORD_TRAILER = 4
 """Bytes between a TFRecord payload that dlemu wrote and the next record: a checksum."""
@@ -88,8 +88,6 @@ class SampleReader:
         self._parse = PARSERS[layout.format] if reader.decode == "library" else None
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
         self._resize = source.workload.dataset.record_length_bytes_resize
-        # O_DIRECT can read into the slots themselves: these are aligned.
-        self._reads_in_place = source.direct and slots is not None and self._checksum is None
         self._preprocess = reader.preprocess_time
         self._draws = np.random.default_rng(0)
         self._decode_seconds = 0.0
@@ -124,7 +122,8 @@ class SampleReader:
         before = self._so_far()
         if self._slots is not None:
             self._slot = task.step % self._slots.num_slots
-            self._rows = {sample: row for row, sample in enumerate(task.samples.tolist())}
+            samples, rows = task.samples.tolist(), task.rows.tolist()
+            self._rows = dict(zip(samples, rows, strict=True))
             self._hand_over_held()
         for _ in self._read(task):
             if not wanted():
@@ -191,8 +190,6 @@ class SampleReader:
             else:
                 offset, length, num_bytes = place
                 _check_size(file, num_bytes)
-                if self._reads_in_place and self._in_place(file, number, offset, length):
-                    return
                 head = self._head[:offset]
             parts = [head, *self._parts(file, number, length)]
             check = None
@@ -204,25 +201,6 @@ class SampleReader:
                 self._check_head(file, head)
         finally:
             storage.close_file(file)
-
-    def _in_place(self, file: File, sample: int, offset: int, size: int) -> bool:
-        """Read a file straight to where its sample is handed over; False if it does not fit.
-
-        The memory there is aligned, and has room for what stands before the payload, so O_DIRECT
-        needs no buffer that would be copied from.
-        """
-        slots, storage = self._slots, self._storage
-        assert slots is not None
-        kept = size if self._resize is None else min(size, self._resize)
-        if offset > HEAD_BYTES or kept > slots.row_bytes:
-            return False
-        row = self._rows[sample]
-        area, end = slots.area(self._slot, row), offset + kept
-        storage.fill(file, end, area)
-        self._check_head(file, area[:HEAD_BYTES])
-        storage.read(file, end, [size - kept])
-        self._place(row, offset, kept, round_up(end))
-        return True
 
     # Files of many samples
 
@@ -398,29 +376,11 @@ class SampleReader:
     def _row(self, row: int, kept: int) -> memoryview:
         """Return the first bytes of a row, which are to be filled."""
         assert self._slots is not None
-        self._place(row, 0, kept, kept)
-        return self._slots.area(self._slot, row)[:kept]
-
-    def _place(self, row: int, start: int, kept: int, dirty: int) -> None:
-        """Note where in a row a sample lies, and zero what is left behind it.
-
-        `dirty`: end of what its reading writes to; O_DIRECT reads whole pages.
-        """
-        slots, slot = self._slots, self._slot
-        assert slots is not None
-        slots.starts[slot, row] = start
-        if self._resize is None:
-            slots.lengths[slot, row] = kept
-            return
-        end, whole = start + kept, start + self._resize
-        if slots.filled[slot, row] > dirty:
-            dirty = slots.filled[slot, row]
-        if dirty > end and end < whole:
-            begin = perf_counter()
-            left = min(dirty, whole)
-            slots.area(slot, row)[end:left] = bytes(left - end)
-            self._hand_over_seconds += perf_counter() - begin
-        slots.filled[slot, row] = dirty if dirty > whole else end
+        begin = perf_counter()
+        length = kept if self._resize is None else self._resize
+        memory = self._slots.row(self._slot, row, kept, length)
+        self._hand_over_seconds += perf_counter() - begin
+        return memory
 
     def _give(self, file: File | CountedFile, sample: int, data: Memory) -> None:
         """Copy a sample that is in memory already to where it goes."""
