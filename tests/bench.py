@@ -335,7 +335,7 @@ def others_work(*, loader: str) -> Found:
             dataset__record_length_bytes=1_000_000,
             reader__read_threads=2,
             reader__data_loader=loader,
-            train__computation_time=0.004,
+            train__computation_time=0.0015,
         )
         _load_libraries()
         with contextlib.ExitStack() as others:
