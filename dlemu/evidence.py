@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.cached import describe, stored_bytes, vouched_bytes
 from dlemu.cufile import PathBytes
-from dlemu.metrics import Metrics
+from dlemu.losses import find_losses
 from dlemu.observe import IntervalSummary
+from dlemu.probe import Probe
 from dlemu.records import Steps
 from dlemu.verdict import Evidence, HostEvidence
 from dlemu.workload import Workload
@@ -26,11 +26,32 @@ class Gathered:
     measured: dict[str, Any]
     page_cache_share: float | None
     notes: tuple[str, ...]
-    _evidence: dict[str, Any]
+    _hosts: Sequence[HostEvidence]
+    _workload: Workload
+    _names: Sequence[str]
+    _steps: Steps
+    _direct: bool
 
-    def with_metrics(self, metrics: Metrics) -> Evidence:
-        """Return the evidence for the verdict."""
-        return Evidence(metrics=metrics, **self._evidence)
+    def evidence(self) -> Evidence:
+        """Return the evidence for the verdict; the steps must be whole, as `measure` checks."""
+        reader, metric = self._workload.reader, self._workload.metric
+        window = slice(1, None)
+        if metric.edition == "v2.0":
+            window = slice(metric.exclude_start_steps, -metric.exclude_end_steps or None)
+        return Evidence(
+            losses=find_losses(
+                self._steps,
+                self._names,
+                window=window,
+                preprocess_seconds=reader.preprocess_time.mean,
+            ),
+            hosts=self._hosts,
+            read_seconds=self.measured["read_seconds"],
+            worker_seconds=self.measured["worker_seconds"],
+            page_cache_share=self.page_cache_share,
+            reader=reader,
+            direct=self._direct,
+        )
 
 
 @dataclass
@@ -39,8 +60,7 @@ class HostReport:
 
     host: str
     epochs: list[IntervalSummary]
-    probe: float | None
-    num_probe_readers: int
+    probe: Probe | None
     num_workers: int
     resident_before: float | None
     """Share of the dataset's pages that were in memory when the run began."""
@@ -80,8 +100,6 @@ def combine(
     )
     share = None if total is None or not sum(read) else max(0.0, 1 - total / sum(read))
     evidence = [_host_evidence(host, everything, len(hosts)) for host in hosts]
-    making = everything["read"] + everything["decode"] + everything["hand_over"]
-    late = everything["compute"] - everything["computation_time"]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in evidence]))
     if paths.mode == "none":  # no loader that knows another way than through the host
@@ -113,19 +131,11 @@ def combine(
         measured=measured,
         page_cache_share=share,
         notes=notes,
-        _evidence={
-            "hosts": evidence,
-            "rank_names": names,
-            "making_seconds": _by_accelerator(everything, making),
-            "late_seconds": _by_accelerator(everything, late),
-            "read_seconds": measured["read_seconds"],
-            "decode_seconds": measured["decode_seconds"],
-            "hand_over_seconds": measured["hand_over_seconds"],
-            "worker_seconds": measured["worker_seconds"],
-            "page_cache_share": share,
-            "data_loader": workload.reader.data_loader,
-            "read_threads": workload.reader.read_threads,
-        },
+        _hosts=evidence,
+        _workload=workload,
+        _names=names,
+        _steps=everything,
+        _direct=all(host.direct for host in hosts),
     )
 
 
@@ -168,24 +178,15 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
         device_busy_share=None if device is None else busiest[device],
         read_bytes_per_second=(stored if stored else int(steps["num_bytes"].sum()) / num_hosts)
         / seconds,
-        probe_bytes_per_second=host.probe,
-        num_probe_readers=host.num_probe_readers,
+        probe=host.probe,
         cpu_share=None if cpu is None else cpu / (usable * seconds),
         host_cpu_share=_weighted(host.epochs, [e.host_cpu_share for e in host.epochs]),
+        host_steal_share=_weighted(host.epochs, [e.host_steal_share for e in host.epochs]),
         runqueue_seconds=_total([epoch.runqueue_seconds for epoch in host.epochs]),
         throttled_seconds=_total([epoch.throttled_seconds for epoch in host.epochs]),
         usable_cpus=usable,
         num_workers=host.num_workers,
     )
-
-
-def _by_accelerator(steps: Steps, values: NDArray[np.float64]) -> list[float]:
-    """Return the mean of the steps' values, accelerator by accelerator."""
-    accelerators = steps["accelerator"]
-    means: list[float] = (
-        np.bincount(accelerators, weights=values) / np.bincount(accelerators)
-    ).tolist()
-    return means
 
 
 def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:

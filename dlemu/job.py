@@ -8,7 +8,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -155,13 +155,13 @@ def run_job(
             exclude_start_steps=metric.exclude_start_steps,
             exclude_end_steps=metric.exclude_end_steps,
         )
-        limit = find_limit(evidence.with_metrics(metrics))
+        limit = find_limit(evidence.evidence())
         measured = evidence.measured | _whole_epochs(metrics)
         summary |= summarize(workload, metrics, {"measured": measured}) | {
             "status": "complete",
             "end": datetime.now(UTC).isoformat(timespec="seconds"),
             "measured": measured,
-            "limit": {"name": limit.name, "evidence": limit.evidence, "advice": limit.advice},
+            "limit": asdict(limit),
             "notes": [*summary["notes"], *evidence.notes],
         }
         write_summary(folder, summary)

@@ -5,7 +5,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -15,6 +17,34 @@ _PIECE = 1 << 20
 _LONGER = 4
 """How many times as long to read at most, where storage is so slow that nothing came yet."""
 _LAST_READS_SECONDS = 5.0
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What few and many readers got from the same files, by turns; bytes per second."""
+
+    num_few: int
+    few: float
+    num_many: int
+    many: float
+
+
+def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float) -> Probe | None:
+    """Return what few and many threads get; None where nothing could be read.
+
+    They take turns, and the medians count: a drive that is slow for a moment, or that others read
+    from, is so for both. `seconds` are for all turns together.
+    """
+    rates: dict[int, list[float]] = {few: [], many: []}
+    each = seconds / _ROUNDS / len(rates)
+    for seed in range(_ROUNDS):
+        for num_readers, found in rates.items():
+            rate = probe_rate(paths, num_readers=num_readers, seconds=each, seed=seed)
+            if rate is None:
+                return None
+            found.append(rate)
+    return Probe(few, median(rates[few]), many, median(rates[many]))
 
 
 def probe_rate(

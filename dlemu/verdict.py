@@ -1,7 +1,8 @@
 """Which resource bound a run, by what evidence, and what to change.
 
 A FAIL whose limit is not storage must never read as the storage's fault: storage is named only if
-readers waited in reads while CPUs were free, and more readers would not have got more.
+readers waited in reads while CPUs were free, and more readers would not have got more. And a limit
+is named only if its evidence accounts for half of what was lost, or more.
 """
 
 from collections.abc import Sequence
@@ -9,32 +10,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlemu.metrics import Metrics
+from dlemu.losses import Losses, told
+from dlemu.probe import Probe
+from dlemu.sections import Reader
 from dlemu.units import format_rate, format_seconds
 
-_Values = NDArray[np.float64]
 LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
 
 _CEILING = 0.02
-"""Losses below this share of the window are nothing to look for."""
+"""Losses below this share of the time are nothing to look for."""
+_ENOUGH = 0.5
+"""Share of the loss that the evidence for a limit must account for."""
 _CPU_FULL = 0.85
-"""Share of the usable CPUs above which they are full: the kernel's own work is not seen here."""
-_STARVED = 0.15
-"""Share of the workers' time in which they stood ready and had no CPU."""
-_THROTTLED = 0.1
-"""Seconds of each second in which the CPU quota had stopped them."""
+"""Share of the CPUs above which they are full: the kernel's own work is not seen here."""
 _CACHED = 0.5
 """Share of the bytes from memory from which on nothing can be said about storage."""
-_READING = 0.6
-"""Share of the workers' time in reads from which on they are waiting for storage."""
 _MORE = 1.15
-"""A device that gives this much more to more readers was not the limit."""
-_LATER = 3.0
-"""A rank this many times as late as the others is what they wait for, ..."""
+"""Storage that gives this much more to more readers was not the limit."""
+_VARIES = 1.3
+"""As many readers may get this much more after a run than in it: drives vary, and are shared."""
 _SLOWER = 1.5
-"""... if its batches take this many times as long to make, or it computes as much longer."""
+"""A rank whose batches take this many times as long to make as others' has slower reads."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Limit:
     name: LimitName
     evidence: str
     advice: str = ""
+    explains: float | None = None
+    """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,231 +56,359 @@ class HostEvidence:
     device_busy_share: float | None
     read_bytes_per_second: float
     """Delivered by storage, or, where that cannot be seen, taken by the loaders."""
-    probe_bytes_per_second: float | None
-    """What many readers at once got from the same files after the run."""
-    num_probe_readers: int
+    probe: Probe | None
+    """What readers got from the same files after the run."""
     cpu_share: float | None
     """CPU time of ranks and workers / usable CPUs."""
     host_cpu_share: float | None
+    """Of all CPUs, by whatever ran there."""
+    host_steal_share: float | None
+    """Of all CPUs, taken by other guests of the machine below."""
     runqueue_seconds: float | None
     throttled_seconds: float | None
     usable_cpus: float
     num_workers: int
+
+    @property
+    def lacked_seconds(self) -> float | None:
+        """Time for which ranks and workers wanted a CPU and had none, summed over them."""
+        waited = [s for s in (self.runqueue_seconds, self.throttled_seconds) if s is not None]
+        return max(waited) + self._stolen_seconds if waited else None
+
+    @property
+    def full_share(self) -> float:
+        """Share of the CPUs that others could not use."""
+        return (self.host_cpu_share or 0.0) + (self.host_steal_share or 0.0)
+
+    @property
+    def _stolen_seconds(self) -> float:
+        """Time stolen from ranks and workers: their part of all that ran."""
+        if not self.host_steal_share or not self.host_cpu_share or self.cpu_share is None:
+            return 0.0
+        used = self.cpu_share * self.usable_cpus * self.seconds
+        return used * self.host_steal_share / self.host_cpu_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All that the verdict looks at."""
 
-    metrics: Metrics
+    losses: Losses
     hosts: Sequence[HostEvidence]
-    rank_names: Sequence[str]
-    """(accelerators,) "rank 3 on host a" of each accelerator."""
-    making_seconds: Sequence[float]
-    """(accelerators,) mean time that workers took for a batch: reads, decode, hand-over."""
-    late_seconds: Sequence[float]
-    """(accelerators,) mean time by which compute took longer than asked."""
     read_seconds: float
     """Of all workers, in read calls."""
-    decode_seconds: float
-    hand_over_seconds: float
     worker_seconds: float
     """Of all workers, from the epochs' starts to their ends."""
     page_cache_share: float | None
-    data_loader: str
-    read_threads: int
+    reader: Reader
+    direct: bool
+    """Whether reads bypassed the page cache."""
 
 
 def find_limit(evidence: Evidence) -> Limit:
-    """Return the resource that kept the AU down, or `none`, or `unclear` with the reason."""
-    epochs = evidence.metrics.epochs
-    wait = float(np.mean([epoch.wait_share for epoch in epochs]))
-    barrier = float(np.mean([epoch.barrier_share for epoch in epochs]))
-    over = float(np.mean([epoch.oversleep_share for epoch in epochs]))
-    if wait + barrier + over < _CEILING:
-        lost = 100 * (wait + barrier + over)
-        return Limit("none", f"accelerators lost {lost:.1f}% of their time; this is the ceiling")
-    if over > max(wait, barrier):
-        late = (
-            f"compute took {100 * over:.1f}% longer than asked, more than waiting for data "
-            f"({100 * wait:.1f}%)"
-        )
-        return _cpu_limit(evidence, late) or Limit(
-            "oversleep",
-            f"{late}: this host could not wake its accelerators in time",
-            "use fewer accelerators a host, or leave cores to the ranks",
-        )
-    slow = _slow_rank(evidence, barrier)
-    if slow is not None:
-        return slow
-    # Time at the barrier without a slow rank is others' waiting: it has the same cause.
-    waited = f"accelerators waited {100 * (wait + barrier):.0f}% of the time"
-    return _cpu_limit(evidence, waited) or _limit_of_waiting(evidence, waited)
+    """Return the resource that kept the AU down, or `none`, or `unclear` with what was lost."""
+    parts = evidence.losses.parts
+    if parts.total < _CEILING:
+        lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
+        return Limit("none", f"{lost}; this is the ceiling")
+    for suspect in (_slow_rank, _host_cpu, _lateness, _uneven, _loader, _reads):
+        limit = suspect(evidence)
+        if limit is None:
+            continue
+        if limit.explains is None:
+            return limit
+        if limit.explains >= _ENOUGH:
+            explains = f"; this explains {100 * limit.explains:.0f}% of the loss"
+            return Limit(limit.name, limit.evidence + explains, limit.advice, limit.explains)
+    return Limit(
+        "unclear",
+        f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
+        f"it: {told(parts)}{_cpus(evidence)}",
+    )
 
 
-def _slow_rank(evidence: Evidence, barrier: float) -> Limit | None:
-    """Return `barrier` if one rank made the others wait."""
-    names = list(dict.fromkeys(evidence.rank_names))
-    if len(names) < 2 or barrier < _CEILING:
+def _slow_rank(evidence: Evidence) -> Limit | None:
+    """Return `barrier` for the rank that made the others wait."""
+    ranks = evidence.losses.ranks
+    if len(ranks) < 2:
         return None
-    waits = np.mean([epoch.accelerator_wait for epoch in evidence.metrics.epochs], axis=0)
-    waited = _by_rank(evidence, waits)
-    computed = _by_rank(evidence, evidence.late_seconds)
-    made = _by_rank(evidence, evidence.making_seconds)
-    late = waited + computed
-    slowest = int(late.argmax())
-    others = np.arange(len(names)) != slowest
-    if late[slowest] < _LATER * np.median(late[others]):
-        return None
-    rest = f"the others {{}}, and then {100 * barrier:.0f}% of the time for it"
-    if computed[slowest] > waited[slowest]:
+    slowest = max(ranks, key=lambda rank: rank.saved)
+    others = [rank for rank in ranks if rank is not slowest]
+
+    def of_others(value: str) -> float:
+        return float(np.median([getattr(rank, value) for rank in others]))
+
+    # Without any one of alike ranks the rest would wait a little less: that is no one's fault.
+    explains = _part(evidence, slowest.saved - of_others("saved"))
+    rest = f"the others {{}}, and then {100 * slowest.saved:.1f}% of the time for it"
+    if slowest.late_seconds > slowest.wait_seconds:
         return Limit(
             "barrier",
-            f"{names[slowest]} computed {format_seconds(computed[slowest])} a step longer than "
-            f"asked, {rest.format(format_seconds(float(np.median(computed[others]))))}",
-            f"look at what else runs on the CPUs of {names[slowest]}",
+            f"{slowest.name} computed {format_seconds(slowest.late_seconds)} a step longer than "
+            f"asked, {rest.format(format_seconds(of_others('late_seconds')))}",
+            f"look at what else runs on the CPUs of {slowest.name}",
+            explains,
         )
     # Of ranks that share a slow drive, one may always be served last: its reads take no longer
     # than the others', who wait as much, but at the barrier.
-    if made[slowest] < _SLOWER * np.median(made[others]):
+    if slowest.making_seconds < _SLOWER * of_others("making_seconds"):
         return None
     return Limit(
         "barrier",
-        f"{names[slowest]} waited {format_seconds(waited[slowest])} a step for its batches, "
-        f"{rest.format(format_seconds(float(np.median(waited[others]))))}",
-        f"look at what is different about {names[slowest]}: its storage path, its CPUs, its "
+        f"{slowest.name} waited {format_seconds(slowest.wait_seconds)} a step for its batches, "
+        f"{rest.format(format_seconds(of_others('wait_seconds')))}",
+        f"look at what is different about {slowest.name}: its storage path, its CPUs, its "
         "neighbours",
+        explains,
     )
 
 
-def _by_rank(evidence: Evidence, values: Sequence[float] | _Values) -> _Values:
-    """Return the mean over each rank's accelerators."""
-    names = np.array(evidence.rank_names)
-    ranks = dict.fromkeys(evidence.rank_names)
-    return np.array([np.asarray(values)[names == rank].mean() for rank in ranks])
-
-
-def _cpu_limit(evidence: Evidence, lost: str) -> Limit | None:
-    """Return `host cpu` if a host's CPUs were used up."""
-    host = max(evidence.hosts, key=_cpu_pressure)
-    if _cpu_pressure(host) <= 1:
+def _host_cpu(evidence: Evidence) -> Limit | None:
+    """Return `host cpu` for the host whose CPUs were most of all what was waited for."""
+    host = max(evidence.hosts, key=lambda each: _explained_by_cpus(evidence, each))
+    explains = _explained_by_cpus(evidence, host)
+    if explains == 0:
         return None
-    starved = _share(host.runqueue_seconds, host)
-    throttled = _throttled_share(host)
-    parts = [f"{lost}; on host {host.host}"]
+    seen = [f"{_lost(evidence)}; on host {host.host}"]
     if host.cpu_share is not None:
-        parts.append(
+        seen.append(
             f"ranks and workers used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs,"
         )
-    if starved is not None:
-        parts.append(f"stood ready without a CPU for {100 * min(starved, 1):.0f}% of their time")
-    if throttled > _THROTTLED:
-        parts.append(f"and were stopped by the CPU quota for {throttled:.2f} s each second")
+    if host.lacked_seconds is not None:
+        lacked = host.lacked_seconds / max(host.seconds, 1e-9)
+        seen.append(f"stood ready without a CPU for {lacked:.2f} s each second, all together,")
+    if host.host_cpu_share is not None:
+        seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}% of all")
+    if host.host_steal_share is not None and host.host_steal_share >= 0.01:
+        seen.append(f"while other guests took {100 * host.host_steal_share:.0f}%")
+    if host.throttled_seconds:
+        throttled = host.throttled_seconds / max(host.seconds, 1e-9)
+        seen.append(f"and the CPU quota stopped them for {throttled:.2f} s each second")
+    words = " ".join(seen).removesuffix(",")
+    if host.device is not None and host.device_busy_share is not None:
+        words += f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
+    return Limit("host cpu", words, _advice_for_cpus(evidence), explains)
+
+
+def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
+    """Return the share of the loss that a host's lack of CPUs accounts for."""
+    if (host.cpu_share or 0.0) > _CPU_FULL:
+        return 1.0  # nothing there could have been done sooner
+    parts, lacked = evidence.losses.parts, host.lacked_seconds
+    explained = 0.0
+    if host.full_share > _CPU_FULL:  # by others: only what needs no CPU was not kept waiting
+        without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
+        explained = _part(evidence, parts.total - parts.uneven - without_cpu)
+    if lacked is None:
+        return explained
+    # A worker that has no CPU delays its batch, whatever it is doing.
+    share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
+    making = share * evidence.losses.making_seconds
+    of_wait = parts.waited * min(1.0, lacked / max(making, 1e-9))
+    # Ranks that queue for a CPU stand there half as long on average as the last of them.
+    accelerators = host.num_workers / max(1, evidence.reader.read_threads)
+    late = parts.oversleep + parts.meeting
+    of_late = min(late, 2 * lacked / max(accelerators * host.seconds, 1e-9))
+    return max(explained, _part(evidence, of_wait + of_late))
+
+
+def _lateness(evidence: Evidence) -> Limit | None:
+    """Return `oversleep` or `barrier` where steps ended late though no CPU was missed."""
+    parts = evidence.losses.parts
+    explains = _part(evidence, parts.oversleep + parts.meeting)
+    late = f"each step's latest accelerator ended {100 * parts.oversleep:.1f}% of the time later"
+    met = f"the barrier itself took {100 * parts.meeting:.1f}%"
+    waited = f"waiting for data took {100 * parts.waited:.1f}%{_cpus(evidence)}"
+    name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "barrier"
     return Limit(
-        "host cpu",
-        " ".join(parts) + _storage_aside(host),
-        "use more cores or hosts, reader.data_loader=threads, or reader.odirect=true; "
-        "nothing is said about the storage",
+        name,
+        f"{late} than asked, {met}, {waited}",
+        "use fewer accelerators a host, or leave cores to the ranks",
+        explains,
     )
 
 
-def _limit_of_waiting(evidence: Evidence, waited: str) -> Limit:
-    """Return why batches came late though CPUs were free: slow storage, or too few readers."""
-    host = max(evidence.hosts, key=_cpu_pressure)
-    reading = evidence.read_seconds / max(evidence.worker_seconds, 1e-9)
-    cpu = host.cpu_share
+def _uneven(evidence: Evidence) -> Limit | None:
+    """Return `barrier` where the workload itself has the accelerators wait for one another."""
+    uneven = evidence.losses.parts.uneven
+    return Limit(
+        "barrier",
+        f"compute times differ among accelerators as train.computation_time asks: waiting for the "
+        f"longest took {100 * uneven:.1f}% of the time",
+        "no storage and no host can change that",
+        _part(evidence, uneven),
+    )
+
+
+def _loader(evidence: Evidence) -> Limit | None:
+    """Return `loader` where batches came late for other reasons than reads."""
+    parts = evidence.losses.parts
+    ways = {
+        "decoding": parts.decode,
+        "the hand-over": parts.hand_over,
+        "preprocessing (reader.preprocess_time)": parts.preprocess,
+        "batches that no worker was at": parts.elsewhere,
+    }
+    longest = max(ways, key=lambda way: ways[way])
+    explains = _part(evidence, sum(ways.values()))
+    if explains >= _ENOUGH and (host := _without_cpu_counters(evidence)):
+        return _unclear(
+            evidence, f"whether host {host} had CPUs to spare, its kernel does not tell"
+        )
+    reader = evidence.reader
+    advice = f"raise reader.read_threads (now {reader.read_threads})"
+    if ways[longest] == parts.decode and reader.decode == "library":
+        advice += ", or set reader.decode=raw"
+    if ways[longest] == parts.elsewhere and reader.data_loader == "pytorch":
+        advice += ", or set reader.data_loader=threads"
+    return Limit(
+        "loader",
+        f"{_lost(evidence)}; they waited {100 * ways[longest]:.0f}% of the time for {longest}, "
+        f"{100 * parts.read:.0f}% for reads{_cpus(evidence)}",
+        advice,
+        explains,
+    )
+
+
+def _reads(evidence: Evidence) -> Limit | None:
+    """Return `storage` where reads were waited for, or `loader` if more readers would get more."""
+    explains = _part(evidence, evidence.losses.parts.read)
+    if explains < _ENOUGH:
+        return None
     # Hosts may share the storage: what counts is what it gave to all, and would give to all.
-    given = sum(each.read_bytes_per_second for each in evidence.hosts)
-    probes = [each.probe_bytes_per_second for each in evidence.hosts]
-    known = [probe for probe in probes if probe is not None]
-    probed = sum(known) if len(known) == len(probes) else None
-    num_readers = sum(each.num_probe_readers for each in evidence.hosts)
-    more = None if probed is None else probed / max(given, 1.0)
-    got = f"{host.device or 'the storage'} gave {format_rate(given)}"
+    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    got = f"{_device(evidence)} gave {format_rate(given / _share_with_reads(evidence))}"
     if len(evidence.hosts) > 1:
         got += f" to {len(evidence.hosts)} hosts"
-    if host.device_busy_share is not None:
-        got += f" and was busy {100 * host.device_busy_share:.0f}% of the time"
-    cpus = "" if cpu is None else f"; CPUs {100 * cpu:.0f}%"
-    if evidence.page_cache_share is not None and evidence.page_cache_share > 0.05:
-        cpus += f"; page cache served {100 * evidence.page_cache_share:.1f}%"
-    if more is not None and more > _MORE:
+    got += " while it was read from"
+    probe = _probe_of_all(evidence)
+    more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
+    waited = f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
+    if probe is not None and saved >= _ENOUGH:
+        reader = evidence.reader
         return Limit(
             "loader",
-            f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {got}, but gives "
-            f"{format_rate(probed or 0)} to {num_readers} readers{cpus}",
-            f"raise reader.read_threads (now {evidence.read_threads}) or reader.io_depth",
+            f"{waited}; {got}, but gives {format_rate(probe.many)} to {probe.num_many} readers "
+            f"({format_rate(probe.few)} to {probe.num_few}){_cpus(evidence)}",
+            f"raise reader.read_threads (now {reader.read_threads}) or reader.io_depth "
+            f"(now {reader.io_depth})",
+            explains * saved,
         )
-    hidden = _storage_hidden(evidence)
-    if reading > _READING and hidden:
-        return Limit(
-            "unclear", f"{waited}, workers {100 * reading:.0f}% of theirs in reads; {hidden}"
-        )
-    if reading > _READING:
-        seen = "" if more is None else f", and no more to {num_readers} readers"
-        return Limit(
-            "storage",
-            f"{got}{seen}; workers waited in reads {100 * reading:.0f}% of the time{cpus}",
-            "use more or faster drives, or fewer accelerators",
-        )
-    if reading < 1 - _READING:
-        return Limit(
-            "loader",
-            f"{waited}, but workers only {100 * reading:.0f}% of theirs in reads{cpus}: "
-            f"{_elsewhere(evidence)}",
-            f"raise reader.read_threads (now {evidence.read_threads})",
-        )
+    if hidden := _storage_hidden(evidence):
+        return _unclear(evidence, hidden)
+    if probe is not None:
+        most = format_rate(probe.many) if more > _MORE else "no more"
+        got += f", and {most} to {probe.num_many} readers"
     return Limit(
-        "unclear",
-        f"{waited}; {got}; workers spent {100 * reading:.0f}% of their time in reads, too little "
-        f"to call it storage and too much to call it the loader{cpus}",
-        "run again with more reader.read_threads: if nothing changes, it is the storage",
+        "storage",
+        f"{got}; {_lost(evidence)}{_busy(evidence)}{_cpus(evidence)}",
+        "use more or faster drives, or fewer accelerators",
+        explains * (1 - saved),
     )
 
 
-def _cpu_pressure(host: HostEvidence) -> float:
-    """Return how far a host's CPUs are used up: above 1 they are what readers wait for."""
-    return max(
-        (host.cpu_share or 0.0) / _CPU_FULL,
-        (_share(host.runqueue_seconds, host) or 0.0) / _STARVED,
-        _throttled_share(host) / _THROTTLED,
+def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
+    """Return how much more storage gives to more readers, and what part of the wait that saves."""
+    # The loader's own readers, at their best: in the run while they read, or right after it.
+    in_reads = given / _share_with_reads(evidence)
+    own = max(in_reads, min(probe.few, _VARIES * in_reads), 1.0)
+    more = probe.many / own
+    if more <= _MORE:
+        return more, 0.0
+    wanted = given / max(1 - evidence.losses.parts.total, 1e-9)
+    if wanted <= own:
+        return more, 1.0
+    # A byte takes 1 / rate seconds, and what it may take without a loss is 1 / wanted.
+    return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
+
+
+def _share_with_reads(evidence: Evidence) -> float:
+    """Return the share of the time in which some worker was in a read, as if they read by chance.
+
+    An accelerator that computes for most of the time takes little of what storage gives: what
+    storage gave is to be compared over the time in which it was asked.
+    """
+    each = min(1.0, evidence.read_seconds / max(evidence.worker_seconds, 1e-9))
+    workers = sum(host.num_workers for host in evidence.hosts)
+    return max(1 - (1 - each) ** workers, 1e-3)
+
+
+def _probe_of_all(evidence: Evidence) -> Probe | None:
+    """Return what the probes of all hosts got together; None if one is missing."""
+    probes = [host.probe for host in evidence.hosts if host.probe is not None]
+    if len(probes) < len(evidence.hosts):
+        return None
+    return Probe(
+        num_few=sum(probe.num_few for probe in probes),
+        few=sum(probe.few for probe in probes),
+        num_many=sum(probe.num_many for probe in probes),
+        many=sum(probe.many for probe in probes),
     )
-
-
-def _throttled_share(host: HostEvidence) -> float:
-    return (host.throttled_seconds or 0.0) / max(host.seconds, 1e-9)
 
 
 def _storage_hidden(evidence: Evidence) -> str:
     """Return why slow reads need not be the storage's doing; empty if nothing says so."""
-    for host in evidence.hosts:
-        if host.cpu_share is None and host.runqueue_seconds is None:
-            return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
+    if host := _without_cpu_counters(evidence):
+        return f"whether host {host} had CPUs to spare, its kernel does not tell"
     cached = evidence.page_cache_share
     if cached is not None and cached > _CACHED:
         return f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
     return ""
 
 
-def _share(seconds: float | None, host: HostEvidence) -> float | None:
-    if seconds is None:
-        return None
-    return seconds / max(host.seconds * max(host.num_workers, 1), 1e-9)
+def _without_cpu_counters(evidence: Evidence) -> str:
+    """Return the name of a host whose kernel tells nothing of its CPUs; empty if there is none."""
+    for host in evidence.hosts:
+        if host.cpu_share is None and host.runqueue_seconds is None:
+            return host.host
+    return ""
 
 
-def _storage_aside(host: HostEvidence) -> str:
-    if host.device is None or host.device_busy_share is None:
-        return ""
-    return f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
+def _unclear(evidence: Evidence, reason: str) -> Limit:
+    return Limit("unclear", f"{_lost(evidence)} ({told(evidence.losses.parts)}); {reason}")
 
 
-def _elsewhere(evidence: Evidence) -> str:
-    """Return where the workers' time went instead."""
-    parts = {
-        "decoding": evidence.decode_seconds,
-        "handing over": evidence.hand_over_seconds,
-    }
-    rest = evidence.worker_seconds - evidence.read_seconds - sum(parts.values())
-    parts["waiting for work or sleeping (reader.preprocess_time)"] = rest
-    name = max(parts, key=lambda part: parts[part])
-    return f"{100 * parts[name] / max(evidence.worker_seconds, 1e-9):.0f}% went into {name}"
+def _part(evidence: Evidence, share: float) -> float:
+    """Return a share of the time as a share (0-1) of all that was lost."""
+    return min(1.0, max(0.0, share / evidence.losses.parts.total))
+
+
+def _lost(evidence: Evidence) -> str:
+    return f"accelerators lost {100 * evidence.losses.parts.total:.0f}% of the time"
+
+
+def _device(evidence: Evidence) -> str:
+    return next((host.device for host in evidence.hosts if host.device), "the storage")
+
+
+def _busy(evidence: Evidence) -> str:
+    shares = [host.device_busy_share for host in evidence.hosts]
+    known = [share for share in shares if share is not None]
+    return f"; {_device(evidence)} was busy {100 * max(known):.0f}% of the time" if known else ""
+
+
+def _cpus(evidence: Evidence) -> str:
+    """Return what is known of CPUs and of the page cache, to end a sentence with."""
+    shares = [host.cpu_share for host in evidence.hosts if host.cpu_share is not None]
+    words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
+    cached = evidence.page_cache_share
+    if cached is not None and cached > 0.05:
+        words += f"; page cache served {100 * cached:.1f}%"
+    return words
+
+
+def _advice_for_cpus(evidence: Evidence) -> str:
+    """Return what takes load off CPUs, but for what is set already."""
+    reader = evidence.reader
+    ways = ["use more cores or hosts"]
+    if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
+        ways.append("fewer accelerators a host")
+    else:
+        if reader.data_loader == "pytorch":
+            ways.append("reader.data_loader=threads")
+        if reader.decode == "library":
+            ways.append("reader.decode=raw")
+        elif reader.odirect is False and not evidence.direct:
+            ways.append("reader.odirect=true")
+    listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
+    return f"{listed}; nothing is said about the storage"

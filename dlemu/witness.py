@@ -16,12 +16,13 @@ from dlemu.files import Layout
 from dlemu.loaders import Loader, TellsPaths
 from dlemu.observe import HostObserver, IntervalSummary, summarize
 from dlemu.pagecache import cached_share
-from dlemu.probe import probe_rate
+from dlemu.probe import Probe, probe_readers
 from dlemu.records import Steps
 from dlemu.workload import Workload
 from dlemu.world import World
 
-_PROBE_SECONDS = 2.0
+_PROBE_SECONDS = 2.4
+_FEWEST_READERS, _MOST_READERS = 16, 256
 _SAMPLED_FILES = 512
 
 
@@ -51,7 +52,7 @@ class Witness:
             self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
         self._resident_before = self._resident() if world.local_rank == 0 else None
         self._epochs: list[IntervalSummary] = []
-        self._probe: float | None = None
+        self._probe: Probe | None = None
         self._paths = PathBytes()
 
     def __enter__(self) -> Self:
@@ -102,17 +103,17 @@ class Witness:
         """Readers of this rank."""
         return self._num_accelerators * max(1, self._workload.reader.read_threads)
 
-    @property
-    def _num_probe_readers(self) -> int:
-        outstanding = self._num_host_workers * self._workload.reader.io_depth
-        return min(64, max(16, 2 * outstanding))
-
     def probe(self, lost_share: float) -> None:
         """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
-        if self._observer is not None and lost_share > 0.02:
-            self._probe = probe_rate(
-                self._some_files(), num_readers=self._num_probe_readers, seconds=_PROBE_SECONDS
-            )
+        if self._observer is None or lost_share <= 0.02:
+            return
+        outstanding = min(self._num_host_workers * self._workload.reader.io_depth, _MOST_READERS)
+        self._probe = probe_readers(
+            self._some_files(),
+            few=outstanding,
+            many=min(_MOST_READERS, max(_FEWEST_READERS, 2 * outstanding)),
+            seconds=_PROBE_SECONDS,
+        )
 
     def _resident(self) -> float | None:
         try:
@@ -145,7 +146,6 @@ class Witness:
             self._world.host,
             self._epochs,
             self._probe,
-            self._num_probe_readers,
             self._num_host_workers,
             self._resident_before,
             self._loader.direct,

@@ -332,6 +332,27 @@ def one_cpu(*, loader: str) -> Found:
             return found(run, "host cpu")
 
 
+def others_work(*, loader: str) -> Found:
+    """Run on files in memory, whose reads take no time, while others' work fills all CPUs."""
+    with folder_in_memory() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=150,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=2,
+            reader__data_loader=loader,
+            train__computation_time=0.0015,
+        )
+        _load_libraries()
+        with contextlib.ExitStack() as others:
+            for _ in range(3 * len(os.sched_getaffinity(0))):
+                other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                others.callback(other.wait)
+                others.callback(other.kill)
+            with start(workload) as run:
+                return found(run, "host cpu")
+
+
 def slow_answers(num_workers: int, *, loader: str) -> Found:
     """Run on files that take 100 ms a read, however many reads there are at once."""
     seconds, latency, num_steps = 0.04, 0.1, 50
@@ -420,6 +441,7 @@ _CASES: dict[str, dict[str, Callable[[], Found]]] = {
     "rank 1 of 2 with a disk at 0.5 of its demand": _both(slow_rank, share=0.5),
     "files in memory, a fifth of a core": _both(starved_of_cpu),
     "4 workers on one core": _both(one_cpu),
+    "others' work on all cores": _both(others_work),
     "reads take 100 ms, 1 worker": _both(slow_answers, num_workers=1),
     "reads take 100 ms, 4 workers": _both(slow_answers, num_workers=4),
     "preprocessing takes 100 ms, 1 worker": _both(slow_preprocessing),

@@ -20,6 +20,7 @@ _ONE_LOADER = {
     "rank 1 of 2 with a disk at 0.5 of its demand": "pytorch",
     "files in memory, a fifth of a core": "threads",
     "4 workers on one core": "pytorch",
+    "others' work on all cores": "threads",
     "reads take 100 ms, 1 worker": "threads",
     "reads take 100 ms, 4 workers": "threads",
     "preprocessing takes 100 ms, 1 worker": "pytorch",

@@ -18,7 +18,7 @@ LEVELS = [
     "workload sections records",
     # pure, or bytes
     "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
-    "observe storage cuda cufile gds latency energy",
+    "observe losses storage cuda cufile gds latency energy",
     # do
     "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands "
     "stream_clock",
