@@ -84,6 +84,7 @@ def test_what_a_submitter_may_change(key: str, value: object) -> None:
         ("dataset.record_length_bytes", 1e6, "146600628.0"),
         ("metric.au", 0.5, "0.9"),
         ("framework", "tensorflow", "pytorch"),
+        ("train.loop", "pipelined", "rule"),
         ("reader.odirect", True, "False"),
     ],
 )
@@ -92,6 +93,15 @@ def test_what_may_not_be_changed_is_named(key: str, value: object, published: st
     assert line.startswith(f"division=closed: {key}")
     assert f" is not allowed (published: {published}), leave it out; " in line
     assert line.endswith("; or use division=open")
+
+
+@pytest.mark.parametrize("name", ["cosmoflow_a100", "resnet50_h100", "unet3d_h100"])
+def test_the_benchmarks_own_files_are_closed_as_they_stand(name: str, tmp_path: Path) -> None:
+    """TensorFlow's loader among them: what it reads when is emulated."""
+    own = tmp_path / f"{name}.yaml"
+    shutil.copy(ROOT / "tests" / "data" / f"mlperf_{name}.yaml", own)
+    job = load_workload(own, {"division": "closed", "runs": 5, "dataset.num_files_train": "auto"})
+    assert check(job).reader == load_workload(name).reader
 
 
 def test_a_key_without_effect_is_no_way_round_the_rules() -> None:
