@@ -5,7 +5,7 @@
 Two networks are trained on files in FOLDER (2.4 GB, written first) through `dlemu.make_loader`: a
 3D U-Net, and a small one whose kernels are so short that launching them takes longest. Each by two
 loops: pipelined (pinned memory, copies on a stream of their own, the host at most one step ahead)
-and synchronous (stacked and copied by the training thread, the loss taken in every step). Reads of
+and synchronous (copied by the training thread, the loss taken in every step). Reads of
 the drive are held to `rates` times what the GPU asks for (as root, by a cgroup).
 
 The truth is a clock of this program's own: AU = (n - 1) c / (T - T1), c being the step's time with

@@ -33,6 +33,10 @@ class _Job:
         return self.many_in_file and self.workload.dataset.format != "hdf5"
 
     @property
+    def streams_as_tf_data(self) -> bool:
+        return self.workload.reader.data_loader == "tensorflow"
+
+    @property
     def dali(self) -> bool:
         return self.workload.reader.data_loader in _DALI
 
@@ -79,10 +83,15 @@ _EFFECT: Mapping[str, Callable[[_Job], bool]] = {
     "reader.piece_bytes": lambda job: job.own_parsing and not job.many_in_file,
     "reader.io_depth": lambda job: job.own_parsing,
     "reader.odirect": lambda job: job.own_parsing,
-    "reader.shuffle_size": lambda job: job.streamed and job.workload.reader.sample_shuffle != "off",
+    "dataset.record_length_bytes_resize": lambda job: job.workload.reader.hands_over or job.dali,
+    "reader.prefetch_size": lambda job: (
+        job.streams_as_tf_data or (job.workload.reader.read_threads > 0)
+    ),
+    "reader.shuffle_size": lambda job: (
+        (job.streamed or job.streams_as_tf_data) and job.workload.reader.sample_shuffle != "off"
+    ),
     "reader.multiprocessing_context": lambda job: (
-        job.workload.reader.data_loader in ("pytorch", "tensorflow")
-        and job.workload.reader.read_threads > 0
+        job.workload.reader.data_loader == "pytorch" and job.workload.reader.read_threads > 0
     ),
     "reader.gds": lambda job: job.dali and job.workload.dali.device == "gpu",
     "train.seed": lambda job: job.drawn,

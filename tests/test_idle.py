@@ -26,6 +26,7 @@ MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 
 STREAM = {**MANY, "dataset.format": "tfrecord"}
 LIBRARY = {"reader.decode": "library"}
 DALI = {"reader.data_loader": "dali"}
+TF = {"reader.data_loader": "tensorflow"}
 GPU = {**DALI, "dali.device": "gpu"}
 OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
@@ -44,6 +45,11 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("reader.shuffle_size", 16, {}, STREAM),
         ("reader.shuffle_size", 16, {**STREAM, **OFF}, STREAM),
         ("reader.shuffle_size", 16, {**MANY, "dataset.format": "hdf5"}, STREAM),
+        ("reader.shuffle_size", 16, {}, TF),
+        ("reader.prefetch_size", 4, {"reader.read_threads": 0}, {}),
+        ("reader.prefetch_size", 4, {"reader.read_threads": 0}, TF),
+        ("dataset.record_length_bytes_resize", 9, {"reader.hand_over": "none"}, {}),
+        ("dataset.record_length_bytes_resize", 9, {"reader.data_loader": "threads"}, DALI),
         ("reader.io_depth", 8, LIBRARY, {}),
         ("reader.odirect", "auto", LIBRARY, {}),
         ("reader.multiprocessing_context", "spawn", {"reader.data_loader": "threads"}, {}),
