@@ -116,6 +116,7 @@ def test_pinned_batches_are_pinned(loader: str, folder: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
+    torch.cuda.init()  # before it, torch calls nothing pinned
     with dlemu.make_loader(load(folder, reader__data_loader=loader), pin=True) as loading:
         for batch in loading:
             on_host = torch.from_numpy(batch.data)
