@@ -57,7 +57,7 @@ def size_files(num_files: int, folder: Path) -> None:
 
 def plan(num_files: int, folder: Path) -> EpochPlan:
     """Plan an epoch, as every rank does."""
-    workload = cosmoflow(num_files)
+    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"})
     return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
 
 
@@ -67,8 +67,15 @@ def plan_streams(num_files: int, folder: Path) -> EpochPlan:
         "dataset.num_files_train": num_files // 10,
         "dataset.num_samples_per_file": 10,
         "reader.shuffle_size": 1000,
+        "reader.data_loader": "pytorch",
     }
     workload = load_workload("cosmoflow_h100", keys)
+    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+
+
+def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
+    """The same as tf.data reads them: each batch by all streams."""
+    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"})
     return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
 
 
@@ -113,6 +120,7 @@ PARTS: dict[str, tuple[str, Callable[[int, Path], object]]] = {
     "sizes": ("all files' sizes", size_files),
     "plan": ("an epoch's plan", plan),
     "streams": ("the same, of streams through shuffle buffers", plan_streams),
+    "tf.data": ("the same, as tf.data reads them", plan_interleaved),
     "manifest": ("manifest, written and opened", write_manifest),
     "drop": ("cold start: files dropped from the page cache", drop_pages),
     "records": ("an epoch's records, a rank of 128, written and read", write_records),

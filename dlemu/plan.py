@@ -29,9 +29,11 @@ class EpochPlan:
     """Streams only: all samples in the order in which storage is read."""
     fetched: NDArray[np.int64] | None = None
     """Streams only, (steps, accelerators, 2): part of `sequence` that is read for a batch.
-    Interleaved: (steps, accelerators, streams, 2), the part that each stream reads for it."""
+    Interleaved: the turns that are read for it. Turn t is stream t % num_streams's."""
     stream_of: NDArray[np.int16] | None = None
     """Interleaved only, (steps, accelerators, batch): the stream that gives each sample."""
+    starts: Samples | None = None
+    """Interleaved only, (accelerators, streams): where in `sequence` each stream begins."""
 
     @property
     def num_steps(self) -> int:
@@ -52,28 +54,39 @@ class EpochPlan:
 
     def part(self, step: int, accelerator: int, stream: int) -> tuple[Samples, Samples]:
         """Return a stream's part of an interleaved batch: rows that it gives, samples it reads."""
-        assert self.sequence is not None and self.fetched is not None
-        assert self.stream_of is not None
-        first, last = self.fetched[step, accelerator, stream]
+        assert self.sequence is not None and self.stream_of is not None
+        assert self.fetched is not None
+        first, last = self._read_by(accelerator, stream, self.fetched[step, accelerator]).tolist()
         rows = np.flatnonzero(self.stream_of[step, accelerator] == stream)
         return rows, self.sequence[first:last]
 
-    def takes_part(self) -> NDArray[np.bool_]:
-        """Return, (steps, accelerators, streams), who has something to do for an interleaved batch.
+    def takes_part(self, accelerator: int) -> NDArray[np.bool_]:
+        """Return, (steps, streams), who has something to do for an interleaved batch.
 
         With fewer samples in a batch than streams, not all have.
         """
-        assert self.fetched is not None and self.stream_of is not None
-        streams = np.arange(self.fetched.shape[2], dtype=np.int16)
-        gives = (self.stream_of[..., None] == streams).any(axis=2)
-        whether: NDArray[np.bool_] = gives | (self.fetched[..., 0] < self.fetched[..., 1])
-        return whether
+        assert self.stream_of is not None and self.starts is not None
+        assert self.fetched is not None
+        whether = []
+        for stream in range(self.starts.shape[1]):
+            first, last = self._read_by(accelerator, stream, self.fetched[:, accelerator].T)
+            gives = (self.stream_of[:, accelerator] == stream).any(axis=1)
+            whether.append(gives | (first < last))
+        return np.stack(whether, axis=1)
+
+    def _read_by(self, accelerator: int, stream: int, turns: Samples) -> Samples:
+        """Return where in `sequence` a stream is when all streams have come to these turns."""
+        assert self.starts is not None
+        num_streams = self.starts.shape[1]
+        own = (np.maximum(turns - stream, 0) + num_streams - 1) // num_streams
+        places: Samples = self.starts[accelerator, stream] + own
+        return places
 
     def first_steps(self, num_steps: int) -> "EpochPlan":
         """Return the plan cut to at most so many steps."""
         fetched = None if self.fetched is None else self.fetched[:num_steps]
         stream_of = None if self.stream_of is None else self.stream_of[:num_steps]
-        return EpochPlan(self.samples[:num_steps], self.sequence, fetched, stream_of)
+        return EpochPlan(self.samples[:num_steps], self.sequence, fetched, stream_of, self.starts)
 
 
 def make_plan(
@@ -215,27 +228,24 @@ def plan_interleaved(
     shape = num_steps, num_accelerators
     samples = np.empty((*shape, batch_size), np.int64)
     stream_of = np.empty((*shape, batch_size), np.int16)
-    fetched = np.empty((*shape, num_streams, 2), np.int64)
-    streams = np.arange(num_streams)
+    fetched = np.empty((*shape, 2), np.int64)
     each = num_steps * batch_size
-    lengths = (each - streams + num_streams - 1) // num_streams
-    turns, places = np.arange(each) % num_streams, np.arange(each) // num_streams
-    ends = np.arange(1, num_steps + 1) * batch_size
+    lengths = (each - np.arange(num_streams) + num_streams - 1) // num_streams
+    begins = np.append(0, np.cumsum(lengths)[:-1])
+    starts = np.arange(num_accelerators)[:, None] * each + begins
+    places, turns = np.divmod(np.arange(each), num_streams)
+    read = np.arange(1, num_steps + 1) * batch_size
     for accelerator in range(num_accelerators):
-        starts = accelerator * each + np.append(0, np.cumsum(lengths)[:-1])
-        merged = sequence[starts[turns] + places]
-        order, read = np.arange(each), ends
+        merged = sequence[starts[accelerator, turns] + places]
+        order = np.arange(each)
         if shuffle_samples:
             order = _through_buffer(each, shuffle_size, generator)
             read = np.maximum.accumulate(order)[batch_size - 1 :: batch_size] + 1
         samples[:, accelerator] = merged[order].reshape(num_steps, batch_size)
         stream_of[:, accelerator] = turns[order].reshape(num_steps, batch_size)
-        # Of the first `read` turns, so many are each stream's.
-        done = np.maximum(0, (read[:, None] - streams + num_streams - 1) // num_streams)
-        fetched[:, accelerator, :, 1] = starts + done
-        fetched[0, accelerator, :, 0] = starts
-        fetched[1:, accelerator, :, 0] = starts + done[:-1]
-    return EpochPlan(samples, sequence, fetched, stream_of)
+        fetched[:, accelerator, 1] = read
+        fetched[:, accelerator, 0] = np.append(0, read[:-1])
+    return EpochPlan(samples, sequence, fetched, stream_of, starts)
 
 
 def _num_steps(num_samples: int, batch_size: int, num_accelerators: int) -> int:

@@ -411,7 +411,7 @@ def _num_tasks(plan: EpochPlan, num_steps: int) -> int:
     """Return how many tasks make the first batches of one accelerator."""
     if plan.stream_of is None:
         return num_steps
-    return int(plan.takes_part()[:num_steps, 0].sum())
+    return int(plan.takes_part(0)[:num_steps].sum())
 
 
 def _count_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

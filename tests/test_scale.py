@@ -9,6 +9,7 @@ MOST_BYTES = {
     "sizes": 48,
     "plan": 24,
     "streams": 64,
+    "tf.data": 64,
     "manifest": 32,
     "drop": 8,
     "records": 4,

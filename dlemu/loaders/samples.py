@@ -90,7 +90,7 @@ class Source:
         whole = np.arange(self.workload.reader.batch_size)
         steps: Sequence[int] = range(stream, plan.num_steps, num_streams)
         if plan.stream_of is not None:
-            steps = np.flatnonzero(plan.takes_part()[:, accelerator, stream]).tolist()
+            steps = np.flatnonzero(plan.takes_part(accelerator)[:, stream]).tolist()
         # Computing places has a fixed cost, so it is done for many steps at once.
         for start in range(0, len(steps), _STEPS_AT_ONCE):
             block = steps[start : start + _STEPS_AT_ONCE]

@@ -85,7 +85,7 @@ class _Column:
             stream.reader.start_epoch(epoch)
         self._plan, self._limit, self._parts = plan, 0, {}
         if plan.stream_of is not None:
-            self._num_parts = plan.takes_part()[:, self.accelerator].sum(axis=1).tolist()
+            self._num_parts = plan.takes_part(self.accelerator).sum(axis=1).tolist()
         self._window = Window(ahead=source.batches_ahead, takes_early=source.takes_early)
         return self._widened()
 
