@@ -26,9 +26,9 @@ from tests.slow_files import slow_files
 
 _LOOPS: tuple[Loop, ...] = get_args(Loop)
 _ROUNDS = 5
-_STEPS = 200
+_STEPS = 120
 _WORKERS = 4
-_READ_SECONDS = 0.01
+_READ_SECONDS = 0.02
 _PIECE = 131_072  # a FUSE request of one read
 _PIECES = 16
 _COMPUTE = _PIECES * _READ_SECONDS / _WORKERS
