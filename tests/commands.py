@@ -19,6 +19,7 @@ SMALL = ["workload=unet3d_h100", *SIZES]
 QUICK = [
     *SMALL,
     "reader.data_loader=threads",
+    "reader.hand_over=batch",
     "train.computation_time=0.005",
     "train.epochs=2",
     "metric.au=0.01",

@@ -38,7 +38,7 @@ def test_another_edition_is_computed_from_the_same_steps(
     metrics = measure(read_steps(original), edition="v1.0" if edition == "v1.0" else "v2.0")
     text = capsys.readouterr().out
     assert f"PASS: utilisation {metrics.au_percentage:.2f}%" in text
-    assert f"(edition {edition}, loop rule, hand-over none)" in text
+    assert f"(edition {edition}, loop rule, hand-over batch)" in text
 
 
 def test_the_verdict_follows_the_steps_and_not_the_summary(
