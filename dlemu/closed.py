@@ -1,10 +1,10 @@
 """The rules of MLPerf Storage's closed division: what a submitter may change, and must not."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from dlemu.errors import WorkloadError
 from dlemu.files import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
+from dlemu.idle import leaves
 from dlemu.workload import Workload, load_workload
 
 # MLPerf Storage v1.0 rules, "closed division"; v2.0 adds reader.odirect for unet3d.
@@ -76,11 +76,11 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     allowed = _CLOSED | _PROCEDURE
     if workload.name.startswith("unet3d") and workload.metric.edition == "v2.0":
         allowed |= {"reader.odirect"}
-    was = dict(_leaves(published.model_dump()))
+    was = dict(leaves(published.model_dump()))
     for key in workload.given:
         if key in workload.ignored and key not in was and key not in allowed:
             yield f"{key} is not allowed, leave it out"
-    for key, value in _leaves(workload.model_dump()):
+    for key, value in leaves(workload.model_dump()):
         section = key.partition(".")[0]
         if section in ("output", "ignored", "given", "size", "predict", "drive"):
             continue
@@ -127,11 +127,3 @@ def _refused_size(workload: Workload, size: DatasetSize) -> Iterator[str]:
         f"dataset.num_files_train must be at least {size.num_files} ({reason}), got "
         f"{workload.num_files}, generate with dataset.num_files_train=auto"
     )
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

@@ -132,7 +132,7 @@ def _users_keys(workload: Workload) -> list[str]:
     except WorkloadError:
         least = {"format": workload.dataset.format, "num_files_train": 1}
         usual = check_workload({"dataset": least})
-    before, now = (dict(_leaves(each.model_dump())) for each in (usual, workload))
+    before, now = (dict(leaves(each.model_dump())) for each in (usual, workload))
     own = [key for key, value in now.items() if before.get(key) != value]
     keys = [key for key in workload.given if key not in workload.ignored]
     keys += [key for key in own if key not in ("given", "ignored")]
@@ -140,9 +140,10 @@ def _users_keys(workload: Workload) -> list[str]:
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))
 
 
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each dotted key of a tree with its value."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
+            yield from leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
