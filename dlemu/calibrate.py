@@ -29,6 +29,7 @@ from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
 from dlemu.records import Steps, read_steps, write_json
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -272,8 +273,8 @@ class _Runs:
             jitter=_jitter(read_steps(one.folder)),
             drive_read_bytes_per_second=drive,
             page_cache_share=share,
-            overhead_limit=_limit_in_memory(one),
-            host_limit=_limit_in_memory(full),
+            overhead_limit=limit_in_memory(one.summary["limit"]["name"]),
+            host_limit=limit_in_memory(full.summary["limit"]["name"]),
             drive_limit=drive_limit,
         )
         job = {
@@ -281,12 +282,6 @@ class _Runs:
             "read_threads": workload.reader.read_threads,
         }
         return measured.model_copy(update=job)
-
-
-def _limit_in_memory(outcome: Outcome) -> str:
-    """Return what bound a run whose dataset lies in memory: no storage was read."""
-    name = str(outcome.summary["limit"]["name"])
-    return "memory" if name == "storage" else name
 
 
 def _jitter(steps: Steps) -> float:

@@ -165,7 +165,7 @@ def plan_streams(
     shuffle_samples: bool,
     shuffle_size: int,
 ) -> EpochPlan:
-    """Return the plan for files that are read from end to end, as tf.data reads TFRecords.
+    """Return the plan for files that are read from end to end by workers that make whole batches.
 
     Files stand in shuffled order; each of an accelerator's `num_streams` workers reads its own
     part of that sequence, and gives every num_streams-th batch: step s comes from stream

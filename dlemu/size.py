@@ -44,6 +44,7 @@ from dlemu.settle import measure_memory
 from dlemu.sizing import Point, search
 from dlemu.targets import find_jobs
 from dlemu.units import counted, format_bytes, format_rate
+from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -275,8 +276,8 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     summary, metrics = outcome.summary, outcome.metrics
     limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
-    if limit in ("storage", "unclear") and in_memory:
-        limit, evidence = "memory", "the target lies in memory: no drive was read"
+    if in_memory and limit_in_memory(limit) != limit:
+        limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
     return Point(
         num_accelerators=metrics.num_accelerators,
         au_percentage=metrics.au_percentage,

@@ -105,6 +105,11 @@ class Evidence:
     """Whether reads bypassed the page cache."""
 
 
+def limit_in_memory(name: str) -> str:
+    """Return a limit's name for a run whose files lie in memory: no storage was read."""
+    return "memory" if name in ("storage", "unclear") else name
+
+
 def find_limit(evidence: Evidence) -> Limit:
     """Return the resource that kept the AU down, or `none`, or `unclear` with what was lost."""
     parts = evidence.losses.parts

@@ -17,7 +17,7 @@ from dlemu.probe import Probe
 from dlemu.records import STEP, Steps
 from dlemu.report import verdict_line
 from dlemu.sections import Reader
-from dlemu.verdict import Evidence, HostEvidence, find_limit
+from dlemu.verdict import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.workload import load_workload
 
 WORKLOAD = load_workload("unet3d_h100")
@@ -555,3 +555,11 @@ def test_a_barrier_without_a_slow_rank_says_what_it_is() -> None:
         "each step's latest accelerator ended 0.0% of the time later than asked, the barrier "
         "itself took 9.1%"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("storage", "memory"), ("unclear", "memory"), ("host cpu", "host cpu")]
+)
+def test_what_memory_serves_is_never_the_storages_limit(name: str, told: str) -> None:
+    """Of files in memory the verdict is `unclear`: all bytes came from there."""
+    assert limit_in_memory(name) == told
