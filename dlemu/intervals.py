@@ -144,7 +144,7 @@ def summarize(observations: Sequence[Observation]) -> IntervalSummary:
 def read_observations(path: Path) -> list[Observation]:
     """Return the observations that a HostObserver wrote; a line that was cut short is left out."""
     observations = []
-    for line in path.read_text().splitlines(keepends=True)[1:]:
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True)[1:]:
         if line.endswith("\n"):
             record = json.loads(line)
             record["devices"] = {n: DeviceCounters(**d) for n, d in record["devices"].items()}

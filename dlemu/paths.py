@@ -12,6 +12,7 @@ from typing import Any
 from dlemu.blocks import DATA_PATHS, PATTERNS
 from dlemu.errors import WorkloadError
 from dlemu.sweep import Cell, PathsPlan, run_paths
+from dlemu.terminal import is_key_value, refuse_tilde, say
 from dlemu.units import parse_bytes
 
 HELP = """\
@@ -41,12 +42,12 @@ def main(arguments: Sequence[str]) -> int:
         RunError: a path does not work, space is short, or a worker failed.
     """
     if "--help" in arguments:
-        print(HELP, end="")
+        say(HELP.rstrip())
         return 0
     plan = parse_plan(arguments)
-    cells = run_paths(plan, lambda text: print(text, flush=True))
+    cells = run_paths(plan, say)
     write_report(cells, plan.output)
-    print(f"\n{render_table(cells)}\n\n{plan.output}/paths.csv, paths.json, paths.txt")
+    say(f"\n{render_table(cells)}\n\n{plan.output}/paths.csv, paths.json, paths.txt")
     return 0
 
 
@@ -58,9 +59,10 @@ def parse_plan(arguments: Sequence[str]) -> PathsPlan:
     """
     values: dict[str, Any] = {}
     for argument in arguments:
-        key, separator, text = argument.partition("=")
-        if not separator:
-            key, text = "target", argument
+        if not is_key_value(argument):
+            values["targets"] = (Path(argument),)
+            continue
+        key, _, text = argument.partition("=")
         if key not in _PARSERS:
             close = difflib.get_close_matches(key, _PARSERS, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; there is {', '.join(_PARSERS)}"
@@ -88,9 +90,17 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _path_of(key: str) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        refuse_tilde(key, text)
+        return Path(text)
+
+    return parse
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "target": ("targets", _list_of(Path)),
-    "output": ("output", Path),
+    "target": ("targets", _list_of(_path_of("target"))),
+    "output": ("output", _path_of("output")),
     "seconds": ("seconds", float),
     "io_sizes": ("io_sizes", _list_of(parse_bytes)),
     "workers": ("workers", _list_of(int)),
@@ -102,13 +112,13 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 def write_report(cells: Sequence[Cell], folder: Path) -> None:
     """Write the results in all forms; the plot only where matplotlib is installed."""
-    (folder / "paths.txt").write_text(render_table(cells) + "\n")
-    (folder / "paths.csv").write_text(render_csv(cells))
-    (folder / "paths.json").write_text(render_json(cells))
+    (folder / "paths.txt").write_text(render_table(cells) + "\n", encoding="utf-8")
+    (folder / "paths.csv").write_text(render_csv(cells), encoding="utf-8")
+    (folder / "paths.json").write_text(render_json(cells), encoding="utf-8")
     try:
         render_plot(cells, folder / "paths")
     except ModuleNotFoundError:
-        print("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
 
 
 def path_name(path: str, modes: set[str]) -> str:

@@ -73,7 +73,7 @@ def make_folder(workload: Workload) -> Path:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(dump_workload(workload))
+        (folder / CONFIG).write_text(dump_workload(workload), encoding="utf-8")
     except OSError as error:
         raise WorkloadError(
             f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
@@ -143,7 +143,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
     except ValueError as error:
@@ -159,7 +159,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    with _whole(path) as part, part.open("w") as file:
+    with _whole(path) as part, part.open("w", encoding="utf-8") as file:
         json.dump(plain(value), file, indent=2, allow_nan=False)
         file.write("\n")
         file.flush()

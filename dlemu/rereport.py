@@ -1,7 +1,6 @@
 """`dlemu report`: stored runs shown again, as text, JSON or a page."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import yaml
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.records import plain
 from dlemu.stored import Stored, read_folder
+from dlemu.terminal import complain, say, shown_line
 
 
 def report_folders(
@@ -35,13 +35,14 @@ def report_folders(
             each = read_folder(folder, keys)
         except DlemuError as error:
             # The others can still be shown.
-            print(f"dlemu: {error}", file=sys.stderr)
+            complain(str(error))
             statuses.add(1)
             continue
         if as_json:
-            print(json.dumps({"folder": str(folder)} | plain(each.summary)))
+            text = json.dumps({"folder": str(folder)} | plain(each.summary))
+            say(text.replace("\x7f", "\\u007f"))  # which JSON may hold as it is
         else:
-            print(("\n" if stored else "") + each.text)
+            say(("\n" if stored else "") + each.text)
         stored.append(each)
         statuses.add(each.status)
     if html is not None and stored:
@@ -65,9 +66,9 @@ def _write_page(path: Path, stored: Sequence[Stored]) -> None:
     from dlemu.page import render_page
 
     try:
-        path.write_text(render_page(stored))
+        path.write_text(render_page(stored), encoding="utf-8")
     except OSError as error:
         raise WorkloadError(
             f"--html {path} cannot be written ({error.strerror}); name another file"
         ) from None
-    print(f"page: {path}", file=sys.stderr)
+    say(f"page: {shown_line(str(path))}", to_stderr=True)

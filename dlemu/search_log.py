@@ -34,13 +34,15 @@ class SearchLog:
         self.points: list[Point] = []
         settings = json.loads(json.dumps(settings))
         try:
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            lines = (
+                path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            )
             # What was cut short by the end is no line.
             whole = [line for line in lines if line.endswith("\n")]
             if whole:
                 self._check(json.loads(whole[0])["settings"], settings)
                 self.points = [Point(**json.loads(line)) for line in whole[1:]]
-            path.write_text("".join(whole))
+            path.write_text("".join(whole), encoding="utf-8")
         except OSError as error:
             raise RunError(f"{path} cannot be written ({error.strerror})") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -59,7 +61,7 @@ class SearchLog:
 
     def _write(self, value: Mapping[str, Any]) -> None:
         try:
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(value) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

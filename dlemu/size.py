@@ -43,6 +43,7 @@ from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
 from dlemu.sizing import Point, search
 from dlemu.targets import find_jobs
+from dlemu.terminal import say
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
@@ -57,7 +58,7 @@ _FIRST_DATASET = 8
 """Accelerators that a dataset is proposed for where nothing is known of the storage."""
 
 
-def size_storage(workload: Workload, world: World, say: Say = print) -> int:
+def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     """Search for the most accelerators of every target and workload; return the exit status.
 
     0: every search found at least one accelerator; 2: one alone fails somewhere.
@@ -309,8 +310,8 @@ def _write(sized: list[Sized], folder: Path, say: Say) -> None:
     answer = sized[-1]
     say(f"\n{render_sizing(answer)}")
     write_json(folder / "sizing.json", as_json(sized))
-    (folder / "table.md").write_text(render_table(sized, markdown=True))
-    (folder / "table.csv").write_text(render_csv(sized))
+    (folder / "table.md").write_text(render_table(sized, markdown=True), encoding="utf-8")
+    (folder / "table.csv").write_text(render_csv(sized), encoding="utf-8")
     try:
         from dlemu.plots import plot_sizing, plot_table
     except ModuleNotFoundError:

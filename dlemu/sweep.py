@@ -159,7 +159,7 @@ def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
                     ),
                 )
                 known[cell.key] = cell
-                with store.open("a") as lines:
+                with store.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(asdict(cell)) + "\n")
                 num_left -= 1
                 on_event(
@@ -174,10 +174,10 @@ def load_cells(store: Path) -> list[Cell]:
     """Return the finished cells of a cells.jsonl; a last line that was cut off is not one."""
     if not store.exists():
         return []
-    text = store.read_text()
+    text = store.read_text(encoding="utf-8")
     if not text.endswith("\n"):  # killed while writing; what is cut off would spoil the next line
         text = text[: text.rfind("\n") + 1]
-        store.write_text(text)
+        store.write_text(text, encoding="utf-8")
     return [Cell(**json.loads(line)) for line in text.splitlines()]
 
 
@@ -286,7 +286,7 @@ def _measure(target: Path, work: Work) -> Cell:
 def _host_cpu() -> dict[str, float]:
     """Return CPU seconds of the whole host by kind, idle ones too."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-    ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    ticks = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
     return {
         name: int(number) / os.sysconf("SC_CLK_TCK")
         for name, number in zip(names, ticks, strict=False)

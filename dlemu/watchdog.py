@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Self
 
 from dlemu.errors import RunError
 from dlemu.loaders import Loader
+from dlemu.terminal import complain
 from dlemu.units import format_seconds
 from dlemu.world import World
 
@@ -85,7 +85,7 @@ class Watchdog:
             f"no step has finished for {format_seconds(waited)} (output.stall_seconds): "
             f"{self._loader.waiting_for()}"
         )
-        print(f"dlemu: rank {world.rank} on host {world.host}: {line}", file=sys.stderr, flush=True)
+        complain(f"rank {world.rank} on host {world.host}: {line}")
         self._on_stall(RunError(line))
         for pid in self._loader.pids():
             with suppress(ProcessLookupError):
