@@ -121,9 +121,10 @@ def _from_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     # Every key that the models know may be set, whether a file holds it or not.
     words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
-    ConfigStore.instance().store(group="workload", name="chosen", node=read_yaml(path))
+    node = read_yaml(path)
     GlobalHydra.instance().clear()
     try:
+        ConfigStore.instance().store(group="workload", name="chosen", node=node)
         with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
             config = hydra_compose("config", overrides=["workload@_global_=chosen", *words])
         tree = OmegaConf.to_container(config, resolve=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from dlemu.errors import RunError
+from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.intervals import Observation, read_observations, summarize
 from dlemu.job import Outcome
 from dlemu.records import CONFIG
@@ -130,11 +130,15 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
 
 
 def _host(path: Path) -> Iterable[str]:
-    """Yield the plots of one host's counters over time."""
+    """Return the plots of one host's counters over time."""
     try:
-        observations = read_observations(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+        return list(_plots(path.name.split(".")[1], read_observations(path)))
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+
+
+def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
+    """Yield the plots of the host of that rank."""
     points = _apart(observations)
     if len(points) < 2:
         return
@@ -159,7 +163,6 @@ def _host(path: Path) -> Iterable[str]:
         None if num is None else num / part.seconds / 1e6
         for num, part in zip(reads.get(name, []), parts, strict=False)
     ]
-    number = path.name.split(".")[1]
     if name:
         yield _plot(
             f"read on the host of rank {number}, {name} (MB/s); epochs are shaded",

@@ -137,7 +137,7 @@ def _calibration(workload: Workload) -> Calibration | None:
         return None
     path = Path(workload.predict.calibration)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except OSError as error:
         raise WorkloadError(
             f"predict.calibration {path} cannot be read ({error.strerror}); "

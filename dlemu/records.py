@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import yaml
 from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.workload import Workload
 
 SUMMARY = "summary.json"
@@ -113,10 +114,10 @@ def read_steps(folder: Path) -> Steps:
     parts = []
     for path in paths:
         try:
-            with path.open("rb") as file:
-                part = np.lib.format.read_array(file)
-        except (ValueError, OSError) as error:
-            raise RunError(f"{path} is damaged: {error}") from None
+            # Mapped, so that no memory is taken for a number in the header.
+            part = np.lib.format.open_memmap(path, mode="r")
+        except (*DAMAGE, TokenError) as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
         if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
             # Runs of earlier versions have no such field; there it is 0.
             part = require_fields(part, STEP)
@@ -143,11 +144,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
     if not isinstance(summary, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return summary

@@ -10,7 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlemu.errors import RunError, WorkloadError
+from pydantic import TypeAdapter
+
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.sizing import Point
 from dlemu.workload import Workload
 from dlemu.world import World
@@ -18,6 +20,8 @@ from dlemu.world import World
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali")
 # A larger dataset may be written because the search asked for one.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
+
+_POINT = TypeAdapter(Point)
 
 
 class SearchLog:
@@ -41,12 +45,12 @@ class SearchLog:
             whole = [line for line in lines if line.endswith("\n")]
             if whole:
                 self._check(json.loads(whole[0])["settings"], settings)
-                self.points = [Point(**json.loads(line)) for line in whole[1:]]
+                self.points = [_POINT.validate_json(line) for line in whole[1:]]
             path.write_text("".join(whole), encoding="utf-8")
         except OSError as error:
             raise RunError(f"{path} cannot be written ({error.strerror})") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is no log of a search ({error}); remove it") from None
+        except DAMAGE as error:
+            raise RunError(f"{path} is no log of a search ({in_short(error)}); remove it") from None
         if not whole:
             self._write({"settings": settings})
 

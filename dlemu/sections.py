@@ -25,7 +25,8 @@ def _size(value: object) -> object:
 
 
 Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**15)]
+"""More is a slip of the keyboard, and products of such numbers still fit a float."""
 Size = Annotated[int, BeforeValidator(_size)]
 
 

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from dlemu import cuda
 from dlemu.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.cufile import availability
 from dlemu.energy import Energy, read_energy
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.units import format_bytes, format_seconds
 
 ALIGNMENT = 4096
@@ -170,15 +171,29 @@ def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
     return [known[key] for key in keys]
 
 
+_CELL = TypeAdapter(Cell)
+
+
 def load_cells(store: Path) -> list[Cell]:
-    """Return the finished cells of a cells.jsonl; a last line that was cut off is not one."""
+    """Return the finished cells of a cells.jsonl; a last line that was cut off is not one.
+
+    Raises:
+        RunError: it is damaged.
+    """
     if not store.exists():
         return []
-    text = store.read_text(encoding="utf-8")
+    try:
+        text = store.read_text(encoding="utf-8")
+        return [_CELL.validate_json(line) for line in _whole_lines(store, text)]
+    except DAMAGE as error:
+        raise RunError(f"{store} is damaged: {in_short(error)}; remove it") from None
+
+
+def _whole_lines(store: Path, text: str) -> list[str]:
     if not text.endswith("\n"):  # killed while writing; what is cut off would spoil the next line
         text = text[: text.rfind("\n") + 1]
         store.write_text(text, encoding="utf-8")
-    return [Cell(**json.loads(line)) for line in text.splitlines()]
+    return text.splitlines()
 
 
 def _name(cell: Cell) -> str:

@@ -15,6 +15,8 @@ from dlemu.errors import WorkloadError
 _ACTS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+_LONGEST_LINE = 10_000
+"""Letters: two paths as long as Linux allows, and what is said of them."""
 _KEY = re.compile(r"[+~]*[\w.@]*", re.ASCII)
 
 
@@ -39,9 +41,12 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 
 def complain(text: str) -> None:
-    """Print "dlemu: <text>" to stderr as one line, at once."""
+    """Print "dlemu: <text>" to stderr as one line, at once; of a very long one the two ends."""
+    line = shown_line(text)
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
     with suppress(BrokenPipeError):  # nobody is left to be told
-        say(f"dlemu: {shown_line(text)}", to_stderr=True)
+        say(f"dlemu: {line}", to_stderr=True)
 
 
 def is_key_value(word: str) -> bool:
