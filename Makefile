@@ -15,7 +15,7 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
-.PHONY: demo test lint types check peers clean
+.PHONY: demo test lint types check fuzz peers clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dlemu datagen $(SMALL)
@@ -34,6 +34,11 @@ types: $(VENV)/test.done
 	$(BIN)/mypy
 
 check: lint types test
+
+# Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
+SECONDS ?= 600
+fuzz: $(VENV)/test.done
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
 # DLIO in an environment of its own, for the benchmarks to compare with.
 peers: .venv-peers/done

@@ -1,0 +1,63 @@
+"""Damaged input for everything that is parsed; and whether what is wrong would be noticed."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import fuzz
+from tests.test_layers import ROOT
+
+BAD = {
+    "raises": "raise KeyError('x')",
+    "crashes": "os.abort()",
+    "prints": "t.shown = t.shown_line = str; f._quietly(['no\\x1b'], status=None)",
+    "opens": "open('/etc/hostname').close()",
+    "spins": "[None for _ in iter(int, 1)]",
+    "takes memory": "bytearray(3 << 30)",
+}
+
+
+@pytest.mark.timeout(1800)  # a minute of a core, which others may want as well
+def test_damaged_input_gets_an_answer() -> None:
+    """What this finds, the command that it prints shows again."""
+    command = [sys.executable, "-m", "tests.fuzz", "--seed", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
+    for name, target in fuzz.TARGETS.items():
+        assert f"\n{name:<14} {target.inputs:>9,} inputs, nothing found" in f"\n{done.stdout}"
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_must_not_be_is_found(kind: str) -> None:
+    code = (
+        "import os, sys, dlemu.terminal as t, tests.fuzz as f\n"
+        f"def parse(folder, data): {BAD[kind]}\n"
+        "f.MOST_SECONDS = 0.2\n"
+        "f.TARGETS = {'bad': f.Target(lambda folder: [b''], lambda *_: b'', parse, 5)}\n"
+        "sys.exit(f.main(['--seed', '7']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=240
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "python -m tests.fuzz --target 'bad' --seed 7 --first 0 --inputs 1" in done.stdout
+    assert "nothing found" not in done.stdout
+
+
+def test_an_input_follows_from_its_number(tmp_path: Path) -> None:
+    for name in ("npy", "index", "overrides", "calibration", "search log"):
+        seeds = fuzz.TARGETS[name].seeds(tmp_path)
+        made = [[fuzz.make(name, seeds, 5, number) for number in range(40)] for _ in range(2)]
+        assert made[0] == made[1]
+        assert len({repr(each) for each in made[0]}) > 20, "inputs differ"
+
+
+def test_damage_reaches_every_place() -> None:
+    tree = {"a": [1, {"b": "x"}], "c": None}
+    made = [fuzz.damaged_tree(tree, random.Random(seed)) for seed in range(300)]
+    assert tree == {"a": [1, {"b": "x"}], "c": None}, "the seed stays"
+    assert any(each.get("c") for each in made if isinstance(each, dict))
+    assert any("a" not in each for each in made if isinstance(each, dict))
