@@ -115,7 +115,7 @@ def read_steps(folder: Path) -> Steps:
     for path in paths:
         try:
             # Mapped, so that no memory is taken for a number in the header.
-            part = np.lib.format.open_memmap(path, mode="r")
+            part: Steps = np.lib.format.open_memmap(path, mode="r")
         except (*DAMAGE, TokenError) as error:
             raise RunError(f"{path} is damaged: {in_short(error)}") from None
         if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):

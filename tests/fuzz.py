@@ -31,6 +31,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Self
@@ -360,7 +361,7 @@ def _stored_runs(folder: Path) -> None:
             found = known.get(path.parent)
             return load_workload(path, keys) if found is None or path.parent in altered else found
 
-        storing.load_workload = load
+        vars(storing)["load_workload"] = load
 
 
 altered: set[Path] = set()
@@ -445,19 +446,19 @@ def _read_cells(folder: Path, data: bytes) -> None:
 
 
 def _frames(folder: Path) -> Sequence[Any]:
-    from dlemu.links import Word, encode
-
-    said = [encode(word, text) for word in Word for text in ("", "7", "rank 3: ü\x1b[1m")]
+    links = import_module("dlemu.links")
+    said = [
+        links.encode(word, text) for word in links.Word for text in ("", "7", "rank 3: ü\x1b[1m")
+    ]
     return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
 
 
 def _decode(folder: Path, data: bytes) -> None:
-    from dlemu.links import MAX_BYTES, Frames, decode
-
-    frames = Frames()
+    links = import_module("dlemu.links")
+    frames = links.Frames()
     for start in range(0, len(data), 37):
         for each in frames.feed(data[start : start + 37]):
-            if len(each) > MAX_BYTES or len(decode(3, each).text) > 4 * MAX_BYTES:
+            if len(each) > links.MAX_BYTES or len(links.decode(3, each).text) > 4 * links.MAX_BYTES:
                 raise Finding("a message is longer than any may be")
 
 

@@ -1,6 +1,7 @@
 """The contract of the formats, each against a library of its own; and what only one of them has."""
 
 import io
+import re
 import struct
 import zipfile
 import zlib
@@ -13,8 +14,10 @@ import pytest
 import tfrecord.reader
 from numpy.typing import NDArray
 
+from dlemu import formats
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, PAGE_BYTES, FileSamples
+from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.workload import FormatName
 from tests.format_contract import FormatContract, content, file_samples, locate, write_file
 
@@ -327,3 +330,40 @@ def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
         assert archive.read("y.npy")[-8:] == bytes(8)
     places = locate(FORMATS["npz"], path, 1)
     assert (places.offsets.tolist(), places.lengths.tolist()) == ([PAGE_BYTES], [num_bytes])
+
+
+INDEX = b"0 116\n116 200\n316 66\n"
+
+
+def test_an_index_is_read_back() -> None:
+    assert formats.tfrecord.read_index(INDEX, file_bytes=382, num_samples=3) == [
+        (0, 116),
+        (116, 200),
+        (316, 66),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (INDEX[:-7], "it has 2 lines, dataset.num_samples_per_file asks for 3"),
+        (INDEX.replace(b"66", b"67"), "67 bytes at 316 are no record of a file of 382 bytes"),
+        (INDEX.replace(b"316", b"315"), "whose last one ended at 316"),
+        (INDEX.replace(b"66", b"15"), "15 bytes at 316 are no record"),
+        (INDEX.replace(b"66", b"-66"), "a line must be `offset framed_length`"),
+        (INDEX.replace(b"66", b"66 1"), "a line must be `offset framed_length`"),
+        (INDEX.replace(b"66", b"9" * 5000), "a line must be `offset framed_length`"),
+        (b"\xff\n" * 3, "a line must be `offset framed_length`"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_file_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(DatasetError, match=re.escape(words)):
+        formats.tfrecord.read_index(data, file_bytes=382, num_samples=3)
+
+
+def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("records_0", (1 << 34,), np.uint8, chunks=(4096,))
+    with pytest.raises(DatasetError, match="records_0 has 17179869184 bytes by its header"):
+        PARSERS["hdf5"](CountedFile(str(path)), 1)

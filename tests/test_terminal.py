@@ -15,7 +15,7 @@ import pytest
 
 from dlemu.cli import run
 from dlemu.commands import command
-from dlemu.errors import WorkloadError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.terminal import is_key_value, refuse_tilde, shown, shown_line
 from dlemu.workload import load_workload
 from tests.commands import QUICK, SMALL
@@ -288,3 +288,25 @@ def test_printed_commands_run_as_they_stand(folder: str, tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / folder / "dlemu.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "dlemu: MemoryError: this host has not enough memory for that\n"),
+        (RecursionError("too deep"), "dlemu: RecursionError: too deep\n"),
+        (RunError("x" * 20_000), f"dlemu: {'x' * 5000} ... {'x' * 5000}\n"),
+    ],
+)
+def test_what_has_no_end_is_one_line(
+    error: Exception,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dlemu.rereport.report_folders", fail)
+    assert run(["report", "x"]) == 1
+    assert capsys.readouterr().err == line

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,41 @@ def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> N
         read_yaml(path)
     assert str(error.value).startswith(f"{path} is not YAML: ")
     assert "\n" not in str(error.value)
+
+
+ALIASES = "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+MERGES = "".join(
+    f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n" for a, b in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("a: &a [x,x,x,x,x,x,x,x,x]\n" + ALIASES, "is not YAML: it has more than 10,000 values"),
+        ("a: &a {k: 1, l: 2}\n" + MERGES, "is not YAML: it has a group of more than 1,000 keys"),
+        ("a: &a {b: *a}", "is nested too deeply for a workload"),
+        ("a: " + "[" * 30_000, "is nested too deeply for a workload"),
+        ("a: " + "[" * 60 + "]" * 60, "is nested too deeply for a workload"),
+        ("a: " + "x" * 100_000, "has more than 100,000 bytes; is it a workload?"),
+        ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+        ("a: !!timestamp x", "is not YAML: "),
+        ("a: !!bool x", "is not YAML: "),
+        ("a: !!python/object/apply:os.getpid []", "is not YAML: could not determine"),
+    ],
+)
+def test_a_file_that_grows_when_it_is_read_is_refused(tmp_path: Path, text: str, end: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as error:
+        read_yaml(path)
+    assert str(error.value).startswith(f"{path} {end}")
+
+
+def test_a_file_may_refer_to_itself_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
+    assert read_yaml(path) == {"a": {"x": 1}, "b": {"x": 1, "y": [{"x": 1}, {"x": 1}]}}
 
 
 def test_numbers_are_read_as_they_are_meant(tmp_path: Path) -> None:
