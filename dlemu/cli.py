@@ -77,7 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         complain(f"{where}{error.strerror or error}")
         return 1
     except (MemoryError, RecursionError) as error:
-        complain(f"{type(error).__name__}: {error or 'this host has not enough memory for that'}")
+        why = str(error) or "this host has not enough memory for that"
+        complain(f"{type(error).__name__}: {why}")
         return 1
     finally:
         # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
