@@ -416,12 +416,10 @@ def _predict(folder: Path, data: bytes) -> None:
 
 
 def _search_log(folder: Path) -> Sequence[Any]:
-    path = folder / "search.jsonl"
-    path.unlink(missing_ok=True)
-    SearchLog(path, _settings())
+    first = json.dumps({"settings": _settings()})
     point = {"num_accelerators": 4, "au_percentage": 95.0, "samples_per_second": 10.0}
     line = json.dumps(point | {"read_bytes_per_second": 1e9, "limit": "storage"})
-    return [path.read_bytes() + f"{line}\n{line}\n".encode()]
+    return [f"{first}\n{line}\n{line}\n".encode()]
 
 
 @functools.cache
@@ -445,20 +443,29 @@ def _read_cells(folder: Path, data: bytes) -> None:
     load_cells(folder / "cells.jsonl")
 
 
-def _frames(folder: Path) -> Sequence[Any]:
+def _messages(folder: Path) -> Sequence[Any]:
     links = import_module("dlemu.links")
-    said = [
-        links.encode(word, text) for word in links.Word for text in ("", "7", "rank 3: ü\x1b[1m")
-    ]
+    words = (links.ARRIVED, links.RELEASED, links.ASK, links.FAILED, links.ENDING, links.END)
+    said = [links.with_text(word, text) for word in words for text in ("", "7", "rank 3: ü\x1b[1m")]
     return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
 
 
-def _decode(folder: Path, data: bytes) -> None:
+class _Peer:
+    """The other end of a socket, from which bytes come in pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._pieces = [data[start : start + 37] for start in range(0, len(data), 37)]
+
+    def recv(self, most: int) -> bytes:
+        return self._pieces.pop(0)[:most] if self._pieces else b""
+
+
+def _receive(folder: Path, data: bytes) -> None:
     links = import_module("dlemu.links")
-    frames = links.Frames()
-    for start in range(0, len(data), 37):
-        for each in frames.feed(data[start : start + 37]):
-            if len(each) > links.MAX_BYTES or len(links.decode(3, each).text) > 4 * links.MAX_BYTES:
+    stream = links.Stream(_Peer(data))
+    while (messages := stream.read()) != [links.GONE]:
+        for message in messages:
+            if len(message) > links.MAX_BYTES or not isinstance(links.text_of(message), str):
                 raise Finding("a message is longer than any may be")
 
 
@@ -468,15 +475,15 @@ TARGETS: dict[str, Target] = {
         _library_seeds,
         lambda seed, randomly: (seed[0], damaged(seed[1], randomly), seed[2]),
         _read_by_library,
-        200,
+        100,
     ),
     "index": Target(
         lambda folder: [tfrecord.index(np.array([100, 2000, 30]))], damaged, _read_index, 5000
     ),
     "manifest": Target(_dataset, _damaged_manifest, _read_manifest, 500),
-    "workload": Target(_workloads, damaged_yaml, _read_workload, 300),
+    "workload": Target(_workloads, damaged_yaml, _read_workload, 200),
     "overrides": Target(lambda folder: _WORDS, _damaged_words, _override, 100),
-    "summary": _of_run("summary.json", damaged_json, 400),
+    "summary": _of_run("summary.json", damaged_json, 300),
     "runs": _of_run("summary.json", damaged_json, 300, of="runs"),
     "config": _of_run("config.yaml", damaged_yaml, 300),
     "steps": _of_run("steps.0.npy", damaged, 1000),
@@ -486,7 +493,7 @@ TARGETS: dict[str, Target] = {
     "cells": Target(_cells, damaged_lines, _read_cells, 1500),
 }
 if find_spec("dlemu.links"):
-    TARGETS["rank messages"] = Target(_frames, damaged, _decode, 10_000)
+    TARGETS["rank messages"] = Target(_messages, damaged, _receive, 10_000)
 
 
 # --- one input ------------------------------------------------------------------------------------
@@ -545,7 +552,7 @@ def examine(target: Target, folder: Path, made: Any, watch: _Watch) -> str | Non
         target.parse(folder, made)
     except DlemuError as error:
         str(error)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return described(error)
     finally:
         watch.on = False
@@ -553,7 +560,7 @@ def examine(target: Target, folder: Path, made: Any, watch: _Watch) -> str | Non
     return f"it opened {watch.strangers[:3]}" if watch.strangers else None
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return an exception with the lines of dlemu that it came through, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(str(ROOT))][1:]
