@@ -117,7 +117,7 @@ def test_another_arrays_file_is_named(tmp_path: Path) -> None:
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "steps.0.npy", np.array([print], dtype=object), allow_pickle=True)
-    with pytest.raises(RunError, match="is damaged: Array can.t be memory-mapped: Python objects"):
+    with pytest.raises(RunError, match=r"is damaged: Array can.t be memory-mapped: Python objects"):
         read_steps(tmp_path)
 
 
