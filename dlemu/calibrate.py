@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,12 @@ from dlemu.devices import lies_in_memory
 from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
+from dlemu.folders import hold
 from dlemu.job import Outcome, Say, run_job
 from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
-from dlemu.records import Steps, read_steps, write_json
+from dlemu.records import Steps, check_writable, read_steps, write_json
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
@@ -53,25 +55,27 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
 
     Raises:
         WorkloadError: there are several hosts: each has figures of its own.
-        RunError: memory has no room for a few batches, or a run failed.
+        RunError: memory has no room for a few batches, the result cannot be written, or a run
+            failed.
         DatasetError: the target holds no dataset.
     """
     if world.rank != 0:
         say = _silent
-    prepared = world.broadcast(_prepare(workload, world) if world.rank == 0 else None)
-    assert prepared is not None
-    memory, target, scratch = prepared
-    try:
-        calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
-    finally:
-        if world.rank == 0:  # the last to need it: it writes what all have gathered
-            shutil.rmtree(scratch, ignore_errors=True)
-    if calibration is not None:
-        path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
-        file = CalibrationFile(host=world.host, calibrations=(calibration,))
-        write_json(path, file.model_dump(mode="json"))
-        say(f"\n{render_calibration(workload, calibration)}\nresult: {path}")
-        say(predict_command(workload, calibration, path))
+    path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
+    with hold(path.parent, "") if world.rank == 0 else nullcontext():
+        prepared = world.broadcast(_prepare(workload, world, path) if world.rank == 0 else None)
+        assert prepared is not None
+        memory, target, scratch = prepared
+        try:
+            calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
+        finally:
+            if world.rank == 0:  # the last to need it: it writes what all have gathered
+                shutil.rmtree(scratch, ignore_errors=True)
+        if calibration is not None:
+            say(f"\n{render_calibration(workload, calibration)}")
+            file = CalibrationFile(host=world.host, calibrations=(calibration,))
+            write_json(path, file.model_dump(mode="json"))
+            say(f"result: {path}\n{predict_command(workload, calibration, path)}")
     return 0
 
 
@@ -123,7 +127,7 @@ def predict_command(workload: Workload, calibration: Calibration, path: Path) ->
     return command("predict", workload, _PREDICT_KEYS, more)
 
 
-def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None, Path]:
+def _prepare(workload: Workload, world: World, path: Path) -> tuple[Workload, Layout | None, Path]:
     """Return the workload for memory, the target's files (None: no target) and a scratch folder."""
     if world.num_hosts > 1:
         raise WorkloadError(
@@ -146,8 +150,7 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
                 "on the storage, or leave dataset.data_folder out to calibrate the host alone"
             )
         layout = manifest.layout
-    if workload.output.folder is not None:
-        Path(workload.output.folder).mkdir(parents=True, exist_ok=True)
+    check_writable(path)
     room = min(_MEMORY_SHARE * shutil.disk_usage(_IN_MEMORY).free, _MEMORY_BYTES)
     batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
     file_bytes = workload.dataset.mean_bytes * per_file

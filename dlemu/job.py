@@ -7,7 +7,8 @@ ranks alike; only rank 0 makes the folder, writes the summary and speaks.
 import platform
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -20,14 +21,23 @@ from dlemu.clock import Clock, WallClock
 from dlemu.datagen import read_manifest, survey
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.files import DatasetSize, Layout, layout_of
+from dlemu.folders import hold_for_runs, keep_leftovers, make
 from dlemu.loaders import Batch, Loader, open_loader
-from dlemu.metrics import Metrics, measure
+from dlemu.metrics import Metrics, measure, whole_epochs
 from dlemu.pagecache import drop, drop_all_caches
 from dlemu.plan import EpochPlan, make_plan
 from dlemu.proof import hidden_share, judge
-from dlemu.records import Steps, make_folder, write_steps, write_summary
+from dlemu.records import (
+    Steps,
+    host_file,
+    read_steps,
+    write_config,
+    write_steps,
+    write_summary,
+    write_text,
+)
 from dlemu.replay import draw_computation_times, replay_epoch
-from dlemu.report import demand_line
+from dlemu.report import demand_line, render_run
 from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
@@ -119,8 +129,27 @@ def run_job(
     accelerators = num_accelerators(workload, world)
     if world.rank == 0:
         make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
-    folder = _shared_folder(workload, world)
     summary = _summary_start(workload, world, started, notes)
+    with _shared_folder(workload, world, say) as folder:
+        try:
+            return _run_in(folder, workload, layout, known, summary, world, clock, say)
+        except BaseException:
+            if world.rank == 0:
+                _say_whole_epochs(folder, workload, summary, say)
+            raise
+
+
+def _run_in(
+    folder: Path,
+    workload: Workload,
+    layout: Layout,
+    known: bool,
+    summary: dict[str, Any],
+    world: World,
+    clock: Clock,
+    say: Say,
+) -> Outcome | None:
+    """Replay a workload, and write what came of it into its folder."""
     if world.rank == 0:
         write_summary(folder, summary)
 
@@ -131,6 +160,7 @@ def run_job(
     try:
         witness, steps = _replay(workload, layout, known, folder, world, clock, say, record)
         parts = world.gather(steps)
+        _collect(folder, world, parts)
         evidence = witness.gather(parts)
     except KeyboardInterrupt as interrupt:
         record(interrupt)  # first: launchers kill soon
@@ -147,14 +177,8 @@ def run_job(
         raise
     if parts is None or evidence is None:
         return None
-    metric = workload.metric
     try:
-        metrics = measure(
-            parts,
-            edition=metric.edition,
-            exclude_start_steps=metric.exclude_start_steps,
-            exclude_end_steps=metric.exclude_end_steps,
-        )
+        metrics = measure_run(workload, parts)
         limit = find_limit(evidence.evidence())
         measured = evidence.measured | _whole_epochs(metrics)
         summary |= summarize(workload, metrics, {"measured": measured}) | {
@@ -169,6 +193,22 @@ def run_job(
         _write_failure(folder, summary, error)
         raise
     return Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
+
+
+def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
+    """Return a run's metrics by the edition that its workload asks for.
+
+    Raises:
+        RunError: a step of an accelerator is missing or there twice.
+        WorkloadError: there are too few steps.
+    """
+    metric = workload.metric
+    return measure(
+        steps,
+        edition=metric.edition,
+        exclude_start_steps=metric.exclude_start_steps,
+        exclude_end_steps=metric.exclude_end_steps,
+    )
 
 
 def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +239,15 @@ def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) 
             "train_io_stdev_MB_per_second": float(np.std(nominal)),
         },
     }
+
+
+def _say_whole_epochs(folder: Path, workload: Workload, summary: dict[str, Any], say: Say) -> None:
+    """Show the epochs that a run has ended which itself did not end, if there are any."""
+    with suppress(DlemuError):
+        steps = whole_epochs(read_steps(folder), summary["num_accelerators"])
+        metrics = measure_run(workload, steps)
+        told = summary | summarize(workload, metrics, summary)
+        say(f"\n{render_run(workload, metrics, told)}\nresults: {folder}")
 
 
 def _whole_epochs(metrics: Metrics) -> dict[str, Any]:
@@ -329,13 +378,38 @@ def _with_seed(workload: Workload, world: World) -> Workload:
     return workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
 
 
-def _shared_folder(workload: Workload, world: World) -> Path:
-    """Return the run's folder, made by rank 0 and known to all."""
-    made = world.broadcast(make_folder(workload) if world.rank == 0 else None)
-    assert made is not None
-    # Hosts that do not share the folder keep their own records until rank 0 gathers them.
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+@contextmanager
+def _shared_folder(workload: Workload, world: World, say: Say) -> Iterator[Path]:
+    """Yield the run's folder, made and held by rank 0 and known to all."""
+    with ExitStack() as stack:
+        own = None
+        if world.rank == 0:
+            own = stack.enter_context(hold_for_runs(workload, say))
+            write_config(own, workload)
+        folder = world.broadcast(own)
+        assert folder is not None
+        # Hosts that do not share the folder keep their own records until rank 0 gathers them.
+        if world.local_rank == 0 and world.rank != 0:
+            keep_leftovers(folder)
+            stack.enter_context(make(folder))
+        world.barrier()
+        yield folder
+
+
+def _collect(folder: Path, world: World, parts: Sequence[Steps] | None) -> None:
+    """Write the records that rank 0 does not see: of hosts that do not share its folder."""
+    if world.num_hosts == 1:
+        return
+    seen = world.broadcast({path.name for path in folder.iterdir()} if world.rank == 0 else None)
+    assert seen is not None
+    own = host_file(folder, world.rank)
+    unseen = world.local_rank == 0 and own.name not in seen
+    hosts = world.gather(own.read_text() if unseen else None)
+    for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
+        if f"steps.{rank}.npy" not in seen:
+            write_steps(folder, rank, steps)
+        if lines is not None:
+            write_text(host_file(folder, rank), lines)
 
 
 def _summary_start(

@@ -13,8 +13,8 @@ was when the same output.folder is named:
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,18 +30,19 @@ from dlemu.drive_table import (
     render_table,
 )
 from dlemu.enough import Enough, datagen_command
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import DatasetError, RunError
 from dlemu.files import Layout
+from dlemu.folders import hold
 from dlemu.job import Outcome, Say, run_job
 from dlemu.metrics import passes
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
 from dlemu.proof import cached_too_much
-from dlemu.records import write_json
+from dlemu.records import check_writable, write_json, write_text
 from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
-from dlemu.sizing import Point, search
+from dlemu.sizing import Event, Point, search
 from dlemu.targets import find_jobs
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.verdict import limit_in_memory
@@ -50,6 +51,7 @@ from dlemu.world import World
 
 T = TypeVar("T")
 
+_ANSWER = "sizing.json"
 _PROBE_SECONDS = 3.0
 _PROBE_READERS = 64
 _PROBE_FILES = 512
@@ -68,14 +70,15 @@ def size_storage(workload: Workload, world: World, say: Say = print) -> int:
     """
     if world.rank != 0:
         say = _silent
-    folder = _on_first(world, lambda: _base_folder(workload))
     jobs = _on_first(world, lambda: find_jobs(workload, say))
     sized: list[Sized] = []
-    for target, job in jobs:
-        answer = _Search(target, job, folder, world, say).run()
-        if answer is not None:
-            sized.append(answer)
-            _write(sized, folder, say)
+    with ExitStack() as stack:
+        folder = _on_first(world, lambda: stack.enter_context(hold(workload.output.folder, "size")))
+        for target, job in jobs:
+            answer = _Search(target, job, folder, world, say).run()
+            if answer is not None:
+                sized.append(answer)
+                _write(sized, folder, say)
     if world.rank == 0 and len(sized) > 1:
         say(f"\n{render_table(sized)}")
     say(f"results: {folder}")
@@ -110,6 +113,7 @@ class _Search:
         workload, world = self._workload, self._world
         path = self._folder / f"{self._name}.jsonl"
         log = _on_first(world, lambda: SearchLog(path, settings_of(workload, world)))
+        _on_first(world, lambda: check_writable(self._folder / _ANSWER))
         start = 1 if log.points else self._start()
         if world.rank != 0:
             while (order := self._next_order(None)) is not None:
@@ -131,9 +135,12 @@ class _Search:
             begin = time.perf_counter()
             outcome = self._carry_out(order)
             assert outcome is not None
-            seconds = time.perf_counter() - begin
-            log.append(point_of(outcome, seconds, in_memory=in_memory))
-            return log.points[-1]
+            return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+
+        def keep(event: Event) -> None:
+            self._say(describe_event(event))  # first: the disk may be full
+            if event.point is not None:
+                log.append(event.point)
 
         sizing = search(
             measure,
@@ -142,7 +149,7 @@ class _Search:
             start=start,
             confirm=workload.size.confirm,
             known=tuple(log.points),
-            on_event=lambda event: self._say(describe_event(event)),
+            on_event=keep,
         )
         self._next_order(None)
         most = max(point.num_accelerators for point in sizing.points)
@@ -290,27 +297,13 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     )
 
 
-def _base_folder(workload: Workload) -> Path:
-    if workload.output.folder is not None:
-        folder = Path(workload.output.folder)
-    else:
-        folder = Path("outputs") / "size" / f"{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkloadError(
-            f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
-        ) from None
-    return folder
-
-
 def _write(sized: list[Sized], folder: Path, say: Say) -> None:
     """Write and show what is known so far; the last answer is new."""
     answer = sized[-1]
     say(f"\n{render_sizing(answer)}")
-    write_json(folder / "sizing.json", as_json(sized))
-    (folder / "table.md").write_text(render_table(sized, markdown=True))
-    (folder / "table.csv").write_text(render_csv(sized))
+    write_json(folder / _ANSWER, as_json(sized))
+    write_text(folder / "table.md", render_table(sized, markdown=True))
+    write_text(folder / "table.csv", render_csv(sized))
     try:
         from dlemu.plots import plot_sizing, plot_table
     except ModuleNotFoundError:

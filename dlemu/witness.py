@@ -17,7 +17,7 @@ from dlemu.loaders import Loader, TellsPaths
 from dlemu.observe import HostObserver, IntervalSummary, summarize
 from dlemu.pagecache import cached_share
 from dlemu.probe import Probe, probe_readers
-from dlemu.records import Steps
+from dlemu.records import Steps, host_file
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -44,7 +44,7 @@ class Witness:
         here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
         self._pids = [pid for pid, _ in here]
         self._num_host_workers = sum(num for _, num in here)
-        self._path = folder / f"host.{world.rank}.jsonl"
+        self._path = host_file(folder, world.rank)
         mount = mount_under(workload.data_folder)
         self._file_system = "" if mount is None else mount.kind
         self._observer: HostObserver | None = None

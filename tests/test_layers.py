@@ -15,7 +15,7 @@ LEVELS = [
     # words: what everything else is said in
     "errors units clock world",
     # the job
-    "workload sections records",
+    "workload sections records folders",
     # pure, or bytes
     "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
     "observe losses storage cuda cufile gds latency energy",

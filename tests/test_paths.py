@@ -16,7 +16,8 @@ from dlemu import paths
 from dlemu.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.errors import RunError, WorkloadError
 from dlemu.paths import parse_plan, path_name, render_csv, render_json, render_table
-from dlemu.sweep import Cell, PathsPlan, load_cells, run_paths, write_random_file
+from dlemu.records import JsonLines
+from dlemu.sweep import Cell, PathsPlan, cells_of, run_paths, write_random_file
 
 MIB = 1 << 20
 
@@ -199,7 +200,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert again[:3] == first[:3]
     assert again[3] != first[3], "the fourth was measured anew"
     assert events[0].startswith("4 cells, 3 of them measured before; 1 x")
-    assert load_cells(store) == again
+    assert cells_of(JsonLines(store)) == again
 
 
 def test_other_seconds_are_another_measurement(tmp_path: Path) -> None:
