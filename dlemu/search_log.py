@@ -38,7 +38,7 @@ class SearchLog:
             try:
                 self._check(first["settings"])
                 self.points = [Point(**run) for run in runs]
-            except (KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError) as error:
                 raise RunError(f"{path} is no log of a search ({error}); remove it") from None
 
     def append(self, point: Point) -> None:

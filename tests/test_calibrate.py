@@ -16,7 +16,7 @@ from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.job import Outcome
 from dlemu.metrics import measure
-from dlemu.prediction import CalibrationFile
+from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.records import STEP, write_steps
 from dlemu.workload import Workload, load_workload
 from dlemu.world import Alone
@@ -176,3 +176,42 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
         several = Alone()
         several.num_hosts = 3
         calibrate_host(job, several)
+
+
+def test_a_result_that_cannot_be_written_is_said_before_the_runs(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: pytest.fail("it was measured"))
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    path.mkdir(parents=True)
+    with pytest.raises(RunError) as error:
+        calibrate_host(job, Alone())
+    assert str(error.value) == (
+        f"{path} cannot be written (Is a directory); free space or name another output folder"
+    )
+    assert not scratch()
+
+
+def test_what_was_measured_is_shown_before_it_is_written(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have become full meanwhile."""
+    said: list[str] = []
+    found = Calibration(
+        workload="cosmoflow_h100",
+        loader="threads",
+        odirect=False,
+        overhead=1e-4,
+        jitter=1e-5,
+        host_read_bytes_per_second=1e9,
+    )
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr("dlemu.calibrate.write_json", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        calibrate_host(job, Alone(), said.append)
+    assert said == [f"\n{render_calibration(job, found)}"]
+    assert not Path(str(job.output.folder)).exists() and not scratch()

@@ -393,4 +393,6 @@ def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "incomplete"
     done = dlemu("report", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "dlemu: run: no verdict (incomplete): interrupted\n"
+    assert done.stderr == (
+        "dlemu: run: no verdict (incomplete), no whole epoch of all accelerators: interrupted\n"
+    )

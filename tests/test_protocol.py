@@ -13,7 +13,7 @@ from dlemu.closed import check_closed
 from dlemu.errors import WorkloadError
 from dlemu.files import dataset_size
 from dlemu.protocol import LABEL, statistics
-from dlemu.records import STEP, read_steps, write_steps
+from dlemu.records import STEP, read_steps, read_summary, write_steps
 from dlemu.workload import Workload, load_workload
 from tests.commands import QUICK, generate
 
@@ -310,7 +310,17 @@ def test_a_run_that_fails_ends_the_protocol_and_says_so(
     assert capsys.readouterr().err.count("\n") == 1
     assert json.loads((out / "summary.json").read_text())["status"] == "failed"
     assert run(["report", str(out)]) == 1
+    capsys.readouterr()
     assert run(["run", *words]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"dlemu: output.folder {out} holds runs already; name another, or remove it"
+    assert f"it is kept as {out}.attempt-1" in capsys.readouterr().out
+    assert read_summary(tmp_path / "out.attempt-1" / "run.1")["status"] == "failed"
+
+
+def test_runs_that_ended_are_never_written_over(
+    repeated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, f"dataset.data_folder={repeated.parent / 'data'}", "runs=2"]
+    assert run(["run", *words, f"output.folder={repeated}"]) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: output.folder {repeated} holds a run already; name another, or remove it\n"
     )
