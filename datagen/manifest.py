@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dlemu.errors import DatasetError
 from dlemu.files import Layout, Samples, layout_of
 from dlemu.formats import FORMATS, FileSamples, tfrecord
+from dlemu.regular import check_regular, read_regular
 from dlemu.units import format_bytes
 from dlemu.workload import Workload
 
@@ -195,10 +196,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(read_regular(path))
         if tree["manifest"] > _VERSION:
             raise DatasetError(f"{path} is of version {tree['manifest']}; update dlemu to read it")
         recipe = Recipe.from_tree(tree["dataset"])
+        check_regular(folder / tree["files"])
         files = np.load(folder / tree["files"], mmap_mode="r")
         if files.dtype != FILE_TYPE or files.shape != (recipe.layout.num_files,):
             raise ValueError(f"{FILES} does not fit")

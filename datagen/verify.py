@@ -15,6 +15,7 @@ from dlemu.datagen.manifest import Manifest, read_manifest
 from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.regular import open_regular, read_regular
 from dlemu.world import World
 
 
@@ -101,7 +102,7 @@ class _Reader:
     def do(self, file: int) -> None:
         layout, recipe = self._manifest.layout, self._manifest.recipe
         index = recipe.write_index(file)
-        if index is not None and (self._folder / layout.index_path(file)).read_bytes() != index:
+        if index is not None and read_regular(self._folder / layout.index_path(file)) != index:
             self._blame(layout.index_path(file), "differs from what was written")
         path = layout.path(file)
         try:
@@ -142,8 +143,8 @@ class _Reader:
 def _open(path: Path) -> int:
     """Return a descriptor that reads from the drive, not from memory, where that can be had."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return open_regular(path, os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)

@@ -37,6 +37,7 @@ from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_th
 from dlemu.errors import DatasetError, RunError
 from dlemu.files import Samples
 from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.regular import read_regular
 from dlemu.units import format_bytes
 from dlemu.workload import Workload
 from dlemu.world import World
@@ -124,7 +125,7 @@ def _prepare(folder: Path, recipe: Recipe) -> Samples:
     if manifest is not None:
         manifest.recipe.refuse(recipe, folder)
     elif (work / _RECIPE).exists():
-        Recipe.from_tree(json.loads((work / _RECIPE).read_bytes())).refuse(recipe, folder)
+        Recipe.from_tree(json.loads(read_regular(work / _RECIPE))).refuse(recipe, folder)
 
     found = list_files(folder, recipe.layout)
     others = [path for path in found.others if not path.endswith(PARTIAL)]
@@ -240,7 +241,7 @@ def _read_journals(work: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArr
     """Return which files are done, and their checksums."""
     known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
     for path in work.glob("*.journal"):
-        data = path.read_bytes()
+        data = read_regular(path)
         entries = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
         entries = entries[(entries["check"] == _check(entries)) & (entries["file"] < num_files)]
         known[entries["file"]] = True

@@ -2,15 +2,14 @@
 
 import difflib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from dlemu.ending import Interrupts
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.world import PeerError, World, make_world
 
@@ -39,14 +38,15 @@ Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
 Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
-_INTERRUPTED = 130
-"""What shells give a command that SIGINT ended."""
-
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
+    with Interrupts() as interrupts:
+        return _answered(arguments, interrupts)
+
+
+def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
     world: World | None = None
-    signal.signal(signal.SIGTERM, _end)
     try:
         text = _answer(arguments)
         if text is not None:
@@ -54,6 +54,7 @@ def run(arguments: Sequence[str]) -> int:
             status = 0
         else:
             with make_world() as world:
+                interrupts.speaks = world.rank == 0
                 status = _run_command(arguments[0], arguments[1:], world)
         sys.stdout.flush()
         return status
@@ -63,9 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"dlemu: {_place(world, error)}{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        if world is None or world.rank == 0:
-            print("dlemu: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return interrupts.say()
     except BrokenPipeError:
         # What reads our output has ended; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,9 +73,6 @@ def run(arguments: Sequence[str]) -> int:
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"dlemu: {where}{error.strerror or error}", file=sys.stderr)
         return 1
-    finally:
-        # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place(world: World | None, error: DlemuError) -> str:
@@ -233,11 +229,6 @@ def _usage() -> str:
     from dlemu.compose import known_workloads
 
     return USAGE.format(workloads=", ".join(known_workloads()))
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a run as Ctrl-C does: workers stopped, the summary written."""
-    raise KeyboardInterrupt
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,7 @@ What the command line, the sizing and library users all call. Every function her
 ranks alike; only rank 0 makes the folder, writes the summary and speaks.
 """
 
+import math
 import platform
 import secrets
 import sys
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from dlemu.clock import Clock, WallClock
+from dlemu.cold import make_cold
 from dlemu.datagen import read_manifest, survey
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.folders import hold_for_runs, keep_leftovers, make
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.metrics import Metrics, measure, whole_epochs
-from dlemu.pagecache import drop, drop_all_caches
+from dlemu.pagecache import OnFile
 from dlemu.plan import EpochPlan, make_plan
 from dlemu.proof import hidden_share, judge
 from dlemu.records import (
@@ -63,7 +65,7 @@ class Outcome:
 
 
 def find_dataset(
-    workload: Workload, world: World
+    workload: Workload, world: World, watchdog: Watchdog | None = None
 ) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
     """Return the workload settled on what lies in its data folder, and the folder's layout.
 
@@ -72,17 +74,22 @@ def find_dataset(
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
     """
+    watchdog = watchdog or Watchdog(math.inf, world)
     auto = workload.dataset.num_files_train == "auto"
     accelerators = num_accelerators(workload, world)
     workload, size, _ = settle_size(workload, world, accelerators=accelerators)
     # If rank 0 fails here, leaving the world tells the others.
-    found = world.broadcast(_look_at(workload, size if auto else None) if world.rank == 0 else None)
+    found = None
+    if world.rank == 0:
+        with watchdog.phase(f"while looking at the dataset in {workload.data_folder}"):
+            found = _look_at(workload, size if auto else None, watchdog.at)
+    found = world.broadcast(found)
     assert found is not None
     return found
 
 
 def _look_at(
-    workload: Workload, wanted: DatasetSize | None
+    workload: Workload, wanted: DatasetSize | None, at: OnFile
 ) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
     folder = workload.data_folder
     manifest = read_manifest(folder)
@@ -104,7 +111,7 @@ def _look_at(
             f"workload={workload.name} dataset.data_folder={folder} "
             f"dataset.num_files_train={workload.num_files}"
         )
-    found = survey(folder, workload)
+    found = survey(folder, workload, at=at)
     return workload, found, False, (f"no manifest in {folder}: {found}",)
 
 
@@ -120,19 +127,25 @@ def run_job(
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json says so too.
     """
+    with Watchdog(workload.output.stall_seconds, world) as watchdog:
+        return _run_watched(workload, world, clock or WallClock.calibrate(), say, watchdog)
+
+
+def _run_watched(
+    workload: Workload, world: World, clock: Clock, say: Say, watchdog: Watchdog
+) -> Outcome | None:
     started = datetime.now(UTC)
-    clock = clock or WallClock.calibrate()
     if world.rank != 0:
         say = _say_nothing
     workload = _with_seed(workload, world)
-    workload, layout, known, notes = find_dataset(workload, world)
+    workload, layout, known, notes = find_dataset(workload, world, watchdog)
     accelerators = num_accelerators(workload, world)
     if world.rank == 0:
         make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
     summary = _summary_start(workload, world, started, notes)
-    with _shared_folder(workload, world, say) as folder:
+    with _shared_folder(workload, world, say, watchdog) as folder:
         try:
-            return _run_in(folder, workload, layout, known, summary, world, clock, say)
+            return _run_in(folder, workload, layout, known, summary, world, clock, say, watchdog)
         except BaseException:
             if world.rank == 0:
                 _say_whole_epochs(folder, workload, summary, say)
@@ -148,17 +161,22 @@ def _run_in(
     world: World,
     clock: Clock,
     say: Say,
+    watchdog: Watchdog,
 ) -> Outcome | None:
     """Replay a workload, and write what came of it into its folder."""
+    writing = f"while {folder} was written to"
     if world.rank == 0:
-        write_summary(folder, summary)
+        with watchdog.phase(writing):
+            write_summary(folder, summary)
 
     def record(error: BaseException) -> None:
         if world.rank == 0:
-            _write_failure(folder, summary, error)
+            with watchdog.phase(writing):
+                _write_failure(folder, summary, error)
 
+    watchdog.record = record
     try:
-        witness, steps = _replay(workload, layout, known, folder, world, clock, say, record)
+        witness, steps = _replay(workload, layout, known, folder, world, clock, say, watchdog)
         parts = world.gather(steps)
         _collect(folder, world, parts)
         evidence = witness.gather(parts)
@@ -188,7 +206,8 @@ def _run_in(
             "limit": asdict(limit),
             "notes": [*summary["notes"], *evidence.notes],
         }
-        write_summary(folder, summary)
+        with watchdog.phase(writing):
+            write_summary(folder, summary)
     except BaseException as error:
         _write_failure(folder, summary, error)
         raise
@@ -267,59 +286,69 @@ def _replay(
     world: World,
     clock: Clock,
     say: Say,
-    on_stall: Callable[[RunError], None],
+    watchdog: Watchdog,
 ) -> tuple[Witness, Steps]:
     """Run the epochs; return what was observed and (steps,) records of this rank."""
     everyone = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, everyone)
-    _make_cold(workload, layout, world, say)
-    say(demand_line(workload, everyone))
-    compute = _compute_on_gpu(workload, len(own), clock)
+    compute = watchdog.computing(
+        _compute_on_gpu(workload, len(own), clock) or clock.sleep_until, clock
+    )
     parts: list[Steps] = []
     loader: Loader = _Idle()
     if own:
-        loader = open_loader(
-            workload,
-            layout,
-            workload.data_folder,
-            accelerators=own,
-            known_places=known,
-            keep=int(workload.reader.hands_over),
-        )
-    with (
-        _closing(loader),
-        Witness(workload, layout, folder, world, loader, own) as witness,
-        Watchdog(workload.output.stall_seconds, world, loader, on_stall) as watchdog,
-    ):
-        for epoch in range(workload.train.epochs):
-            plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
-            times = draw_computation_times(
-                workload.train.computation_time,
-                num_steps=plan.num_steps,
+        with watchdog.phase("while the loader was opened"):
+            loader = open_loader(
+                workload,
+                layout,
+                workload.data_folder,
                 accelerators=own,
-                epoch=epoch,
-                seed=workload.train.seed,
+                known_places=known,
+                keep=int(workload.reader.hands_over),
             )
-            watchdog.barrier()
-            witness.begin(epoch)
-            steps = replay_epoch(
-                loader.epoch(epoch, plan),
-                epoch=epoch,
-                computation_times=times,
-                barrier=watchdog.barrier,
-                clock=clock,
-                on_step=watchdog.step,
-                compute=compute,
+        watchdog.pids = loader.pids
+    with _closing(loader):
+        make_cold(workload, layout, world, direct=loader.direct, watchdog=watchdog, say=say)
+        say(demand_line(workload, everyone))
+        with Witness(workload, layout, folder, world, loader, own, watchdog) as witness:
+            world.barrier()  # each rank watches itself so far; from now on they meet in time
+            watchdog.expect(
+                compute=workload.train.computation_time.longest,
+                prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
             )
-            witness.end(epoch)
-            parts.append(steps.ravel())
-            write_steps(folder, world.rank, np.concatenate(parts))
-            if world.rank == 0:  # others may have no accelerator to speak of
-                say(_epoch_line(epoch, steps, workload))
-    steps = np.concatenate(parts)
-    lost = steps["wait"].sum() + steps["barrier"].sum()
-    share = lost / max(lost + steps["compute"].sum(), 1e-9)
-    witness.probe(max(world.all_gather(float(share))))
+            for epoch in range(workload.train.epochs):
+                plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
+                times = draw_computation_times(
+                    workload.train.computation_time,
+                    num_steps=plan.num_steps,
+                    accelerators=own,
+                    epoch=epoch,
+                    seed=workload.train.seed,
+                )
+                watchdog.barrier()
+                with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
+                    witness.begin(epoch)
+                    steps = replay_epoch(
+                        loader.epoch(epoch, plan),
+                        epoch=epoch,
+                        computation_times=times,
+                        barrier=watchdog.barrier,
+                        clock=clock,
+                        on_step=watchdog.step,
+                        compute=compute,
+                    )
+                    witness.end(epoch)
+                parts.append(steps.ravel())
+                with watchdog.phase(f"while {folder} was written to"):
+                    write_steps(folder, world.rank, np.concatenate(parts))
+                if world.rank == 0:  # others may have no accelerator to speak of
+                    say(_epoch_line(epoch, steps, workload))
+            steps = np.concatenate(parts)
+            lost = steps["wait"].sum() + steps["barrier"].sum()
+            share = lost / max(lost + steps["compute"].sum(), 1e-9)
+            lost_share = max(world.all_gather(float(share)))
+            with watchdog.phase("in the probe"):
+                witness.probe(lost_share)
     return witness, steps
 
 
@@ -334,30 +363,6 @@ def _compute_on_gpu(
 
     num = workload.dali.gpus_per_host or num_gpus()
     return gpu_compute(range(max(1, min(num, accelerators))), clock)
-
-
-def _make_cold(workload: Workload, layout: Layout, world: World, say: Say) -> None:
-    """Drop the dataset from every host's page cache, and say how much of it stayed."""
-    if world.local_rank == 0:
-        if workload.output.drop_all_caches:
-            drop_all_caches()
-        elif workload.output.drop_caches:
-            folder = workload.data_folder
-            try:
-                result = drop(f"{folder}/{layout.path(file)}" for file in range(layout.num_files))
-            except FileNotFoundError as error:
-                raise DatasetError(
-                    f"{error.filename} is missing; dlemu verify tells what else is"
-                ) from None
-            except OSError as error:
-                raise DatasetError(f"{error.filename}: {error.strerror}") from None
-            stayed = result.resident_after
-            if stayed is not None:
-                say(
-                    f"cold start: {result.num_files} files dropped from the page cache, "
-                    f"{100 * stayed:.1f}% of their pages stayed"
-                )
-    world.barrier()
 
 
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
@@ -379,19 +384,24 @@ def _with_seed(workload: Workload, world: World) -> Workload:
 
 
 @contextmanager
-def _shared_folder(workload: Workload, world: World, say: Say) -> Iterator[Path]:
+def _shared_folder(
+    workload: Workload, world: World, say: Say, watchdog: Watchdog
+) -> Iterator[Path]:
     """Yield the run's folder, made and held by rank 0 and known to all."""
+    making = "while the run's folder was made"
     with ExitStack() as stack:
         own = None
         if world.rank == 0:
-            own = stack.enter_context(hold_for_runs(workload, say))
-            write_config(own, workload)
+            with watchdog.phase(making):
+                own = stack.enter_context(hold_for_runs(workload, say))
+                write_config(own, workload)
         folder = world.broadcast(own)
         assert folder is not None
         # Hosts that do not share the folder keep their own records until rank 0 gathers them.
         if world.local_rank == 0 and world.rank != 0:
-            keep_leftovers(folder)
-            stack.enter_context(make(folder))
+            with watchdog.phase(making):
+                keep_leftovers(folder)
+                stack.enter_context(make(folder))
         world.barrier()
         yield folder
 

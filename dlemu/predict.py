@@ -14,6 +14,7 @@ from dlemu.prediction import (
     predict,
 )
 from dlemu.records import write_json
+from dlemu.regular import read_regular
 from dlemu.units import format_rate
 from dlemu.workload import Drive, Workload
 
@@ -132,7 +133,7 @@ def _calibration(workload: Workload) -> Calibration | None:
         return None
     path = Path(workload.predict.calibration)
     try:
-        text = path.read_text()
+        text = read_regular(path, error=WorkloadError).decode(errors="replace")
     except OSError as error:
         raise WorkloadError(
             f"predict.calibration {path} cannot be read ({error.strerror}); "

@@ -24,6 +24,7 @@ from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError
+from dlemu.regular import open_regular, read_regular
 from dlemu.workload import Workload
 
 SUMMARY = "summary.json"
@@ -102,7 +103,7 @@ def read_steps(folder: Path) -> Steps:
     parts = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open(open_regular(path, error=RunError), "rb") as file:
                 part = np.lib.format.read_array(file)
         except (ValueError, OSError) as error:
             raise RunError(f"{path} is damaged: {error}") from None
@@ -132,7 +133,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(read_regular(path, error=RunError))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
     except ValueError as error:

@@ -76,6 +76,14 @@ class Distribution(Section):
             raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
         return self
 
+    @property
+    def longest(self) -> float:
+        """Seconds that no draw exceeds: one in 10^15 may."""
+        scale = self.mean if self.type == "exponential" else 0.0
+        if self.type == "gamma" and self.stdev:
+            scale = self.stdev**2 / self.mean
+        return self.mean + 10 * self.stdev + 40 * scale
+
     def draw(self, generator: np.random.Generator) -> float:
         """Return one draw in seconds."""
         if self.stdev == 0 and self.type != "exponential":

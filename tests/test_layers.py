@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = [
     # words: what everything else is said in
-    "errors units clock world",
+    "errors units clock world ending regular",
     # the job
     "workload sections records folders",
     # pure, or bytes
@@ -25,7 +25,7 @@ LEVELS = [
     # tell
     "verdict watchdog proof report evidence witness sweep paths drive_table plots search_log",
     # put together
-    "job meter doctor",
+    "cold job meter doctor",
     # whole commands
     "protocol closed stored page rereport targets size calibrate predict training compose",
     # run
