@@ -2,13 +2,14 @@
 
 import os
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, walk
+from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.errors import DatasetError
 from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
@@ -111,7 +112,7 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):
         match = _NAME.fullmatch(entry.name)
-        if match is None:
+        if match is None or left_behind(entry.name):
             continue
         formats[match["format"]] += 1
         if match["format"] != wanted.format:
@@ -138,13 +139,18 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
 
 
 def _locate(path: Path, wanted: Layout) -> Places:
-    with open(path, "rb", buffering=0) as file:
-        number = file.fileno()
-        try:
-            return FORMATS[wanted.format].locate(
-                lambda offset, length: os.pread(number, length, offset),
-                os.fstat(number).st_size,
-                num_samples=wanted.samples_per_file,
-            )
-        except DatasetError as error:
-            raise DatasetError(f"{path}: {error}") from None
+    # A FIFO would otherwise wait for a writer.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
+            raise DatasetError("is no regular file")
+        return FORMATS[wanted.format].locate(
+            lambda offset, length: os.pread(number, length, offset),
+            status.st_size,
+            num_samples=wanted.samples_per_file,
+        )
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from None
+    finally:
+        os.close(number)

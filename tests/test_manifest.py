@@ -74,8 +74,8 @@ def test_there_is_none(tmp_path: Path) -> None:
         ("{", "dlemu.json is damaged"),
         ("{}", "dlemu.json is damaged"),
         ("[]", "dlemu.json is damaged"),
-        ('{"manifest": 2}', "is of version 2; update dlemu"),
-        ("files", "dlemu.files.npy is missing; restore it, or remove the folder"),
+        ('{"manifest": 3}', "is of version 3; update dlemu"),
+        ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy does not fit"),
         ("cut", "is damaged"),
     ],
@@ -132,7 +132,7 @@ def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
         Fault(layout.path(0), "is missing"),
         Fault(layout.path(1), f"has 4000 bytes, should have {size}"),
         Fault(layout.path(2), f"has {size + 1} bytes, should have {size}"),
-        Fault("train/img_1_of_8.npz", "does not belong to the dataset"),
+        Fault("train/img_1_of_8.npz", "does not belong to the dataset; move it elsewhere"),
     ]
     by_content = [
         Fault(layout.path(3), "differs from what was written at byte 4500"),
