@@ -9,10 +9,10 @@ import functools
 import json
 import math
 import os
-import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -162,10 +162,10 @@ class Recipe:
         try:
             dtype = np.dtype(element_type)
         except (TypeError, ValueError, SyntaxError):
-            raise ValueError(f"element_type {ascii(element_type)[:80]} is unknown") from None
+            raise ValueError(f"element_type {element_type[:80]} is unknown") from None
         if dtype.kind not in "biufc" or dtype.itemsize != layout.element_bytes:
             raise ValueError(
-                f"element_type {ascii(element_type)[:80]} has not {layout.element_bytes} bytes"
+                f"element_type {element_type[:80]} has not {layout.element_bytes} bytes"
             )
         if dims and (math.prod(dims) * dtype.itemsize, 0) != (
             tree["mean_bytes"],
@@ -320,13 +320,22 @@ def read_manifest(folder: Path) -> Manifest | None:
         recipe = Recipe.stored(stored.dataset, stored.manifest)
         if stored.num_samples != recipe.layout.num_samples or stored.num_bytes < stored.num_samples:
             raise ValueError("num_samples or num_bytes is not that of the files")
-        files = np.lib.format.open_memmap(folder / FILES, mode="r")
-        if files.dtype != FILE_TYPE or files.shape != (recipe.layout.num_files,):
-            raise ValueError(f"{FILES} does not fit")
-        return Manifest(recipe, files, stored.num_bytes)
+    except ValueError as error:
+        raise _damaged(path, error) from None
+    return Manifest(recipe, _read_files(folder / FILES, recipe.layout.num_files), stored.num_bytes)
+
+
+def _read_files(path: Path, num_files: int) -> NDArray[np.void]:
+    """Return each file's bytes and checksum."""
+    try:
+        files = np.lib.format.open_memmap(path, mode="r")
+        if files.dtype != FILE_TYPE or files.shape != (num_files,):
+            raise ValueError(f"it does not fit {MANIFEST}")
+        return files
     except FileNotFoundError:
-        raise DatasetError(f"{folder / FILES} is missing; {REMEDY}") from None
-    except _DAMAGE as error:
+        raise DatasetError(f"{path} is missing; {REMEDY}") from None
+    # Whatever NumPy makes of a header that is no array's.
+    except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, TokenError) as error:
         raise _damaged(path, error) from None
 
 
@@ -382,18 +391,15 @@ def _read_json(path: Path) -> Any:
     return tree
 
 
-# Whatever NumPy makes of a header that is no array's.
-_DAMAGE = (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, tokenize.TokenError)
-
-
 def _damaged(path: Path, error: BaseException) -> DatasetError:
-    text = " ".join(str(error).split())[:160]
+    text = str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        value = "" if first["type"] == "missing" else f", got {ascii(first['input'])[:80]}"
+        value = "" if first["type"] == "missing" else f", got {str(first['input'])[:80]}"
         text = f"{place}: {first['msg']}{value}"
-    return DatasetError(f"{path} is damaged ({text}); {REMEDY}")
+    shown = ascii(" ".join(text.split()))[1:-1]  # what a file holds may be no text
+    return DatasetError(f"{path} is damaged ({shown[:200]}); {REMEDY}")
 
 
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
