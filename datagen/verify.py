@@ -98,8 +98,9 @@ def _find(
 def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
     """Return which files and which indexes have their sizes, (2, files), and all faults."""
     layout, recipe = manifest.layout, manifest.recipe
-    file_sizes = recipe.file_sizes()
-    if not np.array_equal(manifest.files["bytes"], file_sizes):
+    stored = manifest.files["bytes"]
+    # The sum first: a damaged number of samples might take all memory to draw.
+    if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
         raise DatasetError(
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
         )
@@ -111,7 +112,7 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
     faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
     for place, (sizes, wanted, path) in enumerate(
         (
-            (found.sizes, file_sizes, layout.path),
+            (found.sizes, stored, layout.path),
             (found.index_sizes, recipe.index_sizes(), layout.index_path),
         )
     ):

@@ -191,7 +191,8 @@ def test_a_wrong_override_gets_one_line(
          "20,000 bytes each (stdev 5,000), uint8, seed 0: dataset.num_files_train is 56, "
          "the workload's is 57; extend it with dlemu datagen, or set dataset.num_files_train=56"),
         ("dataset.num_files_train=auto", "{data} has 56 files, dataset.num_files_train=auto asks "
-         "for 3,500 (dlemu datasize says why); generate them, or set dataset.num_files_train=56"),
+         "for 3,500 (dlemu datasize says why); extend it with dlemu datagen, or set "
+         "dataset.num_files_train=56"),
         ("dataset.format=npy", "{data} holds a dataset of 56 npz files img_* of 1 sample, 20,000 "
          "bytes each (stdev 5,000), uint8, seed 0: dataset.format is npz, the workload's is npy; "
          "use another dataset.data_folder, or set dataset.format=npz"),
