@@ -35,8 +35,10 @@ types: $(VENV)/test.done
 
 check: lint types test
 
-# DLIO in an environment of its own, for the benchmarks to compare with.
-peers: .venv-peers/done
+# DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
+# writes.
+peers: .venv-peers/done $(VENV)/test.done
+	$(BIN)/python -m pytest tests/test_peers.py
 
 clean:
 	rm -rf build outputs

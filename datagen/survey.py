@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, walk
+from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.errors import DatasetError
 from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
@@ -121,7 +121,7 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):
         match = _NAME.fullmatch(entry.name)
-        if match is None:
+        if match is None or left_behind(entry.name):
             continue
         formats[match["format"]] += 1
         if match["format"] != wanted.format:

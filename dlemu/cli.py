@@ -11,6 +11,7 @@ from typing import Any
 
 from dlemu.ending import Interrupts
 from dlemu.errors import DlemuError, WorkloadError
+from dlemu.units import counted
 from dlemu.world import PeerError, World, make_world
 
 USAGE = """\
@@ -20,7 +21,7 @@ dlemu - how many GPUs will this storage feed?
 
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
-  verify     check the dataset; --full its content too
+  verify     check a dataset: dlemu verify FOLDER [--full] [--repair]
   run        replay the workload, report samples/s, AU, PASS or FAIL, and why
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
@@ -114,6 +115,8 @@ class Command:
     options: tuple[str, ...] = ()
     reads: str = ""
     """Its name, if it replays the workload: keys without effect on that are named."""
+    takes_folder: bool = False
+    """Whether a data folder may stand in the place of a workload, which is None then."""
 
     def help(self) -> str:
         """Return what it does, in a line, and the usage of all."""
@@ -126,7 +129,7 @@ class Command:
         if composed is None:
             return 1
         workload, parsed = composed
-        if "--cfg" in parsed.options:
+        if workload is not None and "--cfg" in parsed.options:
             from dlemu.records import dump_workload
 
             if world.rank == 0:
@@ -140,6 +143,10 @@ class Command:
 
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options))
+            if self.takes_folder and not parsed.overrides:
+                if len(parsed.others) != 1:
+                    raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
+                return None, parsed
             if parsed.others:
                 word = parsed.others[0]
                 wanted = f"workload={word}" if word in known_workloads() else "key=value"
@@ -263,20 +270,39 @@ def _datagen(workload: Any, world: World, words: Words) -> int:
 
 
 def _verify(workload: Any, world: World, words: Words) -> int:
-    """check the sizes of all files, with --full their content, and name each bad one"""
+    """check a data folder by its manifest; --full its content too, --repair mends it"""
     from dlemu.datagen import verify
     from dlemu.progress import show_progress
 
+    folder = Path(words.others[0]) if workload is None else workload.data_folder
     full = "--full" in words.options
     with show_progress("verify", quiet=world.rank != 0) as progress:
-        faults = verify(workload.data_folder, full=full, world=world, on_progress=progress)
+        faults = verify(
+            folder,
+            full=full,
+            repair="--repair" in words.options,
+            world=world,
+            on_progress=progress,
+        )
     if world.rank == 0:
         for fault in faults:
-            print(f"{fault.path}: {fault.problem}")
-        what = "sizes and content" if full else "sizes"
-        bad = "1 bad file" if len(faults) == 1 else f"{len(faults) or 'no'} bad files"
-        print(f"{workload.data_folder}: {bad}; {what} were checked")
-    return 1 if faults else 0
+            print(f"{fault.path}: {fault.problem}{', written again' if fault.repaired else ''}")
+        print(
+            f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked"
+        )
+    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _found(faults: Sequence[Any]) -> str:
+    """Return "2 bad files, 1 written again, 1 extra file"."""
+    bad = [fault for fault in faults if not fault.extra]
+    repaired = sum(fault.repaired for fault in bad)
+    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
+    if repaired:
+        parts.append(f"{repaired:,} written again")
+    if len(faults) > len(bad):
+        parts.append(counted(len(faults) - len(bad), "extra file"))
+    return ", ".join(parts)
 
 
 def _run(workload: Any, world: World, words: Words) -> int:
@@ -353,7 +379,7 @@ def _report(words: Sequence[str]) -> int:
 _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command(_datasize),
     "datagen": Command(_datagen),
-    "verify": Command(_verify, ("--full",)),
+    "verify": Command(_verify, ("--full", "--repair"), takes_folder=True),
     "run": Command(_run, reads="run"),
     "size": Command(_size, reads="size"),
     "predict": Command(_predict),

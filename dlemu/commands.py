@@ -34,12 +34,12 @@ def command(
         words.append(f"workload={workload.name}")
     except WorkloadError:
         base = load_workload(_BASE)
-        words += [f"workload={_BASE}", _word("name", workload.name)]
+        words += [f"workload={_BASE}", word("name", workload.name)]
     for key in keys:
         value = _value(workload, key)
         if key not in more and value is not None and value != _value(base, key):
-            words.append(_word(key, value))
-    return " ".join([*words, *(_word(key, value) for key, value in more.items())])
+            words.append(word(key, value))
+    return " ".join([*words, *(word(key, value) for key, value in more.items())])
 
 
 def _value(workload: Workload, key: str) -> object:
@@ -50,7 +50,8 @@ def _value(workload: Workload, key: str) -> object:
     return value.get("mean") if isinstance(value, Mapping) else value
 
 
-def _word(key: str, value: object) -> str:
+def word(key: str, value: object) -> str:
+    """Return `key=value` as an override, quoted for Hydra and for a shell."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, float) and value.is_integer():

@@ -99,8 +99,8 @@ def _look_at(
             if have < wanted.num_files:
                 raise DatasetError(
                     f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
-                    f"{wanted.num_files:,} (dlemu datasize says why); generate them, or set "
-                    f"dataset.num_files_train={have}"
+                    f"{wanted.num_files:,} (dlemu datasize says why); extend it with dlemu "
+                    f"datagen, or set dataset.num_files_train={have}"
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})
         manifest.check(layout_of(workload), folder)

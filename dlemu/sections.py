@@ -4,7 +4,14 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from dlemu.units import parse_bytes
 
@@ -24,6 +31,27 @@ def _size(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+_MOST_NAME_BYTES = 200
+"""File systems take 255; a number, a date or a format stands behind such a name."""
+
+
+def _file_name(value: str) -> str:
+    """Refuse what is no part of a file's name: a path would lead out of its folder."""
+    if (
+        value.startswith(".")
+        or "/" in value
+        or not value.isprintable()
+        or len(value.encode()) > _MOST_NAME_BYTES
+    ):
+        raise ValueError(
+            "must be part of a file name: no path, no leading dot, no control characters, at most "
+            f"{_MOST_NAME_BYTES} bytes; got {value[:80]!a}"
+        )
+    return value
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""Part of a file's or folder's name."""
 Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, BeforeValidator(_size)]
@@ -154,7 +182,7 @@ class Dataset(Section):
     record_element_type: str = "uint8"
     """NumPy name of a sample's element type."""
     num_subfolders_train: Annotated[int, Field(ge=0)] = 0
-    file_prefix: str = "img"
+    file_prefix: FileName = "img"
     num_dset_per_record: Annotated[int, Field(ge=1, le=1)] = 1
     """HDF5 datasets that a sample is cut into; only 1 is supported."""
     compression: Literal["none"] = "none"
@@ -355,8 +383,8 @@ class Sizing(Section):
     """Use a dataset smaller than the rule asks for; the result is labelled so."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Data folders to size one after the other; empty: dataset.data_folder."""
-    names: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the targets in the table."""
+    names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()
+    """Names of the targets in the table, and of their files."""
     drives: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """Drive counts of the targets; empty: found from the device."""
     workloads: Annotated[tuple[str, ...], Field(strict=False)] = ()

@@ -18,6 +18,7 @@ from dlemu.errors import WorkloadError
 from dlemu.sections import (
     Dali,
     Dataset,
+    FileName,
     Metric,
     Output,
     Positive,
@@ -102,7 +103,8 @@ def _datasheet(value: object) -> object:
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
-    name: str
+    name: Annotated[FileName, Field(min_length=1)]
+    """Also of a folder below outputs/, where results go."""
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
     """Named for DLIO's sake; `reader.data_loader` decides."""
     workflow: Workflow = Workflow()
@@ -369,6 +371,7 @@ _BOUNDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "text",
+    "too_short": "text of at least one character",
     "finite_number": "a finite number",
     "tuple_type": "a list",
     "model_type": "a group of keys",
