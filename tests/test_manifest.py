@@ -23,6 +23,7 @@ from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.errors import DatasetError
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
+from dlemu.regular import read_regular
 from dlemu.workload import load_workload
 from dlemu.world import Alone
 from tests.mpirun import mpirun
@@ -253,14 +254,13 @@ def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
         data = bytearray((tmp_path / layout.path(file)).read_bytes())
         data[4500] ^= 1
         (tmp_path / layout.path(file)).write_bytes(data)
-    read = Path.read_bytes
 
     def unreadable(path: Path) -> bytes:
         if path == tmp_path / layout.index_path(1):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path)
+        return read_regular(path)
 
-    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    monkeypatch.setattr("dlemu.datagen.verify.read_regular", unreadable)
     assert verify(tmp_path, full=True, world=Alone()) == [
         Fault(layout.index_path(1), "cannot be read: Input/output error"),
         Fault(layout.path(1), "differs from what was written at byte 4500"),
