@@ -15,7 +15,9 @@ def main() -> int:
 
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before `run` could take care of it
-        print("dlemu: interrupted", file=sys.stderr)
+        from dlemu.terminal import complain
+
+        complain("interrupted")
         status = 130
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on, it would show a traceback

@@ -30,6 +30,7 @@ from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
 from dlemu.records import Steps, check_writable, read_steps, write_json
+from dlemu.terminal import say
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
@@ -50,7 +51,7 @@ _PROBE_FILES = 512
 _PROBE_SECONDS = 2.0
 
 
-def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
+def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
     """Make the three runs on all ranks and write the calibration; return the exit status.
 
     Raises:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dlemu.ending import Interrupts
 from dlemu.errors import DlemuError, WorkloadError
+from dlemu.terminal import complain, is_key_value, open_streams, refuse_tilde, say, shown_line
 from dlemu.units import counted
 from dlemu.world import PeerError, World, make_world
 
@@ -48,10 +49,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
     world: World | None = None
+    open_streams()
     try:
         text = _answer(arguments)
         if text is not None:
-            print(text)
+            say(text)
             status = 0
         else:
             with make_world() as world:
@@ -62,7 +64,7 @@ def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
     except PeerError:
         return 1  # the rank that failed has said why
     except DlemuError as error:
-        print(f"dlemu: {_place(world, error)}{error}", file=sys.stderr)
+        complain(f"{_place(world, error)}{error}")
         return 1
     except KeyboardInterrupt:
         return interrupts.say()
@@ -72,7 +74,10 @@ def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
         return 1
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"dlemu: {where}{error.strerror or error}", file=sys.stderr)
+        complain(f"{where}{error.strerror or error}")
+        return 1
+    except (MemoryError, RecursionError) as error:
+        complain(f"{type(error).__name__}: {error or 'this host has not enough memory for that'}")
         return 1
 
 
@@ -133,7 +138,7 @@ class Command:
             from dlemu.records import dump_workload
 
             if world.rank == 0:
-                print(dump_workload(workload), end="")
+                say(dump_workload(workload).rstrip("\n"))
             return 0
         return self.function(workload, world, parsed)
 
@@ -156,7 +161,7 @@ class Command:
             folder = parsed.options.get("--config-dir")
             workload = compose(parsed.overrides, None if folder is None else Path(folder))
         except DlemuError as error:
-            print(f"dlemu: {error}", file=sys.stderr)
+            complain(str(error))
             return None
         if self.reads:
             from dlemu.idle import idle_keys
@@ -164,7 +169,7 @@ class Command:
             idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
             workload = workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
         if workload.ignored and "--cfg" not in parsed.options:
-            _say(f"ignored: {', '.join(workload.ignored)}")
+            say(f"ignored: {', '.join(workload.ignored)}")
         return workload, parsed
 
 
@@ -193,7 +198,7 @@ _SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
 
 
 def parse(words: Sequence[str], options: Sequence[str]) -> Words:
-    """Return the words by kind; options may stand anywhere, as in Hydra.
+    """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
 
     Raises:
         WorkloadError: an option is not one of these, or has no value.
@@ -201,11 +206,15 @@ def parse(words: Sequence[str], options: Sequence[str]) -> Words:
     parsed = Words()
     left = iter(words)
     for word in left:
+        if word == "--":
+            parsed.others.extend(left)
+            break
         option, is_set, value = word.partition("=")
         option = _SHORT.get(option, option)
         if option in options:
             if option in _VALUED and not is_set:
                 value = next(left, "")
+            refuse_tilde(option, value if is_set else "")
             if bool(value) != (option in _VALUED):
                 raise WorkloadError(
                     f"{option} needs a value" if option in _VALUED else f"{option} has no value"
@@ -215,7 +224,7 @@ def parse(words: Sequence[str], options: Sequence[str]) -> Words:
             near = difflib.get_close_matches(option, options, n=1)
             hint = f"; did you mean {near[0]}?" if near else " (dlemu --help lists them)"
             raise WorkloadError(f"unknown option {word}{hint}")
-        elif is_set or word.startswith("~"):
+        elif is_key_value(word) or word.startswith("~"):
             parsed.overrides.append(word)
         else:
             parsed.others.append(word)
@@ -228,7 +237,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     if world.rank == 0:
         near = difflib.get_close_matches(name, _COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        print(f"dlemu: unknown command {name}{hint} (dlemu --help lists them)", file=sys.stderr)
+        complain(f"unknown command {name}{hint} (dlemu --help lists them)")
     return 1
 
 
@@ -236,10 +245,6 @@ def _usage() -> str:
     from dlemu.compose import known_workloads
 
     return USAGE.format(workloads=", ".join(known_workloads()))
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _datasize(workload: Any, world: World, words: Words) -> int:
@@ -250,7 +255,7 @@ def _datasize(workload: Any, world: World, words: Words) -> int:
     accelerators = num_accelerators(workload, world)
     _, size, memory = settle_size(workload, world, accelerators=accelerators)
     if world.rank == 0:
-        print(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
+        say(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
     return 0
 
 
@@ -265,7 +270,7 @@ def _datagen(workload: Any, world: World, words: Words) -> int:
     with show_progress("datagen", quiet=world.rank != 0) as progress:
         manifest = generate(workload, world=world, on_progress=progress)
     if world.rank == 0:
-        print(f"{workload.data_folder}: {manifest.describe()}")
+        say(f"{workload.data_folder}: {manifest.describe()}")
     return 0
 
 
@@ -286,10 +291,9 @@ def _verify(workload: Any, world: World, words: Words) -> int:
         )
     if world.rank == 0:
         for fault in faults:
-            print(f"{fault.path}: {fault.problem}{', written again' if fault.repaired else ''}")
-        print(
-            f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked"
-        )
+            again = ", written again" if fault.repaired else ""
+            say(shown_line(f"{fault.path}: {fault.problem}{again}"))
+        say(f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked")
     return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
 
 
@@ -318,12 +322,12 @@ def _run(workload: Any, world: World, words: Words) -> int:
     if workload.division == "closed" or workload.runs > 1 or workload.warmup:
         from dlemu.protocol import run_protocol
 
-        return run_protocol(workload, world=world, say=_say)
-    outcome = run_job(workload, world=world, say=_say)
+        return run_protocol(workload, world=world, say=say)
+    outcome = run_job(workload, world=world, say=say)
     status = 0
     if outcome is not None:
-        print(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
-        print(f"results: {outcome.folder}")
+        say(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
+        say(f"results: {outcome.folder}")
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
@@ -332,7 +336,7 @@ def _size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.size import size_storage
 
-    return size_storage(workload, world, _say)
+    return size_storage(workload, world, say)
 
 
 def _predict(workload: Any, world: World, words: Words) -> int:
@@ -340,7 +344,7 @@ def _predict(workload: Any, world: World, words: Words) -> int:
     from dlemu.predict import predict_storage
 
     if world.rank == 0:
-        print(predict_storage(workload)[1])
+        say(predict_storage(workload)[1])
     return 0
 
 
@@ -348,7 +352,7 @@ def _calibrate(workload: Any, world: World, words: Words) -> int:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
     from dlemu.calibrate import calibrate_host
 
-    return calibrate_host(workload, world, _say)
+    return calibrate_host(workload, world, say)
 
 
 _REPORT_HELP = """\
@@ -365,12 +369,13 @@ def _report(words: Sequence[str]) -> int:
     from dlemu.rereport import report_folders
 
     parsed = parse(words, ("--html", "--json"))
-    if not parsed.others:
+    folders = parsed.others + [word for word in parsed.overrides if not is_key_value(word)]
+    if not folders:
         raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
     page = parsed.options.get("--html")
     return report_folders(
-        [Path(folder) for folder in parsed.others],
-        parsed.overrides,
+        [Path(folder) for folder in folders],
+        [word for word in parsed.overrides if is_key_value(word)],
         html=None if page is None else Path(page),
         as_json="--json" in parsed.options,
     )

@@ -4,14 +4,18 @@ A workload may come from a file and from overrides; a command names the shipped 
 same name, or another, and every key that this one has otherwise.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 
 from dlemu.errors import WorkloadError
-from dlemu.workload import Workload, load_workload
+from dlemu.terminal import shown_line
+from dlemu.workload import PATH_KEYS, Workload, load_workload
 
-_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra takes for something else than text."""
 _BASE = "unet3d_h100"
 """Workload that a command names for a job that is not among the shipped ones."""
 
@@ -51,13 +55,27 @@ def _value(workload: Workload, key: str) -> object:
 
 
 def word(key: str, value: object) -> str:
-    """Return `key=value` as an override, quoted for Hydra and for a shell."""
+    """Return "key=value" quoted for the shell, and for Hydra where that reads more than a path."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, float) and value.is_integer():
         text = str(int(value))
     else:
         text = str(value)
-    if not isinstance(value, (list, tuple)) and not _PLAIN.fullmatch(text):
-        text = "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return shlex.quote(f"{key}={text}")
+    if key in PATH_KEYS:
+        # Taken as it stands, unless it could be meant for a shell or for Hydra.
+        text = f"./{text}" if text[:1] in ("~", "'", '"') or text == "null" else text
+    elif isinstance(value, str) and (not _PLAIN.fullmatch(text) or text.lower() in _NO_TEXT):
+        # Hydra reads a backslash as one, unless a quote follows the run of them.
+        text = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'")
+        text = f"'{text}'"
+    return _for_shell(f"{key}={text}")
+
+
+def _for_shell(word: str) -> str:
+    """Return a word that a shell reads back, without a character that a terminal obeys."""
+    if word == shown_line(word):
+        return shlex.quote(word)
+    data = os.fsencode(word)
+    letters = (chr(b) if 32 <= b < 127 and b not in b"\\'" else f"\\x{b:02x}" for b in data)
+    return f"$'{''.join(letters)}'"

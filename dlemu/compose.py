@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import WorkloadError
-from dlemu.workload import Workload, check_workload, read_yaml
+from dlemu.terminal import refuse_tilde
+from dlemu.workload import PATH_KEYS, Workload, check_workload, read_yaml
 
 _CONFIGS = Path(__file__).parent / "workloads" / "workload"
 
@@ -22,7 +23,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Workloa
     path = _choose([o.partition("=")[2] for o in overrides if _is(o, "workload")], config_dir)
     # To Hydra a drive's name would be a file to compose; the models look it up.
     drives = [override.partition("=")[2] for override in overrides if _is(override, "drive")]
-    others = [o for o in overrides if not _is(o, "workload") and not _is(o, "drive")]
+    others = [_as_typed(o) for o in overrides if not _is(o, "workload") and not _is(o, "drive")]
     given = tuple(_check(override) for override in others)
     tree = _from_hydra(path, others)
     if drives:
@@ -45,6 +46,21 @@ def _is(override: str, key: str) -> bool:
     return override.startswith(f"{key}=")
 
 
+def _as_typed(override: str) -> str:
+    """Return an override such that Hydra takes a path as it stands, unless it is quoted already.
+
+    Raises:
+        WorkloadError: the path begins with a ~ that no shell has expanded.
+    """
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    key, _, path = override.partition("=")
+    if key.lstrip("+") not in PATH_KEYS or path in ("", "null") or path[0] in "'\"":
+        return override
+    refuse_tilde(key, path)
+    return f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+
+
 def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
     """Return the file of the one workload that was named."""
     known = known_workloads(config_dir)
@@ -54,6 +70,7 @@ def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
     if len(names) > 1:
         raise WorkloadError(f"workload= is set {len(names)} times: {', '.join(names)}; keep one")
     name = names[0]
+    refuse_tilde("workload", name)
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise WorkloadError(f"workload file {name} is not there")
@@ -104,9 +121,10 @@ def _from_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     # Every key that the models know may be set, whether a file holds it or not.
     words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
-    ConfigStore.instance().store(group="workload", name="chosen", node=read_yaml(path))
+    node = read_yaml(path)
     GlobalHydra.instance().clear()
     try:
+        ConfigStore.instance().store(group="workload", name="chosen", node=node)
         with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
             config = hydra_compose("config", overrides=["workload@_global_=chosen", *words])
         tree = OmegaConf.to_container(config, resolve=True)

@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 
+_VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
 class _Descriptor(ctypes.Structure):
     """CUfileDescr_t for a Linux file descriptor; its union is as wide as a pointer."""
 
@@ -191,18 +194,28 @@ class Driver:
         self.version = library_version(path)
         self._folder = Path(tempfile.mkdtemp(prefix="dlemu-cufile-"))
         settings = self._folder / "cufile.json"
-        settings.write_text(json.dumps(config(gds, self._folder)))
+        settings.write_text(json.dumps(config(gds, self._folder)), encoding="utf-8")
         # cuFile takes its settings from this variable only, and reads it when the driver opens.
-        os.environ["CUFILE_ENV_PATH_JSON"] = str(settings)
-        self._library = _load(path)
+        self._settings, self._users = str(settings), os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = self._settings
         try:
+            self._library = _load(path)
             self.call("cuFileDriverOpen")
             self.call("cuFileSetStatsLevel", 3)
             self.call("cuFileStatsStart")
             self.call("cuFileStatsReset")  # or counters go on from a driver that was closed
-        except RunError:
-            shutil.rmtree(self._folder)
+        except BaseException:
+            self._leave()
             raise
+
+    def _leave(self) -> None:
+        """Put back the user's own settings, unless they were changed meanwhile."""
+        if os.environ.get(_VARIABLE) == self._settings:
+            if self._users is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = self._users
+        shutil.rmtree(self._folder)
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function that returns a CUfileError_t."""
@@ -240,9 +253,10 @@ class Driver:
         return found
 
     def close(self) -> None:
-        self.call("cuFileDriverClose_v2")
-        os.environ.pop("CUFILE_ENV_PATH_JSON", None)
-        shutil.rmtree(self._folder)
+        try:
+            self.call("cuFileDriverClose_v2")
+        finally:
+            self._leave()
 
     def __enter__(self) -> Self:
         return self

@@ -60,7 +60,7 @@ class BlockDevice:
     def counters(self) -> DeviceCounters | None:
         """Return what it has counted, None where the kernel does not tell."""
         try:
-            paths = [parse_stat(path.read_text()) for path in self.stats]
+            paths = [parse_stat(path.read_text(encoding="utf-8")) for path in self.stats]
         except (OSError, ValueError):
             return None
         return DeviceCounters(
@@ -206,7 +206,7 @@ def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> It
         members += _members(slave.resolve(), mounts, sys, seen)
     backing_file = disk / "loop" / "backing_file"
     if backing_file.exists():
-        file = Path(backing_file.read_text().rstrip("\n"))
+        file = Path(read_text(backing_file).rstrip("\n"))
         if file.exists():
             members += _disks_under(file.resolve(), mounts, sys, seen)
     # A loop device over tmpfs has no drive below, but counts what is read all the same.

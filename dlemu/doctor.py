@@ -20,6 +20,7 @@ from dlemu.clock import WallClock, timer_error
 from dlemu.devices import devices_under, mount_under, read_text
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host import host_memory_bytes, usable_cpus
+from dlemu.terminal import is_key_value, say, shown, shown_line
 from dlemu.units import format_bytes, format_seconds
 
 HELP = """\
@@ -64,24 +65,25 @@ def main(arguments: Sequence[str]) -> int:
     from rich.text import Text
 
     if "--help" in arguments:
-        print(HELP, end="")
+        say(HELP.rstrip())
         return 0
     folder, loader, gds_wanted = parse(arguments)
     checks = list(examine(folder))
     table = Table("check", "state", Column("found", overflow="fold"))
     for check in checks:
-        table.add_row(*map(Text, (check.name, check.state, check.found)))
+        table.add_row(*map(Text, map(shown, (check.name, check.state, check.found))))
     console = Console()
     console.print(table)
     # Not in the table, which would break commands that are to be copied.
     for check in checks:
         if check.remedy:
-            console.print(Text(f"{check.name}: {check.remedy}"), soft_wrap=True)
+            console.print(Text(shown_line(f"{check.name}: {check.remedy}")), soft_wrap=True)
     console.print()
     problems = what_stops(checks, loader, gds_wanted)
     wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
     if problems:
-        console.print(Text(f"{wanted} cannot run here: {'; '.join(problems)}"), soft_wrap=True)
+        line = f"{wanted} cannot run here: {'; '.join(problems)}"
+        console.print(Text(shown_line(line)), soft_wrap=True)
         return 1
     console.print(Text(f"{wanted} can run here"))
     return 0
@@ -92,8 +94,8 @@ def parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
     chosen = {key: values[0] for key, values in _CHOICES.items()}
     folder = Path()
     for argument in arguments:
-        key, separator, value = argument.partition("=")
-        if not separator:
+        key, _, value = argument.partition("=")
+        if not is_key_value(argument):
             folder = Path(argument)
         elif key not in _CHOICES:
             raise WorkloadError(f"unknown key {key}; dlemu doctor takes {', '.join(_CHOICES)}")
@@ -245,7 +247,7 @@ def _gpu() -> Iterator[Check]:
     yield Check("GPU", "ok", f"{count}, its driver serves CUDA {major}.{minor}")
 
     driver = Path("/proc/driver/nvidia/version")
-    text = driver.read_text() if driver.exists() else ""
+    text = driver.read_text(encoding="utf-8") if driver.exists() else ""
     number = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)
     found = number[1] if number else "its version unknown"
     if "Open Kernel Module" in text:
@@ -261,7 +263,9 @@ def _gpu() -> Iterator[Check]:
 
 def _cufile(folder: Path) -> Iterator[Check]:
     modules = Path("/proc/modules")
-    if modules.exists() and re.search(r"^nvidia_fs ", modules.read_text(), re.MULTILINE):
+    if modules.exists() and re.search(
+        r"^nvidia_fs ", modules.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         yield Check("nvidia-fs", "ok", "loaded")
     else:
         yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")
@@ -297,7 +301,7 @@ def _folder(folder: Path) -> Iterator[Check]:
     for drive in drives:
         queue = Path("/sys/block", drive.name, "queue")
         values = {
-            name: (queue / name).read_text().strip()
+            name: (queue / name).read_text(encoding="utf-8").strip()
             for name in ("scheduler", "read_ahead_kb", "logical_block_size")
             if (queue / name).exists()
         }

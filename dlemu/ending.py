@@ -5,13 +5,14 @@ The main thread handles signals, and only between two calls. What is here runs i
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
+
+from dlemu.terminal import complain
 
 LastAct = Callable[[BaseException], object]
 
@@ -89,7 +90,7 @@ class Interrupts:
         """Say once that the process was interrupted; return its exit status."""
         if self.speaks and not self._said:
             self._said = True
-            print("dlemu: interrupted", file=sys.stderr, flush=True)
+            complain("interrupted")
         return _INTERRUPTED
 
     def _come(self, number: int, frame: FrameType | None) -> None:

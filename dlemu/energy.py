@@ -44,8 +44,10 @@ def read_energy(powercap: Path = POWERCAP) -> Energy:
     # intel-rapl:0 is a package (AMD's are called so too); intel-rapl:0:1 is a part of it.
     for domain in sorted(powercap.glob("intel-rapl:?")):
         try:
-            microjoules = int((domain / "energy_uj").read_text())
-            ranges[domain.name] = int((domain / "max_energy_range_uj").read_text()) / 1e6
+            microjoules = int((domain / "energy_uj").read_text(encoding="utf-8"))
+            ranges[domain.name] = (
+                int((domain / "max_energy_range_uj").read_text(encoding="utf-8")) / 1e6
+            )
         except OSError:
             continue
         cpus[domain.name] = microjoules / 1e6

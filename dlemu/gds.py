@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dlemu.devices import read_text
+
 Gds = Literal["require", "prefer"]
 
 PROBE_SECONDS = 60.0
@@ -63,7 +65,10 @@ def find_library() -> str | None:
         except OSError:
             continue
         # The bare name also finds what PyTorch loaded from its wheel, but in this process alone.
-        loaded = re.search(r"/\S*/libcufile\.so\S*", Path("/proc/self/maps").read_text())
+        loaded = re.search(
+            r"/\S*/libcufile\.so\S*",
+            Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"),
+        )
         return loaded[0] if loaded else candidate
     return None
 
@@ -100,7 +105,7 @@ class Availability:
 
 def _mount_type(device: str, root: Path) -> str | None:
     """Return the type of the file system that is mounted from device "major:minor"."""
-    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2] == device:
             return right.split()[0]
@@ -130,13 +135,13 @@ def _folder_reasons(folder: Path, root: Path) -> list[str]:
 
 def expected_mode(folder: Path, version: int, root: Path = Path("/")) -> str:
     """Return the path that cuFile should choose for files of the folder."""
-    if re.search(r"^nvidia_fs ", (root / "proc/modules").read_text(), re.MULTILINE):
+    if re.search(r"^nvidia_fs ", read_text(root / "proc/modules"), re.MULTILINE):
         return "nvidia-fs"
     number = os.stat(folder).st_dev
     device = (root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
-    kernel = re.match(r"(\d+)\.(\d+)", (root / "proc/sys/kernel/osrelease").read_text())
+    kernel = re.match(r"(\d+)\.(\d+)", read_text(root / "proc/sys/kernel/osrelease"))
     driver = root / "proc/driver/nvidia/version"
-    driver_text = driver.read_text() if driver.exists() else ""
+    driver_text = read_text(driver)
     open_driver = re.search(r"Open Kernel Module.*?\s(\d+)\.\d+", driver_text)
     # PCI P2PDMA: cuFile 1.13 (CUDA 12.8), kernel 6.2, NVMe, and the open driver from 565 on.
     direct = (
@@ -167,14 +172,15 @@ def probe(library: str, gds: Gds, timeout: float = PROBE_SECONDS) -> str | None:
     """Return why the driver does not open, or None if it does; tried in another process."""
     with tempfile.TemporaryDirectory(prefix="dlemu-cufile-") as folder:
         path = Path(folder, "cufile.json")
-        path.write_text(json.dumps(config(gds, Path(folder))))
+        path.write_text(json.dumps(config(gds, Path(folder))), encoding="utf-8")
         try:
             done = subprocess.run(
                 [sys.executable, "-c", _PROBE, library],
                 env=os.environ | {"CUFILE_ENV_PATH_JSON": str(path)},
                 cwd=folder,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=timeout,
             )
         except subprocess.TimeoutExpired:

@@ -43,7 +43,9 @@ def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
     Raises:
         OSError: there is no /proc/meminfo.
     """
-    match = re.search(r"^MemTotal:\s+(\d+) kB", (proc / "meminfo").read_text(), re.MULTILINE)
+    match = re.search(
+        r"^MemTotal:\s+(\d+) kB", (proc / "meminfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
     if match is None:
         raise OSError(f"{proc / 'meminfo'} has no MemTotal")
     limits = [(int(match[1]) * 1024, f"MemTotal of {proc / 'meminfo'}")]

@@ -1,10 +1,11 @@
 """What a host did during an interval: the difference of two observations."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from dlemu.devices import DeviceCounters
 from dlemu.host import Throttling
@@ -142,17 +143,16 @@ def summarize(observations: Sequence[Observation]) -> IntervalSummary:
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """Return the observations that a HostObserver wrote; a line that was cut short is left out."""
-    observations = []
-    for line in path.read_text().splitlines(keepends=True)[1:]:
-        if line.endswith("\n"):
-            record = json.loads(line)
-            record["devices"] = {n: DeviceCounters(**d) for n, d in record["devices"].items()}
-            record["host"] = record["host"] and HostCpu(**record["host"])
-            record["processes"] = ProcessCounters(**record["processes"])
-            record["throttling"] = record["throttling"] and Throttling(**record["throttling"])
-            observations.append(Observation(**record))
-    return observations
+    """Return the observations that a HostObserver wrote; a line that was cut short is left out.
+
+    Raises:
+        ValueError: a line holds none.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)[1:]
+    return [_OBSERVATION.validate_json(line) for line in lines if line.endswith(b"\n")]
+
+
+_OBSERVATION = TypeAdapter(Observation)
 
 
 def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | None:

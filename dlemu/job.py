@@ -7,7 +7,6 @@ ranks alike; only rank 0 makes the folder, writes the summary and speaks.
 import math
 import platform
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.cold import make_cold
 from dlemu.datagen import read_manifest, survey
+from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.folders import hold_for_runs, keep_leftovers, make
@@ -41,6 +41,7 @@ from dlemu.records import (
 from dlemu.replay import draw_computation_times, replay_epoch
 from dlemu.report import demand_line, render_run
 from dlemu.settle import accelerators_of, num_accelerators, settle_size
+from dlemu.terminal import complain, say
 from dlemu.verdict import find_limit
 from dlemu.watchdog import Watchdog
 from dlemu.witness import Witness
@@ -107,9 +108,8 @@ def _look_at(
         return workload, layout_of(workload), True, ()
     if not folder.is_dir():
         raise DatasetError(
-            f"dataset.data_folder {folder} is not there; generate it: dlemu datagen "
-            f"workload={workload.name} dataset.data_folder={folder} "
-            f"dataset.num_files_train={workload.num_files}"
+            f"dataset.data_folder {folder} is not there; generate it: "
+            f"{datagen_command(workload, workload.num_files)}"
         )
     found = survey(folder, workload, at=at)
     return workload, found, False, (f"no manifest in {folder}: {found}",)
@@ -120,7 +120,7 @@ def run_job(
     *,
     world: World,
     clock: Clock | None = None,
-    say: Say = print,
+    say: Say = say,
 ) -> Outcome | None:
     """Replay a workload and return what came of it on rank 0, None on the others.
 
@@ -473,7 +473,7 @@ def _write_failure(folder: Path, summary: dict[str, Any], error: BaseException) 
         write_summary(folder, summary)
     except RunError as second:
         if str(folder) not in text:  # else the user is told of the disk already
-            print(f"dlemu: {second}", file=sys.stderr)
+            complain(str(second))
 
 
 class _Idle:

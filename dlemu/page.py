@@ -1,17 +1,18 @@
 """A page of stored runs: tables, the epochs, what the hosts did meanwhile. One HTML file."""
 
+import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-from dlemu.errors import RunError
+from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.intervals import Observation, read_observations, summarize
 from dlemu.job import Outcome
 from dlemu.records import CONFIG
 from dlemu.report import ROWS, render_run
 from dlemu.stored import Stored
+from dlemu.terminal import shown
 from dlemu.workload import Workload
 
 _STYLE = """\
@@ -53,13 +54,13 @@ def render_page(stored: Sequence[Stored]) -> str:
     """Return the HTML of one page about these folders; it needs no other file."""
     body = [f"<h1>dlemu: {len(stored)} result{'s' * (len(stored) != 1)}</h1>"]
     for each in stored:
-        body.append(f"<h2>{escape(each.workload.name)} <small>{escape(str(each.folder))}</small>")
+        body.append(f"<h2>{_text(each.workload.name)} <small>{_text(str(each.folder))}</small>")
         body.append("</h2>")
         if "runs" in each.summary:
             body += _several(each)
         for name, outcome in each.outcomes.items():
             if name:
-                body.append(f"<h3>{escape(name)}</h3>")
+                body.append(f"<h3>{_text(name)}</h3>")
             body += _run(each.workload, each.folder / name, outcome)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -74,7 +75,7 @@ def _several(stored: Stored) -> Iterable[str]:
     """Yield a protocol's table and verdict."""
     *_, verdict = stored.text.splitlines()
     yield _verdict(verdict)
-    yield f"<p><small>{escape(stored.summary['label'])}</small></p>"
+    yield f"<p><small>{_text(stored.summary['label'])}</small></p>"
     cells = [
         (
             row["name"],
@@ -95,9 +96,9 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     epochs = outcome.metrics.epochs
     lines = render_run(workload, outcome.metrics, outcome.summary).splitlines()
     told = lines[lines.index("", 2) + 1 :]  # behind the table
-    yield f"<p>{escape(lines[0])}; {escape(str(outcome.summary.get('start')))}</p>"
+    yield f"<p>{_text(lines[0])}; {_text(str(outcome.summary.get('start')))}</p>"
     yield _verdict(told[0])
-    yield "".join(f"<p>{escape(line)}</p>" for line in told[1:])
+    yield "".join(f"<p>{_text(line)}</p>" for line in told[1:])
     mean_bytes = workload.dataset.mean_bytes
     heads = ["epoch", *(name.strip() for name, _, _ in ROWS)]
     cells = [
@@ -125,15 +126,19 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     )
     for path in sorted(folder.glob("host.*.jsonl")):
         yield from _host(path)
-    yield f"<details><summary>workload</summary><pre>{escape(_config(folder))}</pre></details>"
+    yield f"<details><summary>workload</summary><pre>{_text(_config(folder))}</pre></details>"
 
 
 def _host(path: Path) -> Iterable[str]:
-    """Yield the plots of one host's counters over time."""
+    """Return the plots of one host's counters over time."""
     try:
-        observations = read_observations(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+        return list(_plots(path.name.split(".")[1], read_observations(path)))
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+
+
+def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
+    """Yield the plots of the host of that rank."""
     points = _apart(observations)
     if len(points) < 2:
         return
@@ -158,7 +163,6 @@ def _host(path: Path) -> Iterable[str]:
         None if num is None else num / part.seconds / 1e6
         for num, part in zip(reads.get(name, []), parts, strict=False)
     ]
-    number = path.name.split(".")[1]
     if name:
         yield _plot(
             f"read on the host of rank {number}, {name} (MB/s); epochs are shaded",
@@ -206,18 +210,23 @@ def _apart(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _config(folder: Path) -> str:
-    return (folder / CONFIG).read_text()
+    return (folder / CONFIG).read_text(encoding="utf-8")
+
+
+def _text(text: str) -> str:
+    """Return a text as HTML shows it: no markup, and no control character, which HTML forbids."""
+    return html.escape(shown(text))
 
 
 def _verdict(line: str) -> str:
     kind = {"PASS": "pass", "FAIL": "fail"}.get(line.partition(":")[0], "none")
-    return f'<p class="verdict {kind}">{escape(line)}</p>'
+    return f'<p class="verdict {kind}">{_text(line)}</p>'
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    head = "".join(f"<th>{_text(text)}</th>" for text in heads)
     body = "\n".join(
-        f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows
+        f"<tr>{''.join(f'<td>{_text(str(cell))}</td>' for cell in row)}</tr>" for row in rows
     )
     return f"<table><tr>{head}</tr>\n{body}</table>"
 
@@ -254,8 +263,8 @@ def _plot(
     def y(value: float) -> float:
         return round(_TOP + tall * (1 - (value - low) / ((high - low) or 1)), 1)
 
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
-    parts.append(f'<text x="0" y="14" style="font-weight:600">{escape(title)}</text>')
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(title)}">']
+    parts.append(f'<text x="0" y="14" style="font-weight:600">{_text(title)}</text>')
     parts += [
         f'<rect x="{x(a)}" y="{_TOP}" width="{round(x(b) - x(a), 1)}" height="{tall}" '
         f'fill="#1f5fa8" opacity="0.07"/>'
@@ -267,7 +276,7 @@ def _plot(
             f'<text x="{_LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{value:g}</text>'
         )
     parts += [
-        f'<text x="{x(value)}" y="{_HEIGHT - 14}" text-anchor="middle">{escape(text)}</text>'
+        f'<text x="{x(value)}" y="{_HEIGHT - 14}" text-anchor="middle">{_text(text)}</text>'
         for value, text in x_ticks
     ]
     for place, each in enumerate(series):
@@ -282,6 +291,6 @@ def _plot(
             parts += [f'<circle cx="{a}" cy="{b}" r="3" fill="{each.colour}"/>' for a, b in spots]
         parts.append(
             f'<text x="{_WIDTH - _RIGHT - 170 * (len(series) - place - 1)}" y="14" '
-            f'text-anchor="end" style="fill:{each.colour}">{escape(each.name)}</text>'
+            f'text-anchor="end" style="fill:{each.colour}">{_text(each.name)}</text>'
         )
     return "".join([*parts, "</svg>"])

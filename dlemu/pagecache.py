@@ -89,7 +89,7 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
     """
     os.sync()  # only clean pages can be dropped
     try:
-        control.write_text("3\n")
+        control.write_text("3\n", encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{control} cannot be written ({error.strerror}); run as root, or leave "

@@ -13,6 +13,7 @@ from dlemu.blocks import DATA_PATHS, PATTERNS
 from dlemu.errors import WorkloadError
 from dlemu.records import write_text
 from dlemu.sweep import Cell, PathsPlan, run_paths
+from dlemu.terminal import is_key_value, refuse_tilde, say
 from dlemu.units import parse_bytes
 
 HELP = """\
@@ -42,13 +43,13 @@ def main(arguments: Sequence[str]) -> int:
         RunError: a path does not work, space is short, or a worker failed.
     """
     if "--help" in arguments:
-        print(HELP, end="")
+        say(HELP.rstrip())
         return 0
     plan = parse_plan(arguments)
-    cells = run_paths(plan, lambda text: print(text, flush=True))
-    print(f"\n{render_table(cells)}")
+    cells = run_paths(plan, say)
+    say(f"\n{render_table(cells)}")
     write_report(cells, plan.output)
-    print(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
+    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
     return 0
 
 
@@ -60,9 +61,10 @@ def parse_plan(arguments: Sequence[str]) -> PathsPlan:
     """
     values: dict[str, Any] = {}
     for argument in arguments:
-        key, separator, text = argument.partition("=")
-        if not separator:
-            key, text = "target", argument
+        if not is_key_value(argument):
+            values["targets"] = (Path(argument),)
+            continue
+        key, _, text = argument.partition("=")
         if key not in _PARSERS:
             close = difflib.get_close_matches(key, _PARSERS, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; there is {', '.join(_PARSERS)}"
@@ -90,9 +92,17 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _path_of(key: str) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        refuse_tilde(key, text)
+        return Path(text)
+
+    return parse
+
+
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "target": ("targets", _list_of(Path)),
-    "output": ("output", Path),
+    "target": ("targets", _list_of(_path_of("target"))),
+    "output": ("output", _path_of("output")),
     "seconds": ("seconds", float),
     "io_sizes": ("io_sizes", _list_of(parse_bytes)),
     "workers": ("workers", _list_of(int)),
@@ -114,7 +124,7 @@ def write_report(cells: Sequence[Cell], folder: Path) -> None:
     try:
         render_plot(cells, folder / "paths")
     except ModuleNotFoundError:
-        print("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
 
 
 def path_name(path: str, modes: set[str]) -> str:

@@ -133,7 +133,7 @@ def _calibration(workload: Workload) -> Calibration | None:
         return None
     path = Path(workload.predict.calibration)
     try:
-        text = read_regular(path, error=WorkloadError).decode(errors="replace")
+        text = read_regular(path, error=WorkloadError)
     except OSError as error:
         raise WorkloadError(
             f"predict.calibration {path} cannot be read ({error.strerror}); "

@@ -84,7 +84,9 @@ class Calibration(BaseModel):
         """The drive that was read, None where none was."""
         if self.drive_read_bytes_per_second is None:
             return None
-        return Drive(name="calibrated drive", read_bandwidth=int(self.drive_read_bytes_per_second))
+        rate = max(1, round(self.drive_read_bytes_per_second))
+        # Not checked, for a drive may be slower than what a forgotten unit looks like.
+        return Drive.model_construct(name="calibrated drive", read_bandwidth=rate)
 
 
 class CalibrationFile(BaseModel):
@@ -98,7 +100,7 @@ class CalibrationFile(BaseModel):
     calibrations: tuple[Calibration, ...]
 
     @classmethod
-    def parse(cls, text: str, *, path: str) -> Self:
+    def parse(cls, text: str | bytes, *, path: str) -> Self:
         """Return the calibrations in a file's text; the path is for the error's sake.
 
         Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dlemu.datagen import Progress
+from dlemu.terminal import say
 from dlemu.units import format_bytes, format_rate, format_seconds
 
 _PLAIN_SECONDS = 5.0
@@ -67,4 +68,4 @@ class _Plain:
         now = time.perf_counter()
         if now - self._last >= _PLAIN_SECONDS:
             self._last = now
-            print(f"{self._title}: {describe(progress)}", file=sys.stderr, flush=True)
+            say(f"{self._title}: {describe(progress)}", to_stderr=True)

@@ -21,6 +21,7 @@ from dlemu.proof import EXIT_STATUS, Verdict, given_memory
 from dlemu.records import write_summary
 from dlemu.report import render_run
 from dlemu.settle import measure_memory, num_accelerators
+from dlemu.terminal import say
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -36,7 +37,7 @@ _T95 = (
 )  # fmt: skip
 
 
-def run_protocol(workload: Workload, *, world: World, say: Say = print) -> int:
+def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
     """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
 
     Raises:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ import yaml
 from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
-from dlemu.errors import RunError
-from dlemu.regular import open_regular, read_regular
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.regular import check_regular, read_regular
 from dlemu.workload import Workload
 
 SUMMARY = "summary.json"
@@ -103,10 +104,11 @@ def read_steps(folder: Path) -> Steps:
     parts = []
     for path in paths:
         try:
-            with open(open_regular(path, error=RunError), "rb") as file:
-                part = np.lib.format.read_array(file)
-        except (ValueError, OSError) as error:
-            raise RunError(f"{path} is damaged: {error}") from None
+            check_regular(path, error=RunError)
+            # Mapped, so that no memory is taken for a number in the header.
+            part = np.lib.format.open_memmap(path, mode="r")
+        except (*DAMAGE, TokenError) as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
         if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
             # Runs of earlier versions have no such field; there it is 0.
             part = require_fields(part, STEP)
@@ -136,8 +138,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary = json.loads(read_regular(path, error=RunError))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
     if not isinstance(summary, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return summary
@@ -158,7 +160,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    with _whole(path) as part, part.open("w") as file:
+    with _whole(path) as part, part.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -198,14 +200,14 @@ class JsonLines:
         self.path = path
         self.values: list[Any] = []
         with _named(path):
-            content = path.read_bytes() if path.exists() else b""
+            content = read_regular(path, error=RunError) if path.exists() else b""
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
                 os.truncate(path, whole)
         try:
             self.values = [json.loads(line) for line in content[:whole].splitlines()]
-        except ValueError as error:
-            raise RunError(f"{path} is damaged ({error}); remove it") from None
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
 
     def append(self, *values: Any) -> None:
         """Keep values, all or none of them.

@@ -9,7 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlemu.errors import RunError, WorkloadError
+from pydantic import TypeAdapter
+
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.records import JsonLines
 from dlemu.sizing import Point
 from dlemu.workload import Workload
@@ -18,6 +20,8 @@ from dlemu.world import World
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali")
 # A larger dataset may be written because the search asked for one.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
+
+_POINT = TypeAdapter(Point)
 
 
 class SearchLog:
@@ -37,9 +41,11 @@ class SearchLog:
             first, *runs = self._lines.values
             try:
                 self._check(first["settings"])
-                self.points = [Point(**run) for run in runs]
-            except (KeyError, TypeError) as error:
-                raise RunError(f"{path} is no log of a search ({error}); remove it") from None
+                self.points = [_POINT.validate_python(run) for run in runs]
+            except DAMAGE as error:
+                raise RunError(
+                    f"{path} is no log of a search ({in_short(error)}); remove it"
+                ) from None
 
     def append(self, point: Point) -> None:
         """Keep a run.

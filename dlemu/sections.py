@@ -53,7 +53,8 @@ def _file_name(value: str) -> str:
 FileName = Annotated[str, AfterValidator(_file_name)]
 """Part of a file's or folder's name."""
 Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**15)]
+"""More is a slip of the keyboard, and products of such numbers still fit a float."""
 Size = Annotated[int, BeforeValidator(_size)]
 
 

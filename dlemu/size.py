@@ -44,6 +44,7 @@ from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
 from dlemu.sizing import Event, Point, search
 from dlemu.targets import find_jobs
+from dlemu.terminal import say
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.verdict import limit_in_memory
 from dlemu.workload import Workload
@@ -59,7 +60,7 @@ _FIRST_DATASET = 8
 """Accelerators that a dataset is proposed for where nothing is known of the storage."""
 
 
-def size_storage(workload: Workload, world: World, say: Say = print) -> int:
+def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     """Search for the most accelerators of every target and workload; return the exit status.
 
     0: every search found at least one accelerator; 2: one alone fails somewhere.

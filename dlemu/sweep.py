@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from dlemu import cuda
 from dlemu.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.cufile import availability
 from dlemu.energy import Energy, read_energy
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.folders import hold
 from dlemu.records import JsonLines, check_writable
 from dlemu.units import format_bytes, format_seconds
@@ -163,6 +164,9 @@ def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
     return [known[key] for key in keys]
 
 
+_CELL = TypeAdapter(Cell)
+
+
 def cells_of(store: JsonLines) -> list[Cell]:
     """Return the finished cells of a cells.jsonl.
 
@@ -170,9 +174,9 @@ def cells_of(store: JsonLines) -> list[Cell]:
         RunError: a line is no cell.
     """
     try:
-        return [Cell(**value) for value in store.values]
-    except TypeError as error:
-        raise RunError(f"{store.path} holds no cells ({error}); remove it") from None
+        return [_CELL.validate_python(value) for value in store.values]
+    except DAMAGE as error:
+        raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
 
 
 def _work(
@@ -294,7 +298,7 @@ def _measure(target: Path, work: Work) -> Cell:
 def _host_cpu() -> dict[str, float]:
     """Return CPU seconds of the whole host by kind, idle ones too."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-    ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    ticks = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
     return {
         name: int(number) / os.sysconf("SC_CLK_TCK")
         for name, number in zip(names, ticks, strict=False)

@@ -7,6 +7,7 @@ from dlemu.devices import devices_under
 from dlemu.drive_table import Target
 from dlemu.errors import WorkloadError
 from dlemu.job import Say
+from dlemu.terminal import say
 from dlemu.workload import Workload, load_workload
 
 
@@ -28,7 +29,7 @@ def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
     ]
 
 
-def find_targets(workload: Workload, say: Say = print) -> list[Target]:
+def find_targets(workload: Workload, say: Say = say) -> list[Target]:
     """Return the targets with their names and drive counts; two on one device are warned of.
 
     Raises:

@@ -1,6 +1,5 @@
 """Ends a run in which nothing moves, and says for each rank what it waits for."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Self
 from dlemu.clock import Clock
 from dlemu.ending import end_process, last_act
 from dlemu.errors import RunError
+from dlemu.terminal import complain
 from dlemu.units import format_seconds
 from dlemu.world import World
 
@@ -153,7 +153,7 @@ class Watchdog:
             f"no progress for {format_seconds(waited)} (output.stall_seconds) {phase}"
             f"{': ' if where else ''}{where}"
         )
-        print(f"dlemu: rank {world.rank} on host {world.host}: {line}", file=sys.stderr, flush=True)
+        complain(f"rank {world.rank} on host {world.host}: {line}")
         end_process(RunError(line), 1)
 
     def longest_at(self) -> str:

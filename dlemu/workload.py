@@ -7,7 +7,8 @@ Keys that DLIO knows and that change nothing here are set aside by name (`Worklo
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,16 @@ from dlemu.sections import FormatName as FormatName
 from dlemu.units import with_unit
 
 _CONFIGS = Path(__file__).parent / "workloads"
+_MOST_YAML_BYTES = 100_000
+_MOST_VALUES = 10_000
+_MOST_KEYS = 1_000
+_MOST_LEVELS = 50
+"""Workloads have some hundred values on four levels."""
+
+PATH_KEYS = frozenset(
+    {"dataset.data_folder", "storage.storage_root", "output.folder", "predict.calibration"}
+)
+"""Keys whose value is one path: on the command line it is taken as it stands."""
 
 # DLIO's keys that have no effect here (documents: DLIO "config" page, MLPerf Storage v1.0 and v2.0
 # workload files). A key that could change what is read is never in this list.
@@ -265,7 +276,12 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e6 as text; a number is meant."""
+    """YAML 1.1 reads 1e6 as text; a number is meant. Merged keys are bounded."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:
+            raise ValueError(f"it has a group of more than {_MOST_KEYS:,} keys")
 
 
 _Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
@@ -280,15 +296,51 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return a YAML file's mapping.
 
     Raises:
-        WorkloadError: it is no YAML, or holds no mapping.
+        WorkloadError: it is no YAML, holds no mapping, or is too large for a workload.
     """
+    with path.open("rb") as file:
+        text = file.read(_MOST_YAML_BYTES + 1)
+    if len(text) > _MOST_YAML_BYTES:
+        raise WorkloadError(f"{path} has more than {_MOST_YAML_BYTES:,} bytes; is it a workload?")
     try:
-        tree = yaml.load(path.read_text(), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        tree = yaml.load(text, _Loader)  # from bytes: UTF-8, whatever the locale
+        _check_extent(tree)
+    except yaml.YAMLError as error:
+        raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise WorkloadError(f"{path} is nested too deeply for a workload") from None
+    # What the library says of a value that is none of its tag's: `!!int ""`, `2001-99-99`.
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise WorkloadError(f"{path} holds no keys; a workload has dataset, reader and train")
     return tree
+
+
+def _check_extent(tree: object) -> None:
+    """Refuse a tree that references to itself make endless, or as good as that.
+
+    Raises:
+        ValueError: it has too many values, each counted as often as it is referred to.
+        RecursionError: it is nested too deeply.
+    """
+    found = 0
+    level: Iterable[object] = [tree]
+    for _ in range(_MOST_LEVELS):
+        values = list(islice(level, _MOST_VALUES))
+        found += len(values)
+        if found >= _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if not values:
+            return
+        level = chain.from_iterable(map(_inner, values))
+    raise RecursionError
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, (list, tuple, set)) else ()
 
 
 def _rename(raw: dict[str, Any]) -> None:

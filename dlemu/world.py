@@ -386,8 +386,10 @@ class _Links:
             return self._sockets[rank].recv(1 << 16)
 
 
-def make_world(environment: Mapping[str, str] = os.environ) -> World:
+def make_world(environment: Mapping[str, str] | None = None) -> World:
     """Return the world that a launcher made this process a rank of, or Alone.
+
+    `environment` replaces the process's own, which help() would show as the parameter's default.
 
     Launchers tell their processes by environment variables and in no other way, and MPI, loaded
     just to find out, would cost a second: so this function, alone in dlemu, looks at them.
@@ -395,7 +397,7 @@ def make_world(environment: Mapping[str, str] = os.environ) -> World:
     Raises:
         RunError: there is a launcher, and no MPI, or one that belongs to another launcher.
     """
-    num_ranks = _launched_ranks(environment)
+    num_ranks = _launched_ranks(os.environ if environment is None else environment)
     if num_ranks == 1:
         return Alone()
     size = _mpi_world().size

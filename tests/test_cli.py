@@ -129,8 +129,11 @@ WRONG_OVERRIDES = [
     ("a=[1,", f"override a=[1, {QUOTE}\"a='value'\""),
     ("dataset.data_folder='/x", f"override dataset.data_folder='/x {QUOTE}"
      "\"dataset.data_folder='value'\""),
-    ("dataset.data_folder=/a=b", f"override dataset.data_folder=/a=b {QUOTE}"
-     "\"dataset.data_folder='value'\""),
+    ("name=/a=b", f"override name=/a=b {QUOTE}\"name='value'\""),
+    ("dataset.data_folder=~/x", "dataset.data_folder=~/x: a shell expands no ~ behind =; write "
+     "$HOME/x, or ./~/x for a folder of that name"),
+    ("output.folder=~", "output.folder=~: a shell expands no ~ behind =; write $HOME, or ./~ for "
+     "a folder of that name"),
     ("=3", "override =3 has no key; write key=value"),
     (
         "reader.read_threads=1,2",
@@ -178,8 +181,9 @@ def test_a_wrong_override_gets_one_line(
     ("override", "line"),
     [
         ("dataset.data_folder={tmp}/none", "dataset.data_folder {tmp}/none is not there; generate "
-         "it: dlemu datagen workload=unet3d_h100 dataset.data_folder={tmp}/none "
-         "dataset.num_files_train=56"),
+         "it: dlemu datagen workload=unet3d_h100 dataset.record_length_bytes=20000 "
+         "dataset.record_length_bytes_stdev=5000 dataset.record_length_bytes_resize=2000 "
+         "dataset.data_folder={tmp}/none dataset.num_files_train=56"),
         ("dataset.data_folder={tmp}/empty", "{tmp}/empty/train has no npz files (of others: none); "
          "set dataset.format, or generate the dataset: dlemu datagen"),
         ("dataset.data_folder={tmp}/file", "{tmp}/file/dlemu.json: Not a directory"),

@@ -2,8 +2,9 @@
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu import cuda
+from dlemu import cuda, cufile
 from dlemu.cuda import DeviceMemory, Gpu
 from dlemu.cufile import (
     STATS_BYTES,
@@ -24,6 +25,7 @@ from dlemu.cufile import (
     decode_stats,
 )
 from dlemu.errors import RunError
+from dlemu.gds import Availability, CufileError
 
 Paths = tuple[int, int, int]
 """Operations by PCI P2PDMA, nvidia-fs and POSIX."""
@@ -123,6 +125,57 @@ def test_without_a_gpu_the_error_names_the_remedy() -> None:
 
     with pytest.raises(RunError, match=r"no GPU|no CUDA-capable"):
         Gpu()
+
+
+class _FakeLibrary:
+    """Answers every call alike, and keeps which settings each one met."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing, self.met = failing, dict[str, str | None]()
+
+    def __getattr__(self, name: str) -> Callable[..., CufileError]:
+        def call(*arguments: object) -> CufileError:
+            self.met[name] = os.environ.get(VARIABLE)
+            return CufileError(5001 if name == self.failing else 0, 0)
+
+        return call
+
+
+VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> _FakeLibrary:
+    library = _FakeLibrary(failing)
+    monkeypatch.setattr(cufile, "availability", lambda *_, **__: Availability(True, "compat", ()))
+    monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
+    monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
+    monkeypatch.setattr(cufile, "_load", lambda path: library)
+    return library
+
+
+@pytest.mark.parametrize("users", ["/etc/mine.json", None])
+@pytest.mark.parametrize("failing", ["", "cuFileDriverOpen", "cuFileDriverClose_v2"])
+def test_the_users_own_settings_are_left_alone(
+    users: str | None, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, users or "")
+    if users is None:
+        monkeypatch.delenv(VARIABLE)
+    library = fake(monkeypatch, failing)
+    with suppress(RunError):
+        Driver("/").close()
+    ours = library.met["cuFileDriverOpen"]
+    assert ours is not None and ours != users, "dlemu's own hold while cuFile is open"
+    assert not Path(ours).parent.exists(), "nothing is left"
+    assert os.environ.get(VARIABLE) == users
+
+
+def test_settings_that_changed_meanwhile_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/etc/mine.json")
+    fake(monkeypatch)
+    with Driver("/"):
+        monkeypatch.setenv(VARIABLE, "/etc/another.json")
+    assert os.environ[VARIABLE] == "/etc/another.json"
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

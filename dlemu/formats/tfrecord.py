@@ -78,6 +78,34 @@ def index_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return total
 
 
+def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[int, int]]:
+    """Return (offset, framed bytes) of each record, by the index of a file of `file_bytes`.
+
+    Raises:
+        DatasetError: it names other than so many records, one behind the other within the file;
+            no path, the caller has it.
+    """
+    lines = data.splitlines()
+    if len(lines) != num_samples:
+        raise DatasetError(
+            f"it has {len(lines)} lines, dataset.num_samples_per_file asks for {num_samples}"
+        )
+    records, end = [], 0
+    for line in lines:
+        numbers = [int(word) for word in line.split() if word.isdigit() and len(word) < 19]
+        if len(numbers) != len(line.split()) or len(numbers) != 2:
+            raise DatasetError("it is damaged: a line must be `offset framed_length`")
+        offset, num_bytes = numbers
+        if offset < end or num_bytes < FRAME_BYTES or offset + num_bytes > file_bytes:
+            raise DatasetError(
+                f"it is damaged: {num_bytes} bytes at {offset} are no record of a file of "
+                f"{file_bytes} bytes whose last one ended at {end}"
+            )
+        end = offset + num_bytes
+        records.append((offset, num_bytes))
+    return records
+
+
 def check_head(head: bytes, file_bytes: int) -> None:
     _record_length(head[: _LENGTH.size], file_bytes)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.files import Samples
+from dlemu.formats import tfrecord
 from dlemu.loaders import Batch
 from dlemu.loaders.dali_pipelines import (
     Pipeline,
@@ -170,21 +171,17 @@ class DaliReads:
         """Return the lines of a file's index, and the framed bytes of its records."""
         path = self._source.folder / self._layout.index_path(file)
         try:
-            lines = path.read_bytes().splitlines(keepends=True)
-            sizes = [int(line.split()[1]) for line in lines]
+            data, file_bytes = path.read_bytes(), os.stat(self._path(file)).st_size
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, IndexError):
-            raise DatasetError(
-                f"{path} is damaged: a line must be `offset framed_length`; dlemu verify lists "
-                f"what else is"
-            ) from None
-        if len(lines) != self._layout.samples_per_file:
-            raise DatasetError(
-                f"{path} has {len(lines)} lines, dataset.num_samples_per_file asks for "
-                f"{self._layout.samples_per_file}"
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+        try:
+            records = tfrecord.read_index(
+                data, file_bytes=file_bytes, num_samples=self._layout.samples_per_file
             )
-        return lines, sizes
+        except DatasetError as error:
+            raise DatasetError(f"{path}: {error}; dlemu verify lists what else is") from None
+        lines = [f"{offset} {num_bytes}\n".encode() for offset, num_bytes in records]
+        return lines, [num_bytes for _, num_bytes in records]
 
     def _path(self, file: int) -> str:
         return f"{self._source.folder}/{self._layout.path(file)}"

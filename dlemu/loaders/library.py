@@ -6,7 +6,6 @@ The libraries read through an ordinary Python file, as they do in a training job
 import io
 import os
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
@@ -21,6 +20,8 @@ from dlemu.regular import open_regular
 from dlemu.workload import FormatName
 
 _Returned = TypeVar("_Returned")
+_MOST_DEFLATED = 1032
+"""Bytes that one compressed byte can stand for (zlib's technical details)."""
 
 
 def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
@@ -81,7 +82,7 @@ class _Array:
     """A file that is one array; of several samples, the last axis."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
-        self._num_samples = num_samples
+        self._counted, self._num_samples = file, num_samples
         self._file = io.BufferedReader(file)
         begin = perf_counter()
         try:
@@ -93,13 +94,16 @@ class _Array:
                 self._array = loaded
                 file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                 file.read_seconds = perf_counter() - begin
-        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # whatever the library says of a damaged file
             raise _damaged(file, error) from None
 
     def sample(self, place: int) -> Memory:
         several = self._num_samples > 1
-        array = self._array[..., place] if several else self._array
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        try:
+            array = self._array[..., place] if several else self._array
+            return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        except (IndexError, TypeError, ValueError) as error:
+            raise _damaged(self._counted, error) from None
 
     def close(self) -> None:
         self._file.close()
@@ -118,16 +122,23 @@ class _Hdf5:
             self._file = h5py.File(file, "r")
             name = "records_0" if "records_0" in self._file else "records"
             self._records = self._file[name]
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            num_bytes, file_bytes = int(self._records.nbytes), os.fstat(file.fileno()).st_size
+        except Exception as error:  # whatever the library says of a damaged file
             raise _damaged(file, error) from None
+        # Before memory is taken for what the header says.
+        if num_bytes > _MOST_DEFLATED * file_bytes:
+            raise DatasetError(
+                f"{file.path} is damaged: {name} has {num_bytes} bytes by its header, the file "
+                f"{file_bytes}"
+            )
 
     def sample(self, place: int) -> Memory:
         try:
             several = self._num_samples > 1
             array = self._records[place] if several else self._records[...]
-        except (OSError, RuntimeError, ValueError) as error:
+            return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        except Exception as error:  # whatever the library says of a damaged file
             raise _damaged(self._counted, error) from None
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def close(self) -> None:
         self._file.close()

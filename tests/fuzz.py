@@ -1,0 +1,671 @@
+"""Damaged input for everything that dlemu parses: it must return, or say in one line what is wrong.
+
+    python -m tests.fuzz [--seconds 600 | --inputs 1000] [--target NAME]... [--seed 0] [--jobs 2]
+
+An input follows from seed, target and number alone. Each target runs in a process of its own, so
+that a crash is one finding and not the end. A finding is another exception than DlemuError, a line
+of several or without end, a control character on the terminal, a file opened outside the folder,
+memory taken for a number in a header, an endless loop, a crash. Exit status 1 if there is one.
+"""
+
+import argparse
+import contextlib
+import copy
+import faulthandler
+import functools
+import io
+import json
+import math
+import mmap
+import os
+import random
+import re
+import resource
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+import yaml
+
+from dlemu import compose as composing
+from dlemu import stored as storing
+from dlemu.cli import run
+from dlemu.errors import DlemuError
+from dlemu.files import dataset_size, layout_of
+from dlemu.formats import tfrecord
+from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.predict import predict_storage
+from dlemu.records import JsonLines, dump_workload
+from dlemu.search_log import SearchLog, settings_of
+from dlemu.sweep import Cell, cells_of
+from dlemu.terminal import shown
+from dlemu.workload import FormatName, load_workload
+from dlemu.world import Alone
+from tests.commands import QUICK, SMALL
+from tests.test_fuzz_formats import check, damaged, files_of
+
+ROOT = Path(__file__).parents[1]
+MOST_BYTES = 2 << 30
+"""Memory that a target may take beyond what the process has at its start."""
+MOST_SECONDS = 10.0
+"""CPU time of one input."""
+MOST_LETTERS = 10_100
+"""Of one line."""
+FORMAT_NAMES: tuple[FormatName, ...] = ("npz", "npy", "hdf5", "tfrecord")
+ACTS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+Randomly = random.Random
+
+
+class Finding(Exception):
+    """What must not be, in words."""
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+_TEXTS = (
+    "", "x", "auto", "null", "~", "../../etc/passwd", "/etc/passwd", "a/../../b", "\x1b[2J\x9b",
+    "ü", "\u202e\u2028", "\x00", "nan", "1e999", "-1", "0x7f", "2001-99-99", "${oc.env:HOME}",
+    "${x", "${", "x" * 5000, "%s%n{0}", "\ud800", "<script>", "'", '"', "a\nb: c", "&a [*a]",
+    "!!int ''", "[1,", "{",
+)  # fmt: skip
+_NUMBERS = (
+    0, 1, -1, 2, 7, 0.5, -0.0, 1e-300, 1e300, 5e-324, math.nan, math.inf, -math.inf, 2**31,
+    2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**20, 10**400, 1e15, 99999,
+)  # fmt: skip
+
+
+def _anything(randomly: Randomly) -> Any:
+    match randomly.randrange(9):
+        case 0 | 1:
+            return randomly.choice(_TEXTS)
+        case 2 | 3 | 4:
+            return randomly.choice(_NUMBERS)
+        case 5:
+            return randomly.choice((True, False, None))
+        case 6:
+            return randomly.choice(([], {}, [[]], [None], {"": {}}, {"a": 1}, [1, "a"]))
+        case 7:
+            value: Any = 1
+            for _ in range(randomly.choice((3, 30, 900))):
+                value = [value] if randomly.random() < 0.5 else {"a": value}
+            return value
+        case _:
+            return randomly.getrandbits(randomly.choice((8, 32, 64))) - 100
+
+
+def damaged_tree(tree: Any, randomly: Randomly) -> Any:
+    """Return a tree of plain values in which some are missing, double, moved or something else."""
+    tree = copy.deepcopy(tree)
+    for _ in range(randomly.randint(1, 3)):
+        places = list(_places(tree))
+        if not places:
+            return _anything(randomly)
+        above, key = randomly.choice(places)
+        match randomly.randrange(8):
+            case 0:
+                del above[key]
+            case 1 if isinstance(above, dict):
+                above[str(randomly.choice(_TEXTS))] = above.pop(key)
+            case 1:
+                above.append(above[key])
+            case 2:
+                other, place = randomly.choice(places)
+                above[key] = copy.deepcopy(other[place])
+            case 3 if isinstance(above[key], (int, float)):
+                try:
+                    above[key] = randomly.choice((above[key] * 10**9, -above[key], above[key] / 3))
+                except OverflowError:
+                    above[key] = math.inf
+            case 4:
+                above[key] = str(above[key])
+            case _:
+                above[key] = _anything(randomly)
+    return tree
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (dict, list)):
+            for key in value if isinstance(value, dict) else range(len(value)):
+                yield value, key
+                waiting.append(value[key])
+
+
+def _encoded(tree: Any) -> bytes:
+    """Return a tree as JSON, which is YAML too; as NaN and 10^400 have it, what Python reads."""
+    try:
+        return json.dumps(tree).encode(errors="surrogatepass")
+    except RecursionError:
+        return b"[" * 100_000
+
+
+def damaged_json(data: bytes, randomly: Randomly) -> bytes:
+    """Return the text of another tree, or another text."""
+    with contextlib.suppress(ValueError, RecursionError):  # of what is damaged already
+        if randomly.random() > 0.2:
+            return _encoded(damaged_tree(json.loads(data), randomly))
+    return damaged(data, randomly)
+
+
+def damaged_lines(data: bytes, randomly: Randomly) -> bytes:
+    """Return JSON lines of which a few are others."""
+    if randomly.random() < 0.2:
+        return damaged(data, randomly)
+    lines = data.splitlines(keepends=True)
+    for _ in range(randomly.randint(1, 2)):
+        at = randomly.randrange(len(lines))
+        match randomly.randrange(4):
+            case 0 if len(lines) > 1:
+                del lines[at]
+            case 1:
+                lines.insert(at, randomly.choice(lines))
+            case _:
+                lines[at] = damaged_json(lines[at].rstrip(b"\n"), randomly) + b"\n"
+    return b"".join(lines)
+
+
+_BOMBS = (
+    b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+        b"%c: &%c [%s]\n" % (c + 1, c + 1, b",".join([b"*%c" % c] * 9)) for c in range(97, 110)
+    ),
+    b"a: &a {k: 1, l: 2}\n" + b"".join(
+        b"%c: &%c {<<: [%s], m%c: 1}\n" % (c + 1, c + 1, b",".join([b"*%c" % c] * 9), c)
+        for c in range(97, 110)
+    ),
+    b"&a [*a]", b"a: &a {b: *a}", b"[" * 30_000, b"{a: " * 9000, b"- " * 20_000, b"? " * 5000,
+    b"!!python/object/apply:os.system [id]", b"!!timestamp x", b"!!bool x", b"!!float _",
+    b"--- \n---",
+    b"\xff\xfe\x00", b"\xef\xbb\xbfname: x", b"a: 1\na: 2", b"x: 1:99:99", b"x: 0b", b"x: 0o9",
+    b"%YAML 9",
+)  # fmt: skip
+
+
+def damaged_yaml(data: bytes, randomly: Randomly) -> bytes:
+    """Return the text of another tree, another text, or one that grows when it is read."""
+    chance = randomly.random()
+    if chance < 0.1:
+        return randomly.choice((b"", data)) + randomly.choice(_BOMBS)
+    if chance < 0.4:
+        return damaged(data, randomly)
+    with contextlib.suppress(RecursionError):
+        return _encoded(damaged_tree(_plain_yaml(data), randomly))
+    return data
+
+
+@functools.cache
+def _plain_yaml(data: bytes) -> Any:
+    return yaml.safe_load(data)
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that parses."""
+
+    seeds: Callable[[Path], Sequence[Any]]
+    """Returns sound inputs; the folder may be filled with what they need."""
+    damage: Callable[[Any, Randomly], Any]
+    parse: Callable[[Path, Any], None]
+    """Parses an input in that folder; DlemuError is an answer."""
+
+
+def _format(name: FormatName) -> Target:
+    return Target(
+        lambda folder: files_of(name),
+        lambda seed, randomly: (damaged(seed[0], randomly), seed[1]),
+        lambda folder, made: check(name, *made),
+    )
+
+
+def _library_seeds(folder: Path) -> Sequence[Any]:
+    return [(name, *each) for name in FORMAT_NAMES for each in files_of(name)]
+
+
+def _read_by_library(folder: Path, made: tuple[FormatName, bytes, int]) -> None:
+    name, data, num_samples = made
+    path = folder / f"a.{name}"
+    path.write_bytes(data)
+    parsed = None
+    try:
+        parsed = PARSERS[name](CountedFile(str(path)), num_samples)
+        for place in range(num_samples):
+            if parsed.sample(place).nbytes > 100 * len(data) + 1000:
+                raise Finding("a sample is larger than the file")
+    finally:
+        if parsed is not None:
+            parsed.close()
+
+
+def _read_index(folder: Path, data: bytes) -> None:
+    for offset, num_bytes in tfrecord.read_index(data, file_bytes=10_000, num_samples=3):
+        if not 0 <= offset < offset + num_bytes <= 10_000:
+            raise Finding("a record lies outside of the file")
+
+
+def _dataset(folder: Path) -> Sequence[Any]:
+    _quietly(["datagen", *SMALL, "dataset.num_files_train=5", f"dataset.data_folder={folder}"])
+    text, files = ((folder / name).read_bytes() for name in ("dlemu.json", "dlemu.files.npy"))
+    return [(text, files)]
+
+
+def _damaged_manifest(seed: tuple[bytes, bytes], randomly: Randomly) -> tuple[bytes, bytes]:
+    text, files = seed
+    if randomly.random() < 0.2:
+        return text, damaged(files, randomly)
+    return damaged_json(text, randomly), files
+
+
+def _read_manifest(folder: Path, made: tuple[bytes, bytes]) -> None:
+    from dlemu.datagen import read_manifest, verify
+
+    (folder / "dlemu.json").write_bytes(made[0])
+    (folder / "dlemu.files.npy").write_bytes(made[1])
+    keys = {"dataset.num_files_train": 5, "dataset.data_folder": str(folder)}
+    sizes = {key: int(value) for key, _, value in (word.partition("=") for word in SMALL[1:])}
+    workload = load_workload("unet3d_h100", {**sizes, **keys})
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        manifest.describe()
+        with contextlib.suppress(DlemuError):
+            manifest.check(layout_of(workload), folder)
+        verify(folder, full=False, world=Alone())
+
+
+def _workloads(folder: Path) -> Sequence[Any]:
+    names = ("unet3d_h100", "cosmoflow_a100", "resnet50_h100")
+    shipped = [(ROOT / "workloads" / "workload" / f"{name}.yaml").read_bytes() for name in names]
+    whole = dump_workload(load_workload("unet3d_h100", {"drive": "d7_ps1010"})).encode()
+    return [*shipped, whole, (ROOT / "tests" / "data" / "mlperf_unet3d_h100.yaml").read_bytes()]
+
+
+def _read_workload(folder: Path, data: bytes) -> None:
+    path = folder / "w.yaml"
+    path.write_bytes(data)
+    # Hydra takes ten times as long.
+    workload = composing.compose([f"workload={path}"]) if data[-1:] in b"}0" else None
+    workload = load_workload(path) if workload is None else workload
+    dump_workload(workload)
+    if workload.dataset.num_files_train != "auto":
+        layout_of(workload)
+    dataset_size(workload, num_accelerators=8, host_memory=1 << 40)
+    if workload.drive is not None:
+        predict_storage(workload.with_keys({"output.folder": None}))
+
+
+_WORDS = (
+    "reader.batch_size=2", "dataset.data_folder=/x", "output.folder=[a]", "drive={a: 1}", "~reader",
+    "train.computation_time={mean: 1, stdev: 0}", "size.targets=[a,b]", "+a.b=1", "++name='x'",
+    "reader.odirect=auto", "host_memory=64GiB", "dataset.record_dims=[1,2]", "name=${train.seed}",
+    "a=glob(*)", "a=range(1,3)", "a=int('3')", "a=choice(1,2)", "predict.calibration=/x", "a=1,2",
+)  # fmt: skip
+
+
+def _damaged_words(seed: str, randomly: Randomly) -> list[str]:
+    words = [seed]
+    for _ in range(randomly.randint(0, 2)):
+        words.append(randomly.choice(_WORDS))
+    at = randomly.randrange(len(words))
+    key, _, value = words[at].partition("=")
+    match randomly.randrange(4):
+        case 0:
+            value = json.dumps(_anything(randomly))
+        case 1:
+            value = str(randomly.choice((*_TEXTS, *_NUMBERS[:20])))
+        case 2:
+            cut = randomly.randrange(len(value) + 1)
+            value = (
+                value[:cut] + randomly.choice("[]{}()'\"\\,:=~$ \t\n\x1büé*&@+-.%") + value[cut:]
+            )
+        case _:
+            key = randomly.choice((key + ".", "." + key, key * 2, key + "@x", "+" + key, "~" + key))
+    words[at] = f"{key}={value}"
+    return words
+
+
+def _override(folder: Path, words: list[str]) -> None:
+    workload = composing.compose(["workload=unet3d_h100", *words])
+    dump_workload(workload)
+
+
+def _stored_runs(folder: Path) -> None:
+    """Put a run, and a protocol of two, into the folder."""
+    if not (folder / "run").is_dir():
+        data = f"dataset.data_folder={folder / 'data'}"
+        _quietly(["datagen", *SMALL, data])
+        _quietly(["run", *QUICK, data, f"output.folder={folder / 'run'}"])
+        _quietly(["run", *QUICK, data, f"output.folder={folder / 'runs'}", "runs=2"], status=None)
+        # Faster than YAML, and the same where nobody has damaged it.
+        known = {path.parent: load_workload(path) for path in folder.rglob("config.yaml")}
+
+        def load(path: Path, keys: Any) -> Any:
+            found = known.get(path.parent)
+            return load_workload(path, keys) if found is None or path.parent in altered else found
+
+        storing.load_workload = load  # type: ignore[attr-defined, assignment]
+
+
+altered: set[Path] = set()
+"""Folders whose config.yaml is no longer the run's."""
+
+
+def _of_run(name: str, damage: Callable[[Any, Randomly], Any], *, of: str = "run") -> Target:
+    """Return the target that one file of a stored run is."""
+
+    def seeds(folder: Path) -> Sequence[Any]:
+        _stored_runs(folder)
+        if name == "config.yaml":
+            altered.add(folder / of)
+        return [(folder / of / name).read_bytes()]
+
+    def parse(folder: Path, data: bytes) -> None:
+        (folder / of / name).write_bytes(data)
+        page = folder / "page.html"
+        page.unlink(missing_ok=True)
+        # One command shows the text and the page, which reads host.0.jsonl.
+        _quietly(["report", str(folder / of), "--html", str(page)], status=None)
+        if name == "summary.json":
+            _quietly(["report", str(folder / of), "--json", "metric.edition=v2.0"], status=None)
+        if page.exists():
+            text = page.read_text(encoding="utf-8")
+            if ACTS.search(text) or re.search(r"<(script|img|iframe)|\son\w+=", text):
+                raise Finding("the page holds what it must not")
+
+    return Target(seeds, damage, parse)
+
+
+def _calibration(folder: Path) -> Sequence[Any]:
+    entry = {
+        "workload": "unet3d_h100", "loader": "pytorch", "odirect": False, "sample_bytes": 146600628,
+        "read_threads": 4, "overhead": 0.01, "jitter": 0.001, "host_read_bytes_per_second": 1e10,
+        "drive_read_bytes_per_second": 7e9, "page_cache_share": 0.1, "error": 0.36,
+        "overhead_limit": "none", "host_limit": "host cpu", "drive_limit": "storage",
+    }  # fmt: skip
+    return [_encoded({"version": 2, "host": "a", "calibrations": [entry]})]
+
+
+@functools.cache
+def _to_be_predicted(path: Path) -> Any:
+    return load_workload("unet3d_h100", {"predict.calibration": str(path)})
+
+
+def _predict(folder: Path, data: bytes) -> None:
+    (folder / "calibration.json").write_bytes(data)
+    predict_storage(_to_be_predicted(folder / "calibration.json"))
+
+
+def _search_log(folder: Path) -> Sequence[Any]:
+    path = folder / "search.jsonl"
+    path.unlink(missing_ok=True)
+    SearchLog(path, _settings())
+    point = {"num_accelerators": 4, "au_percentage": 95.0, "samples_per_second": 10.0}
+    line = json.dumps(point | {"read_bytes_per_second": 1e9, "limit": "storage"})
+    return [path.read_bytes() + f"{line}\n{line}\n".encode()]
+
+
+@functools.cache
+def _settings() -> Any:
+    return settings_of(load_workload("unet3d_h100"), Alone())
+
+
+def _read_search_log(folder: Path, data: bytes) -> None:
+    (folder / "search.jsonl").write_bytes(data)
+    SearchLog(folder / "search.jsonl", _settings())
+
+
+def _cells(folder: Path) -> Sequence[Any]:
+    numbers = {field.name: 1 for field in fields(Cell)}
+    names = {"target": "/a", "path": "cufile", "pattern": "seq_read", "mode": "compat"}
+    return [2 * (_encoded(numbers | names) + b"\n")]
+
+
+def _read_cells(folder: Path, data: bytes) -> None:
+    (folder / "cells.jsonl").write_bytes(data)
+    cells_of(JsonLines(folder / "cells.jsonl"))
+
+
+def _frames(folder: Path) -> Sequence[Any]:
+    from dlemu.links import Word, encode
+
+    said = [encode(word, text) for word in Word for text in ("", "7", "rank 3: ü\x1b[1m")]
+    return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
+
+
+def _decode(folder: Path, data: bytes) -> None:
+    from dlemu.links import MAX_BYTES, Frames, decode
+
+    frames = Frames()
+    for start in range(0, len(data), 37):
+        for each in frames.feed(data[start : start + 37]):
+            if len(each) > MAX_BYTES or len(decode(3, each).text) > 4 * MAX_BYTES:
+                raise Finding("a message is longer than any may be")
+
+
+TARGETS: dict[str, Target] = {
+    **{name: _format(name) for name in FORMAT_NAMES},
+    "library": Target(
+        _library_seeds,
+        lambda seed, randomly: (seed[0], damaged(seed[1], randomly), seed[2]),
+        _read_by_library,
+    ),
+    "index": Target(
+        lambda folder: [tfrecord.index(np.array([100, 2000, 30]))], damaged, _read_index
+    ),
+    "manifest": Target(_dataset, _damaged_manifest, _read_manifest),
+    "workload": Target(_workloads, damaged_yaml, _read_workload),
+    "overrides": Target(lambda folder: _WORDS, _damaged_words, _override),
+    "summary": _of_run("summary.json", damaged_json),
+    "runs": _of_run("summary.json", damaged_json, of="runs"),
+    "config": _of_run("config.yaml", damaged_yaml),
+    "steps": _of_run("steps.0.npy", damaged),
+    "host": _of_run("host.0.jsonl", damaged_lines),
+    "calibration": Target(_calibration, damaged_json, _predict),
+    "search log": Target(_search_log, damaged_lines, _read_search_log),
+    "cells": Target(_cells, damaged_lines, _read_cells),
+}
+if find_spec("dlemu.links"):
+    TARGETS["rank messages"] = Target(_frames, damaged, _decode)
+
+
+# --- one input ------------------------------------------------------------------------------------
+
+
+def _quietly(words: list[str], status: int | None = 0) -> None:
+    """Run a command; look at what it would have shown."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        found = run(words)
+    if status is not None and found != status:
+        raise Finding(f"{words} gave {found}: {err.getvalue()}")
+    said = out.getvalue() + err.getvalue()
+    if ACTS.search(said):
+        raise Finding(f"a control character reaches the terminal: {said[:500]!r}")
+    for line in err.getvalue().splitlines():
+        if not line.startswith(("dlemu: ", "page: ")) or len(line) > MOST_LETTERS:
+            raise Finding(f"stderr has {line[:500]!r}, {len(line)} letters")
+
+
+class _Watch:
+    """Raises a Finding for files opened outside of a folder while it is entered."""
+
+    def __init__(self, folder: Path) -> None:
+        known = (
+            "/proc/",
+            "/sys/",
+            "/dev/null",
+            "/dev/urandom",
+            "/usr/lib",
+            "/usr/share",
+            "/etc/localtime",
+        )
+        self._known = (str(folder), str(ROOT), sys.prefix, sys.base_prefix, *sys.path[1:], *known)
+        self.strangers: list[str] = []
+        self.on = False
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.on and event == "open" and isinstance(arguments[0], (str, bytes)):
+            path = os.path.normpath(os.fsdecode(arguments[0]))
+            if os.path.isabs(path) and not path.startswith(self._known):
+                self.strangers.append(path)
+
+
+def _on_long(number: int, frame: object) -> None:
+    raise Finding(f"it takes more than {MOST_SECONDS:g} s of CPU time")
+
+
+def examine(target: Target, folder: Path, made: Any, watch: _Watch) -> str | None:
+    """Return what is wrong with how an input was taken, None if nothing is."""
+    watch.strangers.clear()
+    watch.on = True
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+    try:
+        target.parse(folder, made)
+    except DlemuError as error:
+        str(error)
+    except Exception as error:
+        return described(error)
+    finally:
+        watch.on = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return f"it opened {watch.strangers[:3]}" if watch.strangers else None
+
+
+def described(error: Exception) -> str:
+    """Return an exception with the lines of dlemu that it came through, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(str(ROOT))][1:]
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in ours]
+    return "\n".join([*lines[:4], *lines[4:][-4:], f"{type(error).__name__}: {error}"[:500]])
+
+
+def make(target: str, seeds: Sequence[Any], seed: int, number: int) -> Any:
+    """Return input number so many of a target."""
+    randomly = Randomly(f"{seed}/{target}/{number}")
+    return TARGETS[target].damage(randomly.choice(seeds), randomly)
+
+
+# --- many inputs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """A target at work in a process of its own."""
+
+    name: str
+    first: int
+    pid: int
+    reached: mmap.mmap
+    """Number of the input that it is at, eight bytes."""
+    told: IO[bytes]
+    """Its findings."""
+
+    @classmethod
+    def start(cls, name: str, words: argparse.Namespace, seconds: float) -> Self:
+        """Fork, for the libraries are loaded."""
+        reached, told = mmap.mmap(-1, 8), tempfile.TemporaryFile()  # noqa: SIM115
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(told.fileno(), 1)
+            os.dup2(told.fileno(), 2)
+            status = 3
+            try:
+                status = _work(name, words, seconds, reached)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        return cls(name, words.first, pid, reached, told)
+
+    def end(self, status: int, seed: int) -> tuple[int, str]:
+        """Return how many inputs it took, and its findings."""
+        number = int.from_bytes(self.reached[:], "little")
+        self.told.seek(0)
+        found = self.told.read().decode(errors="backslashreplace") if status else ""
+        if status not in (0, 1):
+            found = f"\n{again(self.name, seed, number)}\nended with {status}\n{found[-4000:]}"
+        return number - self.first, found
+
+
+def _work(name: str, words: argparse.Namespace, seconds: float, reached: mmap.mmap) -> int:
+    """Run one target in this process; return 1 if there was a finding."""
+    faulthandler.enable()
+    folder = Path(tempfile.mkdtemp(prefix="dlemu-fuzz-"))
+    os.chdir(folder)
+    found: set[str] = set()
+    number = words.first
+    try:
+        seeds = TARGETS[name].seeds(folder)
+        watch = _Watch(folder)
+        signal.signal(signal.SIGVTALRM, _on_long)
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, resource.RLIM_INFINITY))
+        end = time.monotonic() + seconds
+        while number < words.first + words.inputs and time.monotonic() < end:
+            reached[:] = number.to_bytes(8, "little")
+            problem = examine(TARGETS[name], folder, make(name, seeds, words.seed, number), watch)
+            kind = re.sub(r"[^\w./]|\d", "", " ".join((problem or "").splitlines()[-2:])[:150])
+            if problem is not None and kind not in found:
+                found.add(kind)
+                print("", again(name, words.seed, number), shown(problem), sep="\n")
+            number += 1
+        reached[:] = number.to_bytes(8, "little")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if found else 0
+
+
+def again(name: str, seed: int, number: int) -> str:
+    """Return the command that gives a target this very input."""
+    return f"python -m tests.fuzz --target '{name}' --seed {seed} --first {number} --inputs 1"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the targets, so many at the same time; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("--target", action="append", choices=sorted(TARGETS), default=[])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="in all")
+    parser.add_argument("--inputs", type=int, default=None, help="of each target")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(31))
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
+    words = parser.parse_args(arguments)
+    if words.inputs is None:
+        words.inputs = sys.maxsize
+        words.seconds = min(words.seconds, 60.0 * (len(words.target) or len(TARGETS)))
+    waiting = words.target or list(TARGETS)
+    seconds = words.seconds * min(words.jobs, len(waiting)) / len(waiting)
+    running: dict[int, Job] = {}
+    total, failed = 0, False
+    while waiting or running:
+        if waiting and len(running) < words.jobs:
+            job = Job.start(waiting.pop(0), words, seconds)
+            running[job.pid] = job
+            continue
+        pid, status = os.wait()
+        job = running.pop(pid)
+        count, found = job.end(os.waitstatus_to_exitcode(status), words.seed)
+        total, failed = total + count, failed or bool(found)
+        print(f"{job.name:<14} {count:>9,} inputs{found or ', nothing found'}", flush=True)
+    print(f"{total:,} inputs, seed {words.seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,290 @@
+"""What is typed is taken as it stands; what is shown acts on no terminal and needs no locale."""
+
+import json
+import os
+import pydoc
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli import run
+from dlemu.commands import command
+from dlemu.errors import WorkloadError
+from dlemu.terminal import is_key_value, refuse_tilde, shown, shown_line
+from dlemu.workload import load_workload
+from tests.commands import QUICK, SMALL
+from tests.test_layers import MODULES, ROOT
+
+ODD = "my set [1] ~ü,=x"
+HOSTILE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b2J\r\x00"
+ACTS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+COMMAND = [sys.executable, "-m", "dlemu"]
+
+
+def in_locale(
+    words: Sequence[str], *, cwd: Path, options: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `dlemu` as a process with other settings of its language and encoding."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
+    return subprocess.run(
+        [sys.executable, *options, "-m", "dlemu", *words],
+        capture_output=True,
+        cwd=cwd,
+        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        timeout=150,
+    )
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+LOCALES = [{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}, C_LOCALE]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset and a run whose paths hold what a grammar would take apart."""
+    base = tmp_path_factory.mktemp("odd")
+    data = f"dataset.data_folder={base / ODD}/data"
+    assert run(["datagen", *SMALL, data]) == 0
+    assert run(["run", *QUICK, data, f"output.folder={base / ODD}/run"]) == 0
+    return base
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def test_what_acts_on_a_terminal_is_written_out() -> None:
+    assert shown("a\x1b[1mb\nc\td\x7f\x9b\u202e\u2066\u2028\udcff") == (
+        "a\\x1b[1mb\nc\\x09d\\x7f\\x9b\\u202e\\u2066\\u2028\\udcff"
+    )
+    assert shown_line("a\nb\r") == "a\\x0ab\\x0d"
+    assert shown("größe µ ≥ … 数据 🙂") == "größe µ ≥ … 数据 🙂"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"r{HOSTILE}n"],
+        ["run", f"workload={HOSTILE}"],
+        ["run", f"--{HOSTILE}"],
+        ["run", "workload=unet3d_h100", f"dataset.{HOSTILE}=1"],
+        ["run", *QUICK, f"dataset.data_folder=/nosuch/{HOSTILE[:-1]}"],
+        ["run", *QUICK, f"dataset.format={HOSTILE}"],
+        ["report", f"/nosuch/{HOSTILE[:-1]}\n\n"],
+        ["paths", f"target=/nosuch/{HOSTILE[:-1]}"],
+        ["doctor", f"/nosuch/{HOSTILE[:-1]}"],
+    ],
+)
+def test_an_error_shows_no_control_character(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("dlemu: ") and said.err.count("\n") == 1
+    assert not ACTS.search(said.err) and "\\x1b" in said.err
+
+
+def test_a_stored_run_shows_no_control_character(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", place / ODD / "run", folder], check=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["notes"] = [f"note {HOSTILE}"]
+    summary["limit"] = {"name": f"storage{HOSTILE}", "evidence": HOSTILE, "advice": HOSTILE}
+    summary["start"] = f"<script>{HOSTILE}"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + 'name: "w\\e[31m\\x9b"\n')
+    capsys.readouterr()
+
+    page = tmp_path / "page.html"
+    assert run(["report", str(folder), "--html", str(page)]) == 0
+    said = capsys.readouterr()
+    assert not ACTS.search(said.out + said.err)
+    assert "note: note \\x1b]0;owned\\x07" in said.out and "w\\x1b[31m\\x9b" in said.out
+    html = page.read_text(encoding="utf-8")
+    assert not ACTS.search(html) and "<script>" not in html and "&lt;script&gt;" in html
+
+    summary["notes"] = ["\x7f\x1b"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert run(["report", str(folder), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert not ACTS.search(out) and json.loads(out)["notes"] == ["\x7f\x1b"]
+
+
+def test_a_files_name_shows_no_control_character(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = f"dataset.data_folder={tmp_path}/a\x1b[31m\nPASS"
+    assert run(["datagen", *SMALL, data]) == 0
+    next((tmp_path / "a\x1b[31m\nPASS" / "train").iterdir()).unlink()
+    capsys.readouterr()
+    assert run(["verify", *SMALL, data]) == 1
+    out = capsys.readouterr().out
+    assert not ACTS.search(out) and "a\\x1b[31m" in out
+
+
+def test_help_shows_nothing_of_the_environment() -> None:
+    code = (
+        "import importlib, pydoc, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: module = importlib.import_module(name)\n"
+        "    except ImportError: continue\n"
+        "    print(pydoc.render_doc(module, renderer=pydoc.plaintext))\n"
+    )
+    names = ["dlemu", *(f"dlemu.{name}" for name in MODULES if name not in ("__init__",))]
+    environment = os.environ | {"DLEMU_TEST_PLANTED": "planted-value", "PYTHONPATH": str(ROOT)}
+    text = subprocess.check_output(
+        [sys.executable, "-c", code, *names], env=environment, text=True, timeout=120
+    )
+    assert text.count("Python Library Documentation") >= 70, "help was rendered"
+    assert "make_world(" in text and "planted" not in text
+    assert "make_world(" in pydoc.render_doc(import_module("dlemu"))
+
+
+# --- any locale -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("locale", LOCALES, ids=["ascii", "C"])
+def test_no_command_needs_a_locale(place: Path, tmp_path: Path, locale: dict[str, str]) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("# größe\ndefaults: [unet3d_h100, _self_]\nname: größe\n", encoding="utf-8-sig")
+    page = str(tmp_path / "page.html")
+    for words, status in (
+        (["--help"], 0),
+        (["datasize", f"workload={own}", "num_accelerators=2", "host_memory=1GiB"], 0),
+        (["predict", f"workload={own}", "drive=d7_ps1010"], 0),
+        (["run", f"workload={own}", "--cfg", "job"], 0),
+        (["report", str(place / ODD / "run"), "--html", page], 0),
+        (["report", str(place / ODD / "run"), "--json"], 0),
+        (["verify", *SMALL, f"dataset.data_folder={place / ODD}/none"], 1),
+        (["doctor", str(place)], 0),
+    ):
+        done = in_locale(words, cwd=tmp_path, **locale)
+        said = done.stdout + done.stderr
+        assert done.returncode == status, said
+        assert b"Traceback" not in said and said.isascii()
+    done = in_locale(["predict", f"workload={own}", "drive=d7_ps1010"], cwd=tmp_path, **locale)
+    assert b"gr\\xf6\\xdfe" in done.stdout
+
+
+def test_files_are_opened_with_an_encoding(tmp_path: Path) -> None:
+    """Python says where one is opened in the encoding of the locale."""
+    words = [*QUICK, "dataset.data_folder=data"]
+    for command_words in (
+        ["datagen", *words],
+        ["run", *words, "output.folder=run"],
+        ["report", "run", "--html", "page.html"],
+        ["verify", "--full", *words],
+        ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "output.folder=predicted"],
+        ["doctor"],
+    ):
+        done = in_locale(
+            command_words,
+            cwd=tmp_path,
+            options=["-X", "warn_default_encoding"],
+            PYTHONWARNINGS="always::EncodingWarning",
+        )
+        said = done.stderr.decode()
+        assert done.returncode == 0, said
+        ours = [line for line in said.splitlines() if "EncodingWarning" in line]
+        assert not [line for line in ours if "dlemu" in line or "datagen" in line]
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_may_be_closed(closing: str, tmp_path: Path) -> None:
+    program = shlex.join([*COMMAND, "datasize", "workload=unet3d_h100", "host_memory=1GiB"])
+    done = subprocess.run(
+        ["bash", "-c", f"{program} num_accelerators=1 {closing}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("files" in done.stdout) == (closing == "2>&-")
+
+
+# --- what is typed --------------------------------------------------------------------------------
+
+
+def test_paths_are_taken_as_they_stand(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(path.name for path in place.iterdir()) == [ODD]
+    run_folder = str(place / ODD / "run")
+    capsys.readouterr()
+    assert run(["report", run_folder]) == 0
+    assert capsys.readouterr().out.startswith(f"{run_folder}: complete\n")
+    quoted = f'dataset.data_folder="{place / ODD}/data"'
+    assert run(["verify", *SMALL, quoted]) == 0, "as Hydra's users write it"
+
+
+@pytest.mark.parametrize("name", ["a=b", "~x", "-x", "a b,c", "[1]", "{a: 1}", "ü", "x\\", "$a"])
+def test_a_folder_of_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = f"dataset.data_folder={name}/data"
+    assert run(["datagen", *SMALL, "dataset.num_files_train=2", data]) == 0
+    assert (tmp_path / name / "data" / "dlemu.json").is_file()
+    capsys.readouterr()
+    assert run(["report", "--", name]) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: {name} holds no summary.json; is it a run's folder?\n"
+    )
+
+
+def test_keys_and_paths_are_told_apart() -> None:
+    assert is_key_value("a.b=c=d") and is_key_value("+x=1") and is_key_value("=3")
+    for path in ("a", "/a=b", "./a=b", "my file=x", "ü=x", "~x"):
+        assert not is_key_value(path)
+
+
+def test_a_tilde_that_no_shell_expanded_is_refused() -> None:
+    for path in ("~", "~/a b"):
+        with pytest.raises(WorkloadError, match=r"^x\.y=~.*\$HOME.*\./~"):
+            refuse_tilde("x.y", path)
+    for path in ("~x/a", "./~/a", "/a/~", ""):
+        refuse_tilde("x.y", path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "workload=~/x.yaml"],
+        ["run", *QUICK, "storage.storage_root=~/x"],
+        ["run", *QUICK, "--config-dir=~/x"],
+        ["report", "x", "--html=~/x"],
+        ["paths", "target=~/x"],
+        ["paths", "/", "output=~/x"],
+    ],
+)
+def test_each_path_key_refuses_such_a_tilde(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 1
+    assert "=~/x" in (said := capsys.readouterr().err) and "a shell expands no ~" in said
+
+
+@pytest.mark.parametrize(
+    "folder", [ODD, "a\\b\\", "it's", "~/x", "'q'", "null", "a\x1bb\nc", "\\'", "a\\'b"]
+)
+def test_printed_commands_run_as_they_stand(folder: str, tmp_path: Path) -> None:
+    keys = {"dataset.data_folder": folder, "dataset.record_length_bytes": 2000, "name": folder}
+    keys["dataset.record_length_bytes_stdev"] = 0
+    workload = load_workload("unet3d_h100", keys)
+    line = command("datagen", workload, keys, {"dataset.num_files_train": 1})
+    assert shown_line(line) == line
+    program = line.replace("dlemu", shlex.join(COMMAND), 1)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / folder / "dlemu.json").is_file()
