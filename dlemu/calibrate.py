@@ -23,7 +23,7 @@ from dlemu.devices import lies_in_memory
 from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
-from dlemu.job import Outcome, Say, run_job
+from dlemu.job import Outcome, Say, check_job, run_job
 from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
@@ -58,6 +58,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = print) -> int:
     """
     if world.rank != 0:
         say = _silent
+    check_job(workload, world)
     prepared = world.broadcast(_prepare(workload, world) if world.rank == 0 else None)
     assert prepared is not None
     memory, target, scratch = prepared
