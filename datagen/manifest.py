@@ -25,7 +25,7 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.files import Layout, Samples, check_layout, layout_of
 from dlemu.formats import FORMATS, FileSamples, tfrecord
 from dlemu.regular import check_regular, read_regular
-from dlemu.sections import FileName, FormatName, Positive, Section
+from dlemu.sections import FileName, FormatName, Section
 from dlemu.units import counted, format_bytes
 from dlemu.workload import Workload
 
@@ -36,6 +36,7 @@ _VERSION = 2
 _SAMPLES_AT_ONCE = 1 << 16
 _MOST_SAMPLES = 1 << 34
 _MOST_SAMPLE_BYTES = 1 << 42
+_Count = Annotated[int, Field(ge=1, le=1 << 62)]
 _MOST_AXES = 30
 """Of a sample; HDF5 takes 32, of which the samples and a column are two."""
 
@@ -63,12 +64,12 @@ class _StoredRecipe(Section):
     samples_per_file: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
     mean_bytes: Annotated[float, Field(ge=1, le=_MOST_SAMPLE_BYTES)]
     stdev_bytes: Annotated[float, Field(ge=0, le=_MOST_SAMPLE_BYTES)]
-    element_bytes: Positive
+    element_bytes: _Count
     seed: Annotated[int, Field(ge=0)]
     prefix: FileName
     num_subfolders: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
     element_type: str
-    dims: Annotated[tuple[Positive, ...], Field(strict=False, max_length=_MOST_AXES)]
+    dims: Annotated[tuple[_Count, ...], Field(strict=False, max_length=_MOST_AXES)]
 
 
 class _StoredManifest(Section):
@@ -76,8 +77,8 @@ class _StoredManifest(Section):
 
     manifest: Annotated[int, Field(ge=1, le=_VERSION)]
     dataset: _StoredRecipe
-    num_samples: Positive
-    num_bytes: Positive
+    num_samples: _Count
+    num_bytes: _Count
     checksum: Literal["crc32c"]
     files: Literal["dlemu.files.npy"]
 
@@ -87,7 +88,7 @@ class _StoredPlan(Section):
 
     manifest: Annotated[int, Field(ge=1, le=_VERSION)]
     dataset: _StoredRecipe
-    extends: Positive | None
+    extends: _Count | None
 
 
 @dataclass(frozen=True)

@@ -311,11 +311,13 @@ def _found(faults: Sequence[Any]) -> str:
 
 def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
-    from dlemu.job import run_job
+    from dlemu.job import check_job, run_job
     from dlemu.proof import EXIT_STATUS
     from dlemu.report import render_run
 
     if workload.workflow.generate_data:
+        if workload.workflow.train:
+            check_job(workload, world)
         _datagen(workload, world, words)
     if not workload.workflow.train:
         return 0

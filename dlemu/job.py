@@ -21,10 +21,10 @@ from dlemu.clock import Clock, WallClock
 from dlemu.cold import make_cold
 from dlemu.datagen import read_manifest, survey
 from dlemu.enough import datagen_command
-from dlemu.errors import DatasetError, DlemuError, RunError
+from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.folders import hold_for_runs, keep_leftovers, make
-from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.metrics import Metrics, measure, whole_epochs
 from dlemu.pagecache import OnFile
 from dlemu.plan import EpochPlan, make_plan
@@ -115,6 +115,19 @@ def _look_at(
     return workload, found, False, (f"no manifest in {folder}: {found}",)
 
 
+def check_job(workload: Workload, world: World) -> None:
+    """Refuse what this rank's host cannot do, before anything is written, read or made cold.
+
+    Raises:
+        WorkloadError: a package or a GPU is missing, or too few files may be open.
+    """
+    own = accelerators_of(world.rank, world.num_ranks, num_accelerators(workload, world))
+    if own:
+        check_loader(workload, len(own))
+        if workload.train.compute == "gpu":
+            _find_gpus(workload, len(own))
+
+
 def run_job(
     workload: Workload,
     *,
@@ -137,6 +150,7 @@ def _run_watched(
     started = datetime.now(UTC)
     if world.rank != 0:
         say = _say_nothing
+    check_job(workload, world)
     workload = _with_seed(workload, world)
     workload, layout, known, notes = find_dataset(workload, world, watchdog)
     accelerators = num_accelerators(workload, world)
@@ -358,11 +372,27 @@ def _compute_on_gpu(
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or accelerators == 0:
         return None
-    from dlemu.cuda import num_gpus
     from dlemu.gpu_compute import gpu_compute
 
-    num = workload.dali.gpus_per_host or num_gpus()
-    return gpu_compute(range(max(1, min(num, accelerators))), clock)
+    return gpu_compute(_find_gpus(workload, accelerators), clock)
+
+
+def _find_gpus(workload: Workload, accelerators: int) -> range:
+    """Return the GPUs that compute for so many accelerators.
+
+    Raises:
+        WorkloadError: PyTorch is missing, or there are no such GPUs.
+    """
+    from dlemu.cuda import num_gpus
+    from dlemu.gpu_compute import find_torch
+
+    try:
+        num = workload.dali.gpus_per_host or num_gpus()
+    except RunError as error:
+        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
+    gpus = range(max(1, min(num, accelerators)))
+    find_torch(gpus)
+    return gpus
 
 
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:

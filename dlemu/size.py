@@ -33,7 +33,8 @@ from dlemu.enough import Enough, datagen_command
 from dlemu.errors import DatasetError, RunError
 from dlemu.files import Layout
 from dlemu.folders import hold
-from dlemu.job import Outcome, Say, run_job
+from dlemu.job import Outcome, Say, check_job, run_job
+from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.metrics import passes
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
@@ -72,6 +73,8 @@ def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     if world.rank != 0:
         say = _silent
     jobs = _on_first(world, lambda: find_jobs(workload, say))
+    for _, job in jobs:
+        check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     sized: list[Sized] = []
     with ExitStack() as stack:
         folder = _on_first(world, lambda: stack.enter_context(hold(workload.output.folder, "size")))
@@ -108,6 +111,11 @@ class _Search:
         memory = measure_memory(workload, world)
         self._enough = Enough(self._workload, self._layout, memory.num_bytes)
         self._estimate = 1.0
+        self._bound = ""
+        most = most_accelerators(self._workload) * world.num_ranks
+        if 0 < most < self._workload.size.max_accelerators:
+            self._workload = self._workload.with_keys({"size.max_accelerators": most})
+            self._bound = _too_few_files(self._workload, world)
 
     def run(self) -> Sized | None:
         """Return the answer on rank 0, None on the others."""
@@ -160,6 +168,7 @@ class _Search:
             sizing,
             self._layout.num_samples * self._layout.mean_bytes,
             self._enough.read_ahead_share(most) if workload.size.quick else None,
+            self._bound,
         )
 
     def _check_dataset(self, number: int, points: Sequence[Point]) -> None:
@@ -214,6 +223,8 @@ class _Search:
             f"{format_bytes(layout.num_samples * layout.mean_bytes)}; an accelerator takes "
             f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"
         )
+        if self._bound:
+            self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
         if num_known:
             self._say(f"going on after {num_known} runs in {self._folder}")
 
@@ -255,6 +266,16 @@ class _Search:
             f"much as {feeds:.1f} accelerators take at AU {100 * self._workload.metric.au:g}%"
         )
         return feeds
+
+
+def _too_few_files(workload: Workload, world: World) -> str:
+    """Return why no more than size.max_accelerators can be run."""
+    more = workload.size.max_accelerators + 1
+    need = needed(workload, -(-more // world.num_ranks))
+    return (
+        f"{more} need {need} open files in a rank, more than a process may have here; use more "
+        f"ranks, or raise the limit as root: ulimit -n {need}"
+    )
 
 
 def _settled(workload: Workload) -> tuple[Workload, Layout]:

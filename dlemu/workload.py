@@ -21,6 +21,7 @@ from dlemu.sections import (
     Dataset,
     FileName,
     Metric,
+    Natural,
     Output,
     Positive,
     Predict,
@@ -91,10 +92,10 @@ class Drive(Section):
     """A drive's rates, bytes per second, by its datasheet or one's own measurement."""
 
     name: str = "drive"
-    read_bandwidth: Annotated[Size, _rate, Field(gt=0)]
-    write_bandwidth: Annotated[Size, _rate, Field(gt=0)] | None = None
-    random_read_iops: Annotated[float, Field(gt=0)] | None = None
-    random_write_iops: Annotated[float, Field(gt=0)] | None = None
+    read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)]
+    write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
+    random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     interface: str | None = None
     source: str | None = None
 
@@ -137,12 +138,12 @@ class Workload(Section):
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
     """Hosts, where no ranks say so (datasize, datagen, predict)."""
-    host_memory: Annotated[Size, _memory, Field(gt=0)] | None = None
+    host_memory: Annotated[Size, _memory, Field(gt=0, le=2**50)] | None = None
     """Memory of each host in bytes; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
     runs: Positive = 1
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Natural = 0
     """Runs before those that count."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that were given and have no effect here."""
@@ -412,7 +413,7 @@ def _unknown(key: str) -> str:
 _BOUNDS = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "greater than {gt:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:,.15g}",
     "less_than": "less than {lt:g}",
     "literal_error": "{expected}",
     "int_type": "a whole number",

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlemu import calibrate
 from dlemu.calibrate import _Runs, calibrate_host, render_calibration
 from dlemu.cli import run
 from dlemu.datagen import generate
@@ -56,6 +57,40 @@ def run_as_printed(out: str) -> int:
 def scratch() -> set[str]:
     own = f"dlemu-calibrate.{os.getpid()}."
     return {name for name in os.listdir("/dev/shm") if name.startswith(own)}
+
+
+IN_USE = """
+import sys, time
+from pathlib import Path
+from dlemu import calibrate
+calibrate._IN_MEMORY = Path(sys.argv[1])
+with calibrate._scratch_folder() as folder:
+    (folder / "data").write_text("some")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is in use, nor what is no folder of a calibration."""
+    monkeypatch.setattr(calibrate, "_IN_MEMORY", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "dlemu-calibrate.link").symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-c", IN_USE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        other = Path(process.stdout.readline().strip())
+        with calibrate._scratch_folder() as own:
+            assert own.is_dir() and other.is_dir(), "it is in use"
+        assert not own.exists() and other.is_dir()
+        process.kill()
+        process.wait()
+        assert (other / "data").exists(), "killed, it has left its folder"
+        with calibrate._scratch_folder() as own:
+            assert own.is_dir() and not other.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dlemu-calibrate.link", "elsewhere"]
 
 
 def test_a_prediction_takes_what_was_measured(
