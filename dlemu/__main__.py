@@ -1,6 +1,7 @@
 """`python -m dlemu`, and the `dlemu` command."""
 
 import os
+import signal
 import sys
 
 
@@ -10,8 +11,11 @@ def main() -> int:
     # nobody multiplies matrices, and many processes start at once on the CPUs that are measured.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dlemu.cli import run
+    from dlemu.world import leave
 
-    return run(sys.argv[1:])
+    status = run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is said
+    return leave(status)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = [
     # words: what everything else is said in
-    "errors units clock world",
+    "errors units clock world links",
     # the job
     "workload sections records",
     # pure, or bytes
