@@ -25,7 +25,9 @@ def main() -> int:
         from dlemu.ending import end_soon
 
         end_soon(status)
-    return status
+    from dlemu.world import leave
+
+    return leave(status)
 
 
 if __name__ == "__main__":

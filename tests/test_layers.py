@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = [
     # words: what everything else is said in
-    "errors units clock world ending regular terminal",
+    "errors units clock world links ending regular terminal",
     # the job
     "workload sections records folders",
     # pure, or bytes
