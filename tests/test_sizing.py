@@ -237,6 +237,25 @@ def test_the_first_run_may_read_low() -> None:
     assert sizing.real_accelerators == pytest.approx(8.05), "the first run does not count"
 
 
+def test_a_first_run_a_point_low_is_repeated_and_no_later_one() -> None:
+    """8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold."""
+    clean = storage_of(8.02)
+
+    def low_at(run: int, start: int) -> list[int]:
+        runs = 0
+
+        def measure(number: int) -> Point:
+            nonlocal runs
+            runs += 1
+            point = clean(number)
+            return replace(point, au_percentage=point.au_percentage - (runs == run))
+
+        return tried(size(measure, start=start, confirm=1))
+
+    assert low_at(1, start=8) == [8, 8, 9, 8]
+    assert low_at(2, start=9) == [9, 8, 7], "8 were counted as failed"
+
+
 def test_overload_that_makes_storage_collapse_is_recovered_from() -> None:
     clean = storage_of(20.5)
 

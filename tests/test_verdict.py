@@ -358,6 +358,15 @@ def test_a_slow_rank_is_named() -> None:
     )
 
 
+def test_a_slow_rank_is_compared_with_the_middle_of_the_others() -> None:
+    """One of them is nearly as slow, which excuses neither."""
+    steps = steps_of(0.5, 0.01, 0.01, 0.04, read=[2.9, 1.0, 1.0, 2.8])
+    limit = find_limit(evidence(steps=steps))
+    assert limit.name == "barrier", limit.evidence
+    assert limit.evidence.startswith("rank 0 on host a waited 500 ms a step for its batches, the ")
+    assert " the others 10 ms, " in limit.evidence
+
+
 def test_the_accelerators_of_one_rank_are_one_suspect() -> None:
     steps = steps_of(0.5, 0.5, 0.01, 0.01, read=[2.0, 2.0, 0.1, 0.1])
     limit = find_limit(evidence(steps=steps, names=["rank 0"] * 2 + ["rank 1"] * 2))
