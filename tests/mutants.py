@@ -4,7 +4,7 @@
 
 `mutants.toml` has the list: a file, text that it holds once, what to put in its place, and the
 tests that must fail then. Each job works in a copy of the checkout; there the tests must first pass
-as the code is. No test may need root: as root, the tests are run by the user `nobody`.
+as the code is. No test may need root: its rights are put down.
 
 The exit status is 0 if all changes were noticed but for a few, each with a reason in the list.
 """
@@ -20,8 +20,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ LIST = Path(__file__).with_suffix(".toml")
 MOST_SURVIVORS = 5
 _LEAST_SECONDS = 60.0
 """A run of tests may take this long, or twice what all tests took as the code is."""
+_NOBODY = 65534
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; others say that no test was run, or not to its end."""
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu")
@@ -97,7 +97,10 @@ def stale(mutations: Sequence[Mutation], root: Path) -> list[str]:
                 f"{count} times, once is needed"
             )
         for test in mutation.tests:
-            if not (root / test.partition("::")[0]).is_file():
+            file, _, name = test.partition("::")
+            name = name.rpartition("::")[2].partition("[")[0]
+            text = (root / file).read_text() if (root / file).is_file() else ""
+            if f"def {name}(" not in text if name else not text:
                 lines.append(f"the list is out of date: {mutation.name}: there is no {test}")
     return lines
 
@@ -105,8 +108,8 @@ def stale(mutations: Sequence[Mutation], root: Path) -> list[str]:
 class Copy:
     """A copy of the checkout, in which files are changed and tests run."""
 
-    def __init__(self, root: Path, folder: Path, user: str | None) -> None:
-        self._folder, self._user = folder, user
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._folder, self._before = folder, _without_root()
         self._seconds = 0.0
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
@@ -115,9 +118,8 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name, follow_symlinks=False)
         (folder / "tmp").mkdir()
-        if user is not None:
-            for path in [folder, *folder.rglob("*")]:
-                shutil.chown(path, user) if not path.is_symlink() else None
+        for path in (folder, folder / "tmp"):
+            path.chmod(0o777)
 
     def control(self, tests: Sequence[str]) -> None:
         """Run tests on the code as it is.
@@ -127,8 +129,9 @@ class Copy:
         """
         if (self._folder / "dlemu").is_dir():
             imported = "import dlemu, sys; sys.exit(not dlemu.__file__.startswith(sys.argv[1]))"
-            if self._python(["-c", imported, str(self._folder)], _LEAST_SECONDS)[0] != 0:
-                raise BrokenList("the tests would not import the copy that is changed")
+            status, told = self._python(["-c", imported, str(self._folder)], _LEAST_SECONDS)
+            if status != 0:
+                raise BrokenList(f"the tests would not import the copy that is changed\n{told}")
         begin = time.monotonic()
         status, told = self._python([*_PYTEST, _SEED, *tests], 3600)
         self._seconds = time.monotonic() - begin
@@ -166,7 +169,7 @@ class Copy:
             "HOME": str(self._folder / "tmp"),
         }
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*self._before, sys.executable, *arguments],
             cwd=self._folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -174,9 +177,6 @@ class Copy:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            user=self._user,
-            group=None if self._user is None else _group_of(self._user),
-            extra_groups=None if self._user is None else [],
         )
         try:
             told, _ = process.communicate(timeout=seconds)
@@ -187,17 +187,24 @@ class Copy:
         return process.returncode, "\n".join(told.splitlines()[-40:])
 
 
-def _group_of(user: str) -> int:
-    import pwd
+def _without_root() -> list[str]:
+    """Return the command that a program is given to, to be run without root's rights.
 
-    return pwd.getpwnam(user).pw_gid
-
-
-@contextmanager
-def _copy(root: Path) -> Iterator[Copy]:
-    with tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder:
-        os.chmod(folder, 0o755)
-        yield Copy(root, Path(folder), "nobody" if os.geteuid() == 0 else None)
+    Raises:
+        BrokenList: this is root, and neither way works here.
+    """
+    if os.geteuid() != 0:
+        return []
+    ways = [
+        # Of root's own files it remains the owner, so that a Python in root's home can be run.
+        ["unshare", "--user", f"--map-user={_NOBODY}"],
+        ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"],
+    ]
+    for way in ways:
+        command = [*way, sys.executable, "-c", "import os, sys; sys.exit(os.geteuid() == 0)"]
+        if shutil.which(way[0]) and subprocess.run(command, capture_output=True).returncode == 0:
+            return way
+    raise BrokenList("root's rights cannot be put down here; run it as another user")
 
 
 def run(
@@ -219,7 +226,8 @@ def run(
 
     def work() -> None:
         try:
-            with _copy(root) as copy:
+            with tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder:
+                copy = Copy(root, Path(folder))
                 copy.control(tests)
                 while not failures and not left.empty():
                     mutation = left.get_nowait()
@@ -233,8 +241,13 @@ def run(
     threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as error:  # each ends after the tests that it is at
+        failures.append(error)
+        for thread in threads:
+            thread.join()
     if failures:
         raise failures[0]
     return found

@@ -140,9 +140,33 @@ def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
         "reader.io_depth": io_depth,
     }
     workload = load_workload("unet3d_h100", keys)
-    layout, loader = layout_of(workload), object()
-    seen = Witness(workload, layout, tmp_path, Alone(), loader, range(2))  # type: ignore[arg-type]
+    loader: Any = None
+    seen = Witness(workload, layout_of(workload), tmp_path, Alone(), loader, range(2))
     seen.probe(0.02)
     assert not asked, "nothing was lost that storage could be asked about"
     seen.probe(0.021)
     assert asked == [(512, {"few": few, "many": many, "seconds": 2.4})]
+
+
+def test_ranks_of_a_host_are_probed_and_followed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks here, with 8 and 4 workers, and one elsewhere."""
+
+    class Ranks(Alone):
+        def all_gather(self, value: Any) -> list[Any]:
+            assert value == (0, os.getpid(), 8)
+            return [value, (0, os.getppid(), 4), (1, 1, 16)]
+
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        witness, "probe_readers", lambda _, *, few, many, seconds: asked.append((few, many))
+    )
+    keys = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 10}
+    workload = load_workload("unet3d_h100", keys)
+    assert workload.reader.read_threads == 4
+    loader: Any = None
+    seen = Witness(workload, layout_of(workload), tmp_path, Ranks(), loader, range(2))
+    seen.probe(1.0)
+    assert asked == [(12, 24)]
+    assert seen._pids == [os.getpid(), os.getppid()]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.search import Storage, sized
 from dlemu.errors import WorkloadError
 from dlemu.metrics import passes
-from dlemu.sizing import Event, Point, Sizing, search
+from dlemu.sizing import Event, Point, Sizing, _History, search
 
 Measure = Callable[[int], Point]
 
@@ -363,6 +363,32 @@ def test_the_interval_holds_the_real_number(noise: float) -> None:
         held += low <= storage.feeds <= high
 
     assert held >= 180
+
+
+def test_the_interval_is_that_of_the_runs_noise() -> None:
+    """It narrows with the root of the runs; the first of all may be a point low beside."""
+    point = storage_of(8.4)(9)
+
+    def half(num_runs: int) -> float:
+        runs = [replace(point) for _ in range(num_runs)]
+        history = _History(runs, 90.0, 512, 0, None)
+        real, interval = history._real(0)
+        assert real == pytest.approx(8.4) and interval is not None
+        assert history.sd == pytest.approx(0.3 * math.sqrt(2 / (num_runs + 1)))
+        return 90 / 8.4 * (interval[1] - interval[0]) / 2
+
+    assert half(1) == pytest.approx(2.5 * 0.3 + 1.0)
+    # The first is left out where there are others.
+    assert half(5) == pytest.approx(2.5 * 0.3 * math.sqrt(2 / 6) / math.sqrt(4))
+    assert half(17) == pytest.approx(2.5 * 0.3 * math.sqrt(2 / 18) / math.sqrt(16))
+
+
+def test_of_as_many_limits_the_later_counts() -> None:
+    """Of 5 and 4 accelerators, which both fail; 4 is nearer to the answer."""
+    found = {5: (70.0, "loader"), 4: (85.0, "host cpu"), 3: (98.0, "none")}
+    sizing = size(lambda n: Point(n, found[n][0], 0.0, 0.0, found[n][1]), start=5, most=5)
+    assert (sizing.num_accelerators, sizing.fewest_failed) == (3, 4)
+    assert sizing.limit == "host cpu"
 
 
 @pytest.mark.parametrize("start", [1, 8])
