@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dlemu.datagen import generate
+from dlemu.datagen import Content, generate
 from dlemu.files import layout_of
-from dlemu.loaders.samples import Source, Task, settle
+from dlemu.loaders.samples import Slots, Source, Task, settle
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.plan import plan_epoch
+from dlemu.storage import aligned_buffer
 from dlemu.workload import check_workload
 from dlemu.world import Alone
 
@@ -101,4 +103,40 @@ def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: lis
     answers = iter([True, False])  # a third question would be one too many
     assert reader.make(tasks_of(source, 0)[0], lambda: next(answers)) is None
     assert (list(answers), slept) == ([], [])
+    reader.close()
+
+
+def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -> None:
+    """Of two HDF5 files with 5 samples each: two neighbours, one alone, and one of the other."""
+    tree = {
+        "dataset": {
+            "data_folder": str(tmp_path),
+            "format": "hdf5",
+            "num_files_train": 2,
+            "num_samples_per_file": 5,
+            "record_length_bytes": 1000.0,
+        },
+        "reader": {"batch_size": 4},
+        "train": {},
+    }
+    workload = check_workload(tree)
+    generate(workload, world=Alone())
+    source = settle(workload, layout_of(workload), tmp_path, known_places=True, keep=1)
+    slots = Slots(aligned_buffer(Slots.num_bytes(source, 1000)), source, 1000)
+    read: list[int] = []
+    reader = SampleReader(
+        source,
+        accelerator=0,
+        worker=0,
+        slots=slots,
+        note=lambda what, file: read.append(file) if file >= 0 else None,
+    )
+    reader.start_epoch(0)
+    samples, rows = np.array([1, 2, 4, 5]), np.array([3, 0, 2, 1])
+    cost = reader.make(Task(0, 0, samples, rows, samples, None), lambda: True)
+    assert cost is not None and read == [0, 0, 1]
+    wanted = np.empty(1000, np.uint8)
+    for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
+        Content(workload.dataset.seed).fill(wanted, sample)
+        assert np.array_equal(slots.data[0, row], wanted), f"sample {sample}"
     reader.close()
