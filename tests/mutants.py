@@ -10,6 +10,11 @@ The exit status is 0 if all changes were noticed but for a few, each with a reas
 """
 
 import argparse
+import compileall
+import contextlib
+import importlib
+import importlib.util
+import json
 import os
 import queue
 import shutil
@@ -23,7 +28,8 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from py_compile import PycInvalidationMode
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".toml")
@@ -31,12 +37,17 @@ LIST = Path(__file__).with_suffix(".toml")
 MOST_SURVIVORS = 5
 _LEAST_SECONDS = 60.0
 """A run of tests may take this long, or twice what all tests took as the code is."""
+_LONGEST_CONTROL = 3600.0
 _NOBODY = 65534
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; others say that no test was run, or not to its end."""
-_PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu")
+_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu")
 # Random examples must be the same each time, or a change would be noticed by chance.
-_SEED = "--hypothesis-seed=0"
+_OPTIONS += ("--hypothesis-seed=0",)
+_PRELOADED = (
+    *("pytest", "hypothesis.strategies", "_hypothesis_pytestplugin", "numpy", "pydantic", "yaml"),
+    *("psutil", "h5py", "hydra", "omegaconf", "rich", "google_crc32c", "isal.isal_zlib"),
+)
 
 
 class BrokenList(Exception):
@@ -109,7 +120,7 @@ class Copy:
     """A copy of the checkout, in which files are changed and tests run."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self._folder, self._before = folder, _without_root()
+        self._folder = folder
         self._seconds = 0.0
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
@@ -120,20 +131,37 @@ class Copy:
         (folder / "tmp").mkdir()
         for path in (folder, folder / "tmp"):
             path.chmod(0o777)
+        # By their content: a change comes too soon after the last one to be told by its time.
+        mode = PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
+        self._server = subprocess.Popen(
+            [*_without_root(), sys.executable, __file__, "--serve"],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(folder),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TMPDIR": str(folder / "tmp"),
+                "HOME": str(folder / "tmp"),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End the process that runs tests."""
+        self._server.communicate()
 
     def control(self, tests: Sequence[str]) -> None:
         """Run tests on the code as it is.
 
         Raises:
-            BrokenList: they do not pass, or would not test this copy.
+            BrokenList: they do not pass.
         """
-        if (self._folder / "dlemu").is_dir():
-            imported = "import dlemu, sys; sys.exit(not dlemu.__file__.startswith(sys.argv[1]))"
-            status, told = self._python(["-c", imported, str(self._folder)], _LEAST_SECONDS)
-            if status != 0:
-                raise BrokenList(f"the tests would not import the copy that is changed\n{told}")
         begin = time.monotonic()
-        status, told = self._python([*_PYTEST, _SEED, *tests], 3600)
+        status, told = self._run(tests, _LONGEST_CONTROL)
         self._seconds = time.monotonic() - begin
         if status != _PASSED:
             raise BrokenList(f"without any change the tests do not pass:\n{told}")
@@ -148,8 +176,7 @@ class Copy:
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
         try:
-            seconds = max(_LEAST_SECONDS, 2 * self._seconds)
-            status, told = self._python([*_PYTEST, _SEED, *mutation.tests], seconds)
+            status, told = self._run(mutation.tests, max(_LEAST_SECONDS, 2 * self._seconds))
         finally:
             path.write_text(text)
         if status is None:
@@ -158,33 +185,71 @@ class Copy:
             raise BrokenList(f"{mutation.name}: the tests could not be run:\n{told}")
         return status == _PASSED, "survived" if status == _PASSED else "killed"
 
-    def _python(self, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
-        """Return exit status (None: it did not end in time) and the end of what was printed."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self._folder),
-            # Compiled files are told apart by size and second: a change is quicker than that.
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TMPDIR": str(self._folder / "tmp"),
-            "HOME": str(self._folder / "tmp"),
-        }
-        process = subprocess.Popen(
-            [*self._before, sys.executable, *arguments],
-            cwd=self._folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            told, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return None, ""
-        return process.returncode, "\n".join(told.splitlines()[-40:])
+    def _run(self, tests: Sequence[str], seconds: float) -> tuple[int | None, str]:
+        """Return pytest's exit status (None: it did not end in time) and the end of its words."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([list(tests), seconds]) + "\n")
+        self._server.stdin.flush()
+        line = self._server.stdout.readline()
+        if not line:
+            raise BrokenList("the process that runs the tests has ended")
+        status, told = json.loads(line)
+        return status, told
+
+
+def serve() -> None:
+    """Run the tests that are named on standard input, each time in a process forked off.
+
+    What all tests import of others is imported before, which is most of the work of a short run.
+    """
+    sys.path[0] = os.getcwd()
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    assert "dlemu" not in sys.modules, "what is to be changed must not be imported yet"
+    for line in sys.stdin:
+        tests, seconds = json.loads(line)
+        with tempfile.TemporaryFile("w+") as words:
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(words.fileno(), 1)
+                os.dup2(words.fileno(), 2)
+                _test(tests)
+            status = _wait(pid, seconds)
+            words.seek(0)
+            told = "\n".join(words.read().splitlines()[-40:])
+        print(json.dumps([status, told]), flush=True)
+
+
+def _test(tests: Sequence[str]) -> NoReturn:
+    import pytest
+
+    status: int = 3  # pytest's own for what it did not expect
+    try:
+        found = importlib.util.find_spec("dlemu")
+        if Path("dlemu").is_dir() and not (found and str(found.origin).startswith(os.getcwd())):
+            print("the tests would not import the copy that is changed")
+        else:
+            status = pytest.main([*_OPTIONS, *tests])
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """Return a child's exit status; None if it had to be killed, and all that it began with it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
 
 
 def _without_root() -> list[str]:
@@ -226,8 +291,10 @@ def run(
 
     def work() -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder:
-                copy = Copy(root, Path(folder))
+            with (
+                tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder,
+                contextlib.closing(Copy(root, Path(folder))) as copy,
+            ):
                 copy.control(tests)
                 while not failures and not left.empty():
                     mutation = left.get_nowait()
@@ -271,8 +338,12 @@ def judge(found: dict[Mutation, tuple[bool, str]]) -> tuple[int, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="of these files or changes")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies to work in")
     asked = parser.parse_args()
+    if asked.serve:
+        serve()
+        return 0
     try:
         listed = read_list(LIST)
         if lines := stale(listed, ROOT):  # all of them, whatever was asked for
