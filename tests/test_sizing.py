@@ -383,6 +383,12 @@ def test_the_interval_is_that_of_the_runs_noise() -> None:
     assert half(17) == pytest.approx(2.5 * 0.3 * math.sqrt(2 / 18) / math.sqrt(16))
 
 
+def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
+    """0.3 points of AU 90 are one accelerator of 300: nearer ones would be told apart by chance."""
+    history = _History([], 90.0, 512, 0, None)
+    assert [history._resolution(number) for number in (1, 300, 600, 3000)] == [1, 1, 2, 10]
+
+
 def test_of_as_many_limits_the_later_counts() -> None:
     """Of 5 and 4 accelerators, which both fail; 4 is nearer to the answer."""
     found = {5: (70.0, "loader"), 4: (85.0, "host cpu"), 3: (98.0, "none")}

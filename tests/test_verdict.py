@@ -319,6 +319,14 @@ def test_storage_of_several_hosts_is_named_with_what_it_gave_to_all() -> None:
     )
 
 
+def test_a_probe_that_one_host_lacks_is_none() -> None:
+    """The other's says little of a storage that they share."""
+    seen = evidence(hosts=[host(probe=probe(20)), host(host="b", probe=None)])
+    limit = find_limit(seen)
+    assert limit.name == "storage"
+    assert "to 2 hosts while it was read from; accelerators lost" in limit.evidence
+
+
 def test_what_more_readers_would_get_is_told() -> None:
     limit = find_limit(evidence(hosts=[host(probe=probe(8))], steps=steps_of(9.0, read=40.0)))
     assert "gave 6 GB/s while it was read from, and 8 GB/s to 64 readers;" in limit.evidence
