@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu import calibrate
-from dlemu.calibrate import _Runs, calibrate_host, render_calibration
+from dlemu.calibrate import _jitter, _Runs, calibrate_host, render_calibration
 from dlemu.cli import run
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -137,7 +137,7 @@ def test_without_a_target_the_drive_stays_open(
     assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
 
 
-def outcome(folder: Path, limit: str, *, seconds: float) -> Outcome:
+def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) -> Outcome:
     """Return a run of 20 steps of a batch, each so long, and bound by that."""
     steps = np.zeros(20, STEP)
     steps["step"] = np.arange(20)
@@ -148,7 +148,7 @@ def outcome(folder: Path, limit: str, *, seconds: float) -> Outcome:
     write_steps(folder, 0, steps)
     summary = {
         "limit": {"name": limit, "evidence": f"the {limit} was slow"},
-        "measured": {"page_cache_share": 0.0},
+        "measured": {"page_cache_share": cached},
     }
     return Outcome(folder, measure(steps), summary, True)
 
@@ -185,6 +185,36 @@ def test_the_file_says_what_bound_each_figure(
     out = capsys.readouterr().out
     assert f"limit: {limit}\n" in out
     assert ("at least 1 " in out) is (limit != "storage")
+
+
+def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> None:
+    """A batch in 10 ms, a quarter of it from memory, by four drives."""
+    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path)._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "host cpu", seconds=0.002, cached=1.0),
+        outcome(tmp_path / "read", "storage", seconds=0.01, cached=0.25),
+    )
+    assert found.page_cache_share == 0.25
+    assert found.drive_read_bytes_per_second == pytest.approx(0.75 * 6.5536e6 / 4)
+    assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+
+
+def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
+    """Gumbel's distribution has this scale; the first step and one in a hundred are far off."""
+    steps = np.zeros(1001, STEP)
+    steps["step"] = np.arange(1001)
+    shares = (np.arange(1000) + 0.5) / 1000
+    steps["wait"][1:] = 0.01 - 0.003 * np.log(-np.log(shares))
+    steps["compute"] = steps["computation_time"] = 0.1
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    steps["wait"][0] = 100.0
+    steps["wait"][1:] = np.where(shares > 0.99, 5.0, steps["wait"][1:])
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    for name in ("compute", "barrier"):
+        moved = steps.copy()
+        moved[name] += moved["wait"]
+        moved["wait"] = 0.0
+        assert _jitter(moved) == pytest.approx(0.003, rel=0.01)
 
 
 @pytest.mark.mpi

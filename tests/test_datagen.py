@@ -1,5 +1,6 @@
 """Datasets are generated whole, the same on any number of ranks and after any interruption."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.progress import FILES_IN_FLIGHT
-from dlemu.datagen.write import _entries
+from dlemu.datagen.write import _check_space, _entries
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
 from dlemu.units import format_bytes
@@ -432,6 +433,22 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_written(small_disk: Path) -
         "space, use another dataset.data_folder, or lower dataset.num_files_train"
     )
     assert tree(small_disk) == {}
+
+
+def test_what_cannot_fit_is_counted_in_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
+    need = 3 * 12 + (4096 + 8192) + 2 * 4096
+    sizes, indexes = np.array([100, 5000, 1 << 30]), np.array([10, 20, 1 << 30])
+    for free, fits in ((need, True), (need - 1, False)):
+
+        class System:
+            f_bavail, f_frsize = free, 1
+
+        monkeypatch.setattr(os, "statvfs", lambda folder, system=System: system)
+        with contextlib.nullcontext() if fits else pytest.raises(RunError, match="more; free"):
+            _check_space(tmp_path, sizes, indexes, np.array([0, 1]))
 
 
 @pytest.mark.root

@@ -4,6 +4,8 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from dlemu.cli import run
 from dlemu.closed import check_closed
 from dlemu.errors import WorkloadError
 from dlemu.files import dataset_size
-from dlemu.protocol import LABEL, statistics
+from dlemu.job import Outcome
+from dlemu.protocol import LABEL, judge, statistics
 from dlemu.records import STEP, read_steps, read_summary, write_steps
 from dlemu.workload import Workload, load_workload
 from tests.commands import QUICK, generate
@@ -198,6 +201,42 @@ def test_mean_sd_and_interval_are_students() -> None:
     assert values["sd"] == pytest.approx(1.140175)
     assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
     assert statistics([9]) == {"mean": 9.0, "sd": None, "interval": None}
+
+
+def judged(*runs: tuple[float, float, str]) -> dict[str, Any]:
+    """Return what runs come to, each of AU, samples/s and verdict."""
+    outcomes = [
+        SimpleNamespace(
+            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate),
+            summary={"verdict": verdict, "reasons": ["the disk is full"]},
+            passed=verdict == "PASS",
+        )
+        for au, rate, verdict in runs
+    ]
+    return judge(workload(), cast(list[Outcome], outcomes))
+
+
+def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
+    """Ten runs: one that is off moves their mean by a tenth of that."""
+    as_one = [(95.0, 100.0, "PASS")] * 9
+    for last, off in ((94.5, 4.98), (105.5, 4.92)):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["reasons"]) == ("PASS", [])
+        assert found["repeatability_percentage"] == pytest.approx(off, abs=0.01)
+    for last, told in ((94.0, "5.4%"), (106.0, "5.4%")):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["passed"]) == ("FAIL", False)
+        assert found["reasons"] == [
+            f"samples/s are up to {told} off their mean, at most 5% is repeatable"
+        ]
+
+
+def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
+    passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
+    assert judged(passed, none)["verdict"] == "NO VERDICT"
+    assert judged(passed, none)["reasons"] == ["run 2 has none: the disk is full"]
+    assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
+    assert judged(passed, passed)["verdict"] == "PASS"
 
 
 @pytest.fixture(scope="module")

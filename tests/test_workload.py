@@ -528,3 +528,34 @@ def test_what_is_written_down_is_read_back(
     workload = load_workload("cosmoflow_h100", keys)
     tree = yaml.safe_load(dump_workload(workload))
     assert check_workload(tree) == workload.model_copy(update={"given": ()})
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers", "prefetch", "batch_size", "ahead"),
+    [
+        # PyTorch: each worker makes as many batches ahead as DLIO gives it, rounded up.
+        ("pytorch", 4, 2, 7, 4),
+        ("pytorch", 4, 4, 7, 4),
+        ("pytorch", 4, 5, 7, 8),
+        ("pytorch", 4, 0, 7, 4),
+        ("pytorch", 0, 2, 7, 0),
+        ("threads", 3, 7, 1, 9),
+        # tf.data: these, and two samples of each stream.
+        ("tensorflow", 4, 2, 7, 3),
+        ("tensorflow", 4, 2, 1, 10),
+        ("tensorflow", 0, 0, 1, 2),
+    ],
+)
+def test_as_many_batches_are_read_ahead_as_frameworks_do(
+    loader: str, workers: int, prefetch: int, batch_size: int, ahead: int
+) -> None:
+    keys = {
+        "reader.data_loader": loader,
+        "reader.read_threads": workers,
+        "reader.prefetch_size": prefetch,
+        "reader.batch_size": batch_size,
+    }
+    for loop, early in (("rule", 0), ("pipelined", 1)):
+        workload = load_workload("unet3d_h100", {**keys, "train.loop": loop})
+        assert workload.reader.batches_ahead == ahead
+        assert workload.batches_in_flight == 1 + early + ahead
