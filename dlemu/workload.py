@@ -453,7 +453,14 @@ def _line(error: ValidationError) -> str:
         if _dotted(other["loc"]) == key:
             bound = _BOUNDS.get(other["type"])
             bounds.append(bound.format(**other.get("ctx", {})) if bound else other["msg"])
-    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {first['input']!r}"
+    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(first['input'])}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is shown beside its bound."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return repr(value)
+    return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

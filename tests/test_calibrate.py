@@ -235,7 +235,7 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
     with pytest.raises(DatasetError, match="holds no whole dataset of dlemu's; write it"):
         calibrate_host(job.with_keys({"dataset.data_folder": str(tmp_path)}), Alone())
     with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
-        huge = {"dataset.record_length_bytes": 1e12, "reader.batch_size": 250}
+        huge = {"dataset.record_length_bytes": 1e11, "reader.batch_size": 250}
         calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
     with pytest.raises(WorkloadError, match="measures one host, not 3"):
         several = Alone()

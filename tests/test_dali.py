@@ -264,7 +264,7 @@ def test_a_damaged_index_is_told_in_one_line(tmp_path: Path, content: bytes, tex
     path = tmp_path / case.layout.index_path(1)
     path.write_bytes(content)
     loader = open_dali(case)
-    with pytest.raises(DatasetError, match=f"^{path} {text}"):
+    with pytest.raises(DatasetError, match=f"^{path}: it {text}"):
         list(loader.epoch(0, case.plan(0)))
     loader.close()
 

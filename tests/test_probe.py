@@ -12,6 +12,7 @@ import pytest
 from dlemu import probe, witness
 from dlemu.files import layout_of
 from dlemu.probe import Probe, probe_rate, probe_readers
+from dlemu.watchdog import Watchdog
 from dlemu.witness import Witness
 from dlemu.workload import load_workload
 from dlemu.world import Alone
@@ -143,7 +144,8 @@ def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
     }
     workload = load_workload("unet3d_h100", keys)
     loader: Any = None
-    seen = Witness(workload, layout_of(workload), tmp_path, Alone(), loader, range(2))
+    dog = Watchdog(60.0, Alone())
+    seen = Witness(workload, layout_of(workload), tmp_path, Alone(), loader, range(2), dog)
     seen.probe(0.02)
     assert not asked, "nothing was lost that storage could be asked about"
     seen.probe(0.021)
@@ -168,7 +170,8 @@ def test_ranks_of_a_host_are_probed_and_followed_together(
     workload = load_workload("unet3d_h100", keys)
     assert workload.reader.read_threads == 4
     loader: Any = None
-    seen = Witness(workload, layout_of(workload), tmp_path, Ranks(), loader, range(2))
+    dog = Watchdog(60.0, Alone())
+    seen = Witness(workload, layout_of(workload), tmp_path, Ranks(), loader, range(2), dog)
     seen.probe(1.0)
     assert asked == [(12, 24)]
     assert seen._pids == [os.getpid(), os.getppid()]
