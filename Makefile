@@ -15,7 +15,7 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
-.PHONY: demo test lint types check fuzz peers clean
+.PHONY: demo test lint types check fuzz mutants peers clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dlemu datagen $(SMALL)
@@ -40,8 +40,14 @@ SECONDS ?= 600
 fuzz: $(VENV)/test.done
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
-# DLIO in an environment of its own, for the benchmarks to compare with.
-peers: .venv-peers/done
+# Do the tests notice mistakes? An hour on a busy core; it needs no root.
+mutants: $(VENV)/test.done
+	$(BIN)/python -m tests.mutants
+
+# DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
+# writes.
+peers: .venv-peers/done $(VENV)/test.done
+	$(BIN)/python -m pytest tests/test_peers.py
 
 clean:
 	rm -rf build outputs

@@ -82,7 +82,7 @@ def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
 def write_manifest(num_files: int, folder: Path) -> None:
     """Write a manifest and read it back."""
     files = np.ones(num_files, FILE_TYPE)
-    Manifest(Recipe.of(cosmoflow(num_files)), files, num_bytes=0).write(folder)
+    Manifest(Recipe.of(cosmoflow(num_files)), files, num_bytes=num_files).write(folder)
     read_manifest(folder)
 
 

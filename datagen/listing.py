@@ -1,7 +1,8 @@
 """What lies in a data folder: one pass over its directories, no file opened."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,39 +15,78 @@ WORK = ".dlemu"
 """Folder in which an unfinished dataset's journals are."""
 PARTIAL = ".partial"
 """Behind the name of a file that is being written."""
+_LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
+
+
+def left_behind(name: str) -> bool:
+    """Return whether a file server or a desktop put a file there, or somebody hid it.
+
+    Nothing reads such files, and they are in nobody's way.
+    """
+    return name.startswith(".") or name in _LEFT_BEHIND
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The files below a data folder that a layout names, and the others."""
+class Present:
+    """Which files of a layout are there."""
 
     sizes: NDArray[np.int64]
     """Bytes of each file, -1 where there is none."""
     index_sizes: NDArray[np.int64]
     """The same for the indexes; all -1 where the format has none."""
-    others: tuple[str, ...]
-    """Paths below the folder that are no file's."""
 
 
-def list_files(folder: Path, layout: Layout) -> Listing:
+@dataclass(frozen=True)
+class Listing:
+    """What lies below `train/` and `index/` of a data folder; paths are below that folder."""
+
+    found: tuple[Present, ...]
+    """By layout."""
+    partial: tuple[str, ...]
+    """Files that an interrupted writing of one of the layouts left."""
+    left_behind: tuple[str, ...]
+    """Files that nothing reads."""
+    strays: tuple[str, ...]
+    """All others."""
+
+
+def list_files(folder: Path, *layouts: Layout) -> Listing:
     """Return what lies below `train/` and `index/` of a data folder."""
-    sizes = np.full((2, layout.num_files), -1, np.int64)
-    others = []
-    trees = (("train", layout.path), ("index/train", layout.index_path))
-    for place, (tree, path) in enumerate(trees):
+    sizes = [np.full((2, layout.num_files), -1, np.int64) for layout in layouts]
+    partial: list[str] = []
+    ignored: list[str] = []
+    strays: list[str] = []
+    for place, tree in enumerate(("train", "index/train")):
         for below, entry in walk(folder, tree):
-            file = _file_number(entry.name)
-            if file is not None and file < layout.num_files and path(file) == below:
-                sizes[place, file] = entry.stat().st_size
+            whole = below.removesuffix(PARTIAL)
+            owner = _owner(whole, place, layouts)
+            if owner is None:
+                (ignored if left_behind(entry.name) else strays).append(below)
+            elif whole != below:
+                partial.append(below)
             else:
-                others.append(below)
-    return Listing(sizes[0], sizes[1], tuple(sorted(others)))
+                number, file = owner
+                with contextlib.suppress(FileNotFoundError):  # removed since, or a link to nothing
+                    sizes[number][place, file] = entry.stat().st_size
+    found = tuple(Present(files, indexes) for files, indexes in sizes)
+    return Listing(found, *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
+
+
+def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int] | None:
+    """Return the number of the layout that has a file, and the file's."""
+    file = _file_number(below)
+    for number, layout in enumerate(layouts):
+        path = layout.index_path if place else layout.path
+        if file is not None and file < layout.num_files and path(file) == below:
+            return number, file
+    return None
 
 
 def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield all files in `folder/tree`, with their paths below `folder`; none if it is not there.
 
-    Links to folders are followed: a dataset may be spread over several drives by them.
+    Links to folders are followed: a dataset may be spread over several drives by them. Folders
+    that are hidden (a file server's snapshots) or `lost+found` are not looked into.
     """
     left = [tree]
     while left:
@@ -54,15 +94,16 @@ def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         try:
             with os.scandir(folder / below) as entries:
                 for entry in entries:
-                    if entry.is_dir():
-                        left.append(f"{below}/{entry.name}")
-                    else:
+                    if not entry.is_dir():
                         yield f"{below}/{entry.name}", entry
+                    elif not left_behind(entry.name):
+                        left.append(f"{below}/{entry.name}")
         except FileNotFoundError:
             continue
 
 
-def _file_number(name: str) -> int | None:
-    """Return i of "img_i_of_n.npz"."""
-    parts = name.rsplit("_", 3)
-    return int(parts[1]) if len(parts) == 4 and parts[1].isdecimal() else None
+def _file_number(path: str) -> int | None:
+    """Return i of "train/img_i_of_n.npz"."""
+    parts = path.rsplit("_", 3)
+    is_number = len(parts) == 4 and parts[1].isdecimal() and len(parts[1]) < 20
+    return int(parts[1]) if is_number else None

@@ -3,15 +3,17 @@
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, walk
+from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.errors import DatasetError
 from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
+from dlemu.regular import open_regular
 from dlemu.workload import Workload
 
 _MOST_SIZES = 512
@@ -47,8 +49,12 @@ class Found(Layout):
         )
 
 
-def survey(folder: Path, workload: Workload) -> Found:
+def survey(
+    folder: Path, workload: Workload, *, at: Callable[[str], object] = lambda path: None
+) -> Found:
     """Return the layout of a dataset without a manifest, from its names and a few of its files.
+
+    `at` is told which folder or file is looked at.
 
     Raises:
         DatasetError: there is none, or it does not fit the workload.
@@ -56,9 +62,13 @@ def survey(folder: Path, workload: Workload) -> Found:
     if (folder / WORK).exists():
         raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
     wanted = layout_of(workload)
+    at(f"{folder}/train")
     paths = _paths(folder, wanted)
     chosen = sorted({0, len(paths) // 2, len(paths) - 1})
-    places = [_locate(folder / paths[file], wanted) for file in chosen]
+    places = []
+    for file in chosen:
+        at(f"{folder}/{paths[file]}")
+        places.append(_locate(folder / paths[file], wanted))
     lengths = np.concatenate([place.lengths for place in places])
     sizes = [(folder / paths[file]).stat().st_size for file in chosen]
     around = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
@@ -111,7 +121,7 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):
         match = _NAME.fullmatch(entry.name)
-        if match is None:
+        if match is None or left_behind(entry.name):
             continue
         formats[match["format"]] += 1
         if match["format"] != wanted.format:
@@ -138,7 +148,7 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
 
 
 def _locate(path: Path, wanted: Layout) -> Places:
-    with open(path, "rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         number = file.fileno()
         try:
             return FORMATS[wanted.format].locate(

@@ -1,8 +1,9 @@
-"""Compare a dataset with its manifest: sizes by one listing, content byte for byte."""
+"""Compare a dataset with its manifest: sizes by one listing, content byte for byte; repair it."""
 
 import errno
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,51 +12,83 @@ from numpy.typing import NDArray
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
-from dlemu.datagen.manifest import Manifest, read_manifest
+from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest, sync_folder
 from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
+from dlemu.datagen.write import FileWriter, writing
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.regular import open_regular, read_regular
 from dlemu.world import World
 
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """A file that is not as it was written."""
+    """A file that is not as it was written, or that nobody wrote."""
 
     path: str
     """Below the data folder."""
     problem: str
+    file: int | None = field(default=None, compare=False)
+    """Its number, or its index's; None: it is no file of the dataset."""
+    harmless: bool = False
+    """It is no file of the dataset, and nothing reads it."""
+    repaired: bool = False
+
+    @property
+    def extra(self) -> bool:
+        """Whether it is no file of the dataset."""
+        return self.file is None
 
 
 def verify(
-    folder: Path, *, full: bool, world: World, on_progress: OnProgress | None = None
+    folder: Path,
+    *,
+    full: bool,
+    repair: bool = False,
+    world: World,
+    on_progress: OnProgress | None = None,
 ) -> list[Fault]:
     """Return the files that do not fit the manifest, by path; all ranks call it and get the same.
 
-    Sizes are compared by listing the folder; with `full` every byte is read and compared.
+    Sizes are compared by listing the folder; with `full` every byte is read and compared. With
+    `repair` damaged and missing files are written again; no other file is touched.
 
     Raises:
-        DatasetError: there is no manifest, or it is damaged.
+        DatasetError: there is no manifest, or it is damaged, or a datagen writes there.
+        RunError: the disk is full.
         PeerError: another rank failed.
     """
     manifest = read_manifest(folder)
+    if manifest is None and not folder.is_dir():
+        raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
     if manifest is None:
         raise DatasetError(
-            f"{folder} has no manifest, so nothing says what its files should be; finish it with "
-            "dlemu datagen, if that began it"
+            f"{folder} has no manifest, so nothing says what its files should be; dlemu verify "
+            "checks what dlemu datagen wrote: start that again if it was interrupted"
         )
+    if not repair:
+        return _find(folder, manifest, full, world, on_progress)
+    with writing(folder, world, "start dlemu verify --repair again"):
+        faults = _find(folder, manifest, full, world, on_progress)
+        return _repair(folder, manifest, faults, world, on_progress)
+
+
+def _find(
+    folder: Path, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
+) -> list[Fault]:
     listed = world.broadcast(_compare_sizes(folder, manifest) if world.rank == 0 else None)
     assert listed is not None
     sound, faults = listed
     if full:
         content = Content(manifest.layout.seed)
-        readers = [_Reader(folder, manifest, content) for _ in range(FILES_IN_FLIGHT)]
+        readers = [_Reader(folder, manifest, content, sound) for _ in range(FILES_IN_FLIGHT)]
+        files = np.flatnonzero(sound.any(axis=0))
         work_through(
-            sound[world.rank :: world.num_ranks],
+            files[world.rank :: world.num_ranks],
             readers,
             world=world,
-            files_total=len(sound),
-            bytes_total=int(manifest.files["bytes"][sound].sum()),
+            files_total=len(files),
+            bytes_total=int(manifest.files["bytes"][sound[0]].sum()),
             on_progress=on_progress,
         )
         found = [fault for reader in readers for fault in reader.faults]
@@ -63,23 +96,101 @@ def verify(
     return sorted(faults)
 
 
-def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], list[Fault]]:
-    """Return the files whose sizes are right, and the faults of the others."""
+def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
+    """Return which files and which indexes have their sizes, (2, files), and all faults."""
     layout, recipe = manifest.layout, manifest.recipe
-    found = list_files(folder, layout)
-    sound = np.ones(layout.num_files, np.bool_)
-    faults = [Fault(path, "does not belong to the dataset") for path in found.others]
-    for sizes, wanted, path in (
-        (found.sizes, manifest.files["bytes"], layout.path),
-        (found.index_sizes, recipe.index_sizes(), layout.index_path),
+    stored = manifest.files["bytes"]
+    # The sum first: a damaged number of samples might take all memory to draw.
+    if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
+        raise DatasetError(
+            f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
+        )
+    listing = list_files(folder, layout)
+    (found,) = listing.found
+    sound = np.zeros((2, layout.num_files), np.bool_)
+    faults = [Fault(path, _STRAY) for path in listing.strays]
+    faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
+    faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
+    for place, (sizes, wanted, path) in enumerate(
+        (
+            (found.sizes, stored, layout.path),
+            (found.index_sizes, recipe.index_sizes(), layout.index_path),
+        )
     ):
         if wanted is None:
             continue
+        sound[place] = sizes == wanted
         for file in np.flatnonzero(sizes != wanted).tolist():
             problem = f"has {sizes[file]} bytes, should have {wanted[file]}"
-            faults.append(Fault(path(file), "is missing" if sizes[file] < 0 else problem))
-            sound[file] = False
-    return np.flatnonzero(sound), faults
+            problem = "is missing" if sizes[file] < 0 else problem
+            faults.append(Fault(path(file), problem, file))
+    return sound, faults
+
+
+_STRAY = "does not belong to the dataset; move it elsewhere"
+_IGNORED = "does not belong to the dataset; nothing reads it"
+_PARTIAL = "is left of an interrupted writing; dlemu datagen removes it"
+
+
+def _repair(
+    folder: Path,
+    manifest: Manifest,
+    faults: list[Fault],
+    world: World,
+    on_progress: OnProgress | None,
+) -> list[Fault]:
+    """Write the bad files again; return all faults, with what came of them."""
+    bad = np.array([number for number, fault in enumerate(faults) if not fault.extra], np.int64)
+    if not len(bad):
+        return faults
+    content = Content(manifest.layout.seed)
+    repairers = [_Repairer(folder, manifest, content, faults) for _ in range(FILES_IN_FLIGHT)]
+    files = [fault.file for fault in faults if fault.file is not None and _is_file(fault)]
+    work_through(
+        bad[world.rank :: world.num_ranks],
+        repairers,
+        world=world,
+        files_total=len(bad),
+        bytes_total=int(manifest.files["bytes"][files].sum()),
+        on_progress=on_progress,
+    )
+    done = {number: fault for repairer in repairers for number, fault in repairer.done.items()}
+    for part in world.all_gather(done):
+        for number, fault in part.items():
+            faults[number] = fault
+    return faults
+
+
+def _is_file(fault: Fault) -> bool:
+    """Return whether it is of a file, not of an index."""
+    return fault.path.startswith("train/")
+
+
+class _Repairer(FileWriter):
+    """Writes bad files again."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, content: Content, faults: list[Fault]
+    ) -> None:
+        super().__init__(folder, manifest.recipe, content)
+        self.done: dict[int, Fault] = {}
+        self._crcs, self._faults = manifest.files["crc32c"], faults
+
+    def do(self, number: int) -> None:
+        fault = self._faults[number]
+        path, file = self._folder / fault.path, fault.file
+        assert file is not None, "only such faults are repaired"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if _is_file(fault):
+                self.write_file(file, wanted_crc=int(self._crcs[file]))
+            else:
+                self.write_index(file, synced=True)
+            sync_folder(path.parent)
+            self.done[number] = replace(fault, repaired=True)
+        except ValueError as error:
+            self.done[number] = replace(fault, problem=f"{fault.problem} ({error})")
+        self.files_done += 1
 
 
 class _Differs(Exception):
@@ -89,36 +200,54 @@ class _Differs(Exception):
 class _Reader:
     """Reads files and compares them, one after the other."""
 
-    def __init__(self, folder: Path, manifest: Manifest, content: Content) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, content: Content, sound: NDArray[np.bool_]
+    ) -> None:
         self.files_done = self.bytes_done = 0
         self.stopped = False
         self.faults: list[Fault] = []
         self._folder, self._manifest, self._content = folder, manifest, content
         self._format = FORMATS[manifest.layout.format]
+        self._has_file, self._has_index = sound
         self._made, self._read = piece_buffer(), piece_buffer()
         self._file = -1
 
     def do(self, file: int) -> None:
-        layout, recipe = self._manifest.layout, self._manifest.recipe
-        index = recipe.write_index(file)
-        if index is not None and (self._folder / layout.index_path(file)).read_bytes() != index:
-            self._blame(layout.index_path(file), "differs from what was written")
-        path = layout.path(file)
-        try:
-            self._file = _open(self._folder / path)
-            try:
-                assembly = Assembly(self._content, self._made, self._compare)
-                self._format.write(assembly, recipe.file_samples(file))
-                _, crc = assembly.finish()
-            finally:
-                os.close(self._file)
-            if crc != self._manifest.files["crc32c"][file]:
-                self._blame(path, "is as generated, but the manifest has another checksum for it")
-        except _Differs as difference:
-            self._blame(path, f"differs from what was written at byte {difference}")
-        except OSError as error:
-            self._blame(path, f"cannot be read: {error.strerror}")
+        layout = self._manifest.layout
+        if self._has_index[file]:
+            self._check(layout.index_path(file), self._check_index, file)
+        if self._has_file[file]:
+            self._check(layout.path(file), self._check_file, file)
         self.files_done += 1
+
+    def _check(self, path: str, check: Callable[[str, int], str], file: int) -> None:
+        try:
+            problem = check(path, file)
+        except _Differs as difference:
+            problem = f"differs from what was written at byte {difference}"
+        except DatasetError:  # changed since its size was seen
+            problem = "is no file"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        if problem:
+            self.faults.append(Fault(path, problem, file))
+
+    def _check_index(self, path: str, file: int) -> str:
+        """Return what is wrong, "" if nothing is."""
+        same = read_regular(self._folder / path) == self._manifest.recipe.write_index(file)
+        return "" if same else "differs from what was written"
+
+    def _check_file(self, path: str, file: int) -> str:
+        """Return what is wrong, "" if nothing is."""
+        self._file = _open(self._folder / path)
+        try:
+            assembly = Assembly(self._content, self._made, self._compare)
+            self._format.write(assembly, self._manifest.recipe.file_samples(file))
+            _, crc = assembly.finish()
+        finally:
+            os.close(self._file)
+        same = crc == self._manifest.files["crc32c"][file]
+        return "" if same else "is as generated, but the manifest has another checksum for it"
 
     def _compare(self, piece: NDArray[np.uint8], offset: int) -> None:
         if self.stopped:
@@ -135,15 +264,12 @@ class _Reader:
             raise _Differs(offset + int(np.argmax(found != piece)))
         self.bytes_done += len(piece)
 
-    def _blame(self, path: str, problem: str) -> None:
-        self.faults.append(Fault(path, problem))
-
 
 def _open(path: Path) -> int:
     """Return a descriptor that reads from the drive, not from memory, where that can be had."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return open_regular(path, os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)

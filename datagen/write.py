@@ -11,11 +11,11 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
-import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,25 +23,28 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
-from dlemu.datagen.listing import PARTIAL, WORK, list_files
+from dlemu.datagen.listing import PARTIAL, WORK, Listing, list_files
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
     Manifest,
+    Plan,
     Recipe,
     read_manifest,
+    read_plan,
     sync_folder,
     write_whole,
 )
 from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.errors import DatasetError, RunError
-from dlemu.files import Samples
+from dlemu.files import Layout, Samples
 from dlemu.formats import FORMATS, PAGE_BYTES
-from dlemu.units import format_bytes
+from dlemu.regular import read_regular
+from dlemu.units import counted, format_bytes
 from dlemu.workload import Workload
 from dlemu.world import World
 
-_RECIPE = "recipe.json"
+_PLAN = "recipe.json"
 _DONE = "done.journal"
 _LOOKING_SECONDS = 2.0
 # `check` covers the other two: a killed writer may leave half an entry.
@@ -60,26 +63,47 @@ def generate(
         RunError: the disk is, or would be, full. What was written stays and need not be again.
         PeerError: another rank failed.
     """
-    recipe, folder = Recipe.of(workload), workload.data_folder
+    wanted, folder = Recipe.of(workload), workload.data_folder
+    remedy = "start datagen again, it continues with the files that are missing"
+    with writing(folder, world, remedy):
+        todo = world.broadcast(_prepare(folder, wanted) if world.rank == 0 else None)
+        assert todo is not None
+        if todo.older is not None:
+            _rename(folder, todo, todo.older, world)
+        if len(todo.missing):
+            _write(folder, todo, world, on_progress)
+        if world.rank == 0:
+            _finish(folder, todo.recipe)
+    world.barrier()
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DatasetError(_vanished(folder / MANIFEST))
+    return dataclasses.replace(manifest, files_written=len(todo.missing))
+
+
+@contextlib.contextmanager
+def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
+    """Keep other writers out of a folder, and say in one line that its disk is full.
+
+    `remedy` stands behind "free space and".
+
+    Raises:
+        DatasetError: another datagen writes there.
+        RunError: the disk is full.
+    """
     try:
         with _only_writer(folder) if world.rank == 0 else contextlib.nullcontext():
-            missing = world.broadcast(_prepare(folder, recipe) if world.rank == 0 else None)
-            assert missing is not None
-            if len(missing):
-                _write(folder, recipe, missing, world, on_progress)
-            if world.rank == 0:
-                _finish(folder, recipe)
+            yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise RunError(
-            f"{folder} is full ({os.strerror(error.errno)}); free space and start datagen again, "
-            "it continues with the files that are missing"
+            f"{folder} is full ({os.strerror(error.errno)}); free space and {remedy}"
         ) from error
-    world.barrier()
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    return dataclasses.replace(manifest, files_written=len(missing))
+
+
+def _vanished(path: Path) -> str:
+    return f"{path} has vanished: another process removed it; start dlemu datagen again"
 
 
 @contextlib.contextmanager
@@ -117,47 +141,144 @@ def _locked(number: int) -> bool:
     return True
 
 
-def _prepare(folder: Path, recipe: Recipe) -> Samples:
-    """Make the folders and return the files that are to be written, int64 (files,)."""
+@dataclass(frozen=True)
+class _Todo:
+    """What is left to do for a dataset."""
+
+    recipe: Recipe
+    missing: Samples
+    """Files that are to be written, int64 (files,)."""
+    older: Layout | None = None
+    """The dataset that is extended; its files get the names of the larger one."""
+
+
+def _prepare(folder: Path, wanted: Recipe) -> _Todo:
+    """Make the folders and return what is to be done."""
     work = folder / WORK
-    manifest = read_manifest(folder)
-    if manifest is not None:
-        manifest.recipe.refuse(recipe, folder)
-    elif (work / _RECIPE).exists():
-        Recipe.from_tree(json.loads((work / _RECIPE).read_bytes())).refuse(recipe, folder)
+    manifest, plan = read_manifest(folder), read_plan(work / _PLAN)
+    recipe, older = _settle(folder, wanted, manifest, plan)
+    layout = recipe.layout
+    listing = list_files(folder, layout, *([] if older is None else [older]))
+    _refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
+    if older is not None:
+        _refuse_twice(folder, listing, layout, extending=manifest is not None)
 
-    found = list_files(folder, recipe.layout)
-    others = [path for path in found.others if not path.endswith(PARTIAL)]
-    unknown = manifest is None and not (work / _RECIPE).exists() and found.sizes.max() >= 0
-    if others or unknown:
-        raise DatasetError(
-            f"{folder} holds files of another dataset ({others[0] if others else 'no manifest'}); "
-            "use another dataset.data_folder, or remove that folder"
-        )
     sizes, index_sizes = recipe.file_sizes(), recipe.index_sizes()
-    whole = found.sizes == sizes
+    whole = _joined([present.sizes for present in listing.found]) == sizes
     if index_sizes is not None:
-        whole &= found.index_sizes == index_sizes
-    known, crcs = _read_journals(work, recipe.layout.num_files)
-    if manifest is not None:
-        known[:], crcs[:] = True, manifest.files["crc32c"]
+        whole &= _joined([present.index_sizes for present in listing.found]) == index_sizes
+    if manifest is None:
+        known, crcs = _read_journals(work, layout.num_files)
+    else:
+        known, crcs = np.zeros(layout.num_files, np.bool_), np.zeros(layout.num_files, np.uint32)
+        known[: manifest.layout.num_files] = True
+        crcs[: manifest.layout.num_files] = manifest.files["crc32c"]
     missing = np.flatnonzero(~(whole & known))
-    if manifest is not None and not len(missing):
-        return missing
-
-    for partial in found.others:
+    for partial in listing.partial:
         (folder / partial).unlink()
+    if manifest is not None and not len(missing):
+        _for_dlio(folder)
+        return _Todo(recipe, missing)
+
     _check_space(folder, sizes, index_sizes, missing)
     for below in [*_folders(folder, recipe), work]:
         below.mkdir(parents=True, exist_ok=True)
-    write_whole(work / _RECIPE, json.dumps(recipe.to_tree()).encode())
+    _for_dlio(folder)
     done = np.flatnonzero(whole & known)
     # One journal of what is done, and none with half an entry at its end.
     write_whole(work / _DONE, _entries(done, crcs[done]).tobytes())
+    Plan(recipe, None if older is None else older.num_files).write(work / _PLAN)
     for path in work.glob("rank*.journal"):
         path.unlink()
-    (folder / MANIFEST).unlink(missing_ok=True)  # files of it were lost
-    return missing
+    sync_folder(folder)
+    # From here on the dataset is unfinished: files of it were lost, or get other names.
+    (folder / MANIFEST).unlink(missing_ok=True)
+    sync_folder(folder)
+    return _Todo(recipe, missing, older)
+
+
+def _settle(
+    folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
+) -> tuple[Recipe, Layout | None]:
+    """Return the recipe that the folder's dataset is to have, and what it is extended from.
+
+    Raises:
+        DatasetError: the folder holds another dataset.
+    """
+    tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
+    if manifest is not None:
+        found, have = manifest.recipe, manifest.layout.num_files
+        if found.differing(tree) != ["num_files"]:
+            found.refuse(tree, folder, what="a dataset", remedy=other)
+            return found, None
+        if wanted.layout.num_files < have:
+            other = f"datagen extends a dataset, and never makes it smaller; {other}"
+            found.refuse(tree, folder, what="a dataset", remedy=other)
+        return found.of_files(wanted.layout.num_files), manifest.layout
+    if plan is None:
+        return wanted, None
+    plan.recipe.refuse(tree, folder, what="an unfinished dataset", remedy=other)
+    if plan.extends is None:
+        return plan.recipe, None
+    return plan.recipe, plan.recipe.of_files(plan.extends).layout
+
+
+def _joined(sizes: list[Samples]) -> Samples:
+    """Return the sizes of files, of which some may have the names of a smaller dataset."""
+    newest, *older = sizes
+    for old in older:
+        newest = np.maximum(newest, np.pad(old, (0, len(newest) - len(old)), constant_values=-1))
+    return newest
+
+
+def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
+    """Refuse to write beside files that are not this dataset's.
+
+    Raises:
+        DatasetError: with the file, or with what nobody vouches for.
+    """
+    if listing.strays:
+        more = len(listing.strays) - 1
+        others = f" (and {counted(more, 'other file')})" if more else ""
+        raise DatasetError(
+            f"{folder / listing.strays[0]}{others} is no file of this dataset; move it elsewhere, "
+            "or use another dataset.data_folder"
+        )
+    num_files = int((listing.found[0].sizes >= 0).sum())
+    if num_files and not known:
+        raise DatasetError(
+            f"{folder}/train holds {counted(num_files, f'{recipe.layout.format} file')} of these "
+            "names and no manifest, so nobody knows what is in them; use another "
+            "dataset.data_folder, or restore dlemu.json and dlemu.files.npy"
+        )
+
+
+def _refuse_twice(folder: Path, listing: Listing, layout: Layout, *, extending: bool) -> None:
+    """Refuse to rename files to names that are taken.
+
+    Raises:
+        DatasetError: with the first. As long as the smaller dataset is whole, there is none that
+            datagen wrote; later one of each file.
+    """
+    new, old = listing.found
+    for newer, older, path in (
+        (new.sizes, old.sizes, layout.path),
+        (new.index_sizes, old.index_sizes, layout.index_path),
+    ):
+        there = newer >= 0
+        if not extending:
+            there[: len(older)] &= older >= 0
+            there[len(older) :] = False
+        if there.any():
+            taken = folder / path(int(np.argmax(there)))
+            raise DatasetError(
+                f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
+            )
+
+
+def _for_dlio(folder: Path) -> None:
+    """Make the folder of an evaluation set, empty: DLIO does not train where it is missing."""
+    (folder / "valid").mkdir(exist_ok=True)
 
 
 def _folders(folder: Path, recipe: Recipe) -> list[Path]:
@@ -187,14 +308,21 @@ def _check_space(
         )
 
 
-def _write(
-    folder: Path,
-    recipe: Recipe,
-    missing: Samples,
-    world: World,
-    on_progress: OnProgress | None,
-) -> None:
+def _rename(folder: Path, todo: _Todo, older: Layout, world: World) -> None:
+    """Give this rank's share of a smaller dataset's files their new names; wait for the others'."""
+    work_through(
+        np.arange(world.rank, older.num_files, world.num_ranks),
+        [_Renamer(folder, older, todo.recipe.layout) for _ in range(FILES_IN_FLIGHT)],
+        world=world,
+        files_total=older.num_files,
+        bytes_total=0,
+        on_progress=None,
+    )
+
+
+def _write(folder: Path, todo: _Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write this rank's share of the missing files, and wait for the others'."""
+    recipe, missing = todo.recipe, todo.missing
     content, sizes = Content(recipe.layout.seed), recipe.file_sizes()
     path = folder / WORK / f"rank{world.rank}.journal"
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
@@ -240,9 +368,10 @@ def _read_journals(work: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArr
     """Return which files are done, and their checksums."""
     known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
     for path in work.glob("*.journal"):
-        data = path.read_bytes()
+        data = read_regular(path)
         entries = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
-        entries = entries[(entries["check"] == _check(entries)) & (entries["file"] < num_files)]
+        file = entries["file"]
+        entries = entries[(entries["check"] == _check(entries)) & (file >= 0) & (file < num_files)]
         known[entries["file"]] = True
         crcs[entries["file"]] = entries["crc32c"]
     return known, crcs
@@ -251,47 +380,71 @@ def _read_journals(work: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArr
 def _finish(folder: Path, recipe: Recipe) -> None:
     """Put the manifest in the place of the journals."""
     work = folder / WORK
-    if not work.exists():
-        return
     if not (folder / MANIFEST).exists():
         known, crcs = _read_journals(work, recipe.layout.num_files)
-        assert known.all(), "each rank has entered each of its files"
+        if not known.all():  # each rank has entered each of its files
+            raise DatasetError(_vanished(work))
         for below in _folders(folder, recipe):
             sync_folder(below)
         files = np.zeros(len(crcs), FILE_TYPE)
         files["bytes"], files["crc32c"] = recipe.file_sizes(), crcs
         Manifest(recipe, files, int(files["bytes"].sum())).write(folder)
-    shutil.rmtree(work)
+    shutil.rmtree(work, ignore_errors=True)  # what stays of it says nothing beside a manifest
 
 
-class _Writer:
+class _Renamer:
+    """Gives files the names that they have in a larger dataset."""
+
+    def __init__(self, folder: Path, older: Layout, newer: Layout) -> None:
+        self.files_done = self.bytes_done = 0
+        self.stopped = False
+        self._folder, self._older, self._newer = folder, older, newer
+
+    def do(self, file: int) -> None:
+        self._rename(self._older.path(file), self._newer.path(file))
+        if self._newer.format == "tfrecord":
+            self._rename(self._older.index_path(file), self._newer.index_path(file))
+        self.files_done += 1
+
+    def _rename(self, older: str, newer: str) -> None:
+        # It is not there if it was renamed before an interruption, or lost.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._folder / older, self._folder / newer)
+
+
+class FileWriter:
     """Writes files, one after the other."""
 
-    def __init__(self, folder: Path, recipe: Recipe, content: Content, journal: int) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, content: Content) -> None:
         self.files_done = self.bytes_done = 0
         self.stopped = False
         self._folder, self._recipe, self._content = folder, recipe, content
-        self._journal = journal
         self._format = FORMATS[recipe.layout.format]
         self._buffer = piece_buffer()
         self._file = -1
 
-    def do(self, file: int) -> None:
-        layout = self._recipe.layout
+    def write_index(self, file: int, *, synced: bool) -> None:
+        """Write a file's index, if the format has one."""
         index = self._recipe.write_index(file)
         if index is not None:
-            path = self._folder / layout.index_path(file)
-            # Lost with the host's power, it has not the size that a restart looks for.
-            with _partial(path, direct=False, synced=False) as number:
+            path = self._folder / self._recipe.layout.index_path(file)
+            with _partial(path, direct=False, synced=synced) as number:
                 _write_all(number, np.frombuffer(index, np.uint8), 0)
-        with _partial(self._folder / layout.path(file), direct=True) as self._file:
+
+    def write_file(self, file: int, *, wanted_crc: int | None = None) -> int:
+        """Write a file and return its CRC-32C.
+
+        Raises:
+            ValueError: it is not the wanted one; the file is as it was before.
+        """
+        with _partial(self._folder / self._recipe.layout.path(file), direct=True) as self._file:
             assembly = Assembly(self._content, self._buffer, self._put)
             self._format.write(assembly, self._recipe.file_samples(file))
             num_bytes, crc = assembly.finish()
+            if wanted_crc not in (None, crc):
+                raise ValueError(f"its checksum would be {crc}, not {wanted_crc}")
             os.ftruncate(self._file, num_bytes)  # the last page was written whole
-        entry = _entries(np.array([file]), np.array([crc], np.uint32))
-        os.write(self._journal, entry.tobytes())
-        self.files_done += 1
+        return crc
 
     def _put(self, piece: NDArray[np.uint8], offset: int) -> None:
         if self.stopped:
@@ -302,6 +455,21 @@ class _Writer:
         padded[num_bytes:] = 0
         _write_all(self._file, padded, offset)
         self.bytes_done += num_bytes
+
+
+class _Writer(FileWriter):
+    """Writes what is missing, and enters it in a journal."""
+
+    def __init__(self, folder: Path, recipe: Recipe, content: Content, journal: int) -> None:
+        super().__init__(folder, recipe, content)
+        self._journal = journal
+
+    def do(self, file: int) -> None:
+        # Not synced: after a power failure its size is wrong, and a restart rewrites it.
+        self.write_index(file, synced=False)
+        entry = _entries(np.array([file]), np.array([self.write_file(file)], np.uint32))
+        os.write(self._journal, entry.tobytes())
+        self.files_done += 1
 
 
 def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:

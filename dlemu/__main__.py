@@ -1,6 +1,7 @@
 """`python -m dlemu`, and the `dlemu` command."""
 
 import os
+import signal
 import sys
 
 
@@ -9,9 +10,24 @@ def main() -> int:
     # NumPy starts a thread for each CPU, to multiply matrices with, and each spins for 0.1 s. Here
     # nobody multiplies matrices, and many processes start at once on the CPUs that are measured.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from dlemu.cli import run
+    try:
+        from dlemu.cli import run
 
-    return run(sys.argv[1:])
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before `run` could take care of it
+        from dlemu.terminal import complain
+
+        complain("interrupted")
+        status = 130
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on, it would show a traceback
+    if status:
+        from dlemu.ending import end_soon
+
+        end_soon(status)
+    from dlemu.world import leave
+
+    return leave(status)
 
 
 if __name__ == "__main__":

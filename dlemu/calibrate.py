@@ -8,11 +8,13 @@
 The result file is what `dlemu predict predict.calibration=FILE` takes.
 """
 
+import fcntl
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +25,12 @@ from dlemu.devices import lies_in_memory
 from dlemu.enough import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.files import Layout
-from dlemu.job import Outcome, Say, run_job
+from dlemu.folders import hold
+from dlemu.job import Outcome, Say, check_job, run_job
 from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.prediction import calibrate as fit
 from dlemu.probe import probe_rate
-from dlemu.records import Steps, read_steps, write_json
+from dlemu.records import Steps, check_writable, read_steps, write_json
 from dlemu.terminal import say
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.verdict import limit_in_memory
@@ -35,6 +38,7 @@ from dlemu.workload import Workload
 from dlemu.world import World
 
 _IN_MEMORY = Path("/dev/shm")
+_SCRATCH = "dlemu-calibrate."
 _SECONDS = 20.0
 """About how long each of the three runs reads."""
 _MEMORY_BYTES = 8 << 30
@@ -54,25 +58,29 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
 
     Raises:
         WorkloadError: there are several hosts: each has figures of its own.
-        RunError: memory has no room for a few batches, or a run failed.
+        RunError: memory has no room for a few batches, the result cannot be written, or a run
+            failed.
         DatasetError: the target holds no dataset.
     """
     if world.rank != 0:
         say = _silent
-    prepared = world.broadcast(_prepare(workload, world) if world.rank == 0 else None)
-    assert prepared is not None
-    memory, target, scratch = prepared
-    try:
+    check_job(workload, world)
+    path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
+    with ExitStack() as stack:
+        scratch = None
+        if world.rank == 0:  # the last to need the scratch folder: it writes what all have gathered
+            stack.enter_context(hold(path.parent, ""))
+            check_writable(path)
+            scratch = stack.enter_context(_scratch_folder())
+        prepared = world.broadcast(_prepare(workload, world, scratch) if scratch else None)
+        assert prepared is not None
+        memory, target, scratch = prepared
         calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
-    finally:
-        if world.rank == 0:  # the last to need it: it writes what all have gathered
-            shutil.rmtree(scratch, ignore_errors=True)
-    if calibration is not None:
-        path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
-        file = CalibrationFile(host=world.host, calibrations=(calibration,))
-        write_json(path, file.model_dump(mode="json"))
-        say(f"\n{render_calibration(workload, calibration)}\nresult: {path}")
-        say(predict_command(workload, calibration, path))
+        if calibration is not None:
+            say(f"\n{render_calibration(workload, calibration)}")
+            file = CalibrationFile(host=world.host, calibrations=(calibration,))
+            write_json(path, file.model_dump(mode="json"))
+            say(f"result: {path}\n{predict_command(workload, calibration, path)}")
     return 0
 
 
@@ -124,8 +132,37 @@ def predict_command(workload: Workload, calibration: Calibration, path: Path) ->
     return command("predict", workload, _PREDICT_KEYS, more)
 
 
-def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None, Path]:
-    """Return the workload for memory, the target's files (None: no target) and a scratch folder."""
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """Make a folder in memory, and remove those that killed calibrations have left.
+
+    Each is locked while it is in use; the lock ends with the last process that holds it.
+    """
+    with ExitStack() as held:
+        with _locked(_IN_MEMORY):  # so that none is seen before it is locked
+            for left in _IN_MEMORY.glob(f"{_SCRATCH}*"):
+                with suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                    shutil.rmtree(left)
+            folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}.", dir=_IN_MEMORY))
+            held.enter_context(_locked(folder))
+            held.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _prepare(
+    workload: Workload, world: World, scratch: Path
+) -> tuple[Workload, Layout | None, Path]:
+    """Return the workload for memory, the target's files (None: no target), and `scratch`."""
     if world.num_hosts > 1:
         raise WorkloadError(
             f"dlemu calibrate measures one host, not {world.num_hosts}: start it on one, and give "
@@ -147,8 +184,6 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
                 "on the storage, or leave dataset.data_folder out to calibrate the host alone"
             )
         layout = manifest.layout
-    if workload.output.folder is not None:
-        Path(workload.output.folder).mkdir(parents=True, exist_ok=True)
     room = min(_MEMORY_SHARE * shutil.disk_usage(_IN_MEMORY).free, _MEMORY_BYTES)
     batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
     file_bytes = workload.dataset.mean_bytes * per_file
@@ -161,8 +196,6 @@ def _prepare(workload: Workload, world: World) -> tuple[Workload, Layout | None,
             "free memory, or scale dataset.record_length_bytes and train.computation_time down"
         )
     wanted = -(-_readers(workload, world) * _LEAST_STEPS * batch // per_file)
-    prefix = f"dlemu-calibrate.{os.getpid()}."
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=_IN_MEMORY))
     memory = workload.with_keys(
         {
             "dataset.num_files_train": max(least, min(fitting, wanted)),

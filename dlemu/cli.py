@@ -2,17 +2,17 @@
 
 import difflib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from dlemu.ending import Interrupts
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.terminal import complain, is_key_value, open_streams, refuse_tilde, say, shown_line
+from dlemu.units import counted
 from dlemu.world import PeerError, World, make_world
 
 USAGE = """\
@@ -22,7 +22,7 @@ dlemu - how many GPUs will this storage feed?
 
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
-  verify     check the dataset; --full its content too
+  verify     check a dataset: dlemu verify FOLDER [--full] [--repair]
   run        replay the workload, report samples/s, AU, PASS or FAIL, and why
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
@@ -40,15 +40,16 @@ Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
 Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
-_INTERRUPTED = 130
-"""What shells give a command that SIGINT ended."""
-
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
+    with Interrupts() as interrupts:
+        return _answered(arguments, interrupts)
+
+
+def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
     world: World | None = None
     open_streams()
-    signal.signal(signal.SIGTERM, _end)
     try:
         text = _answer(arguments)
         if text is not None:
@@ -56,6 +57,7 @@ def run(arguments: Sequence[str]) -> int:
             status = 0
         else:
             with make_world() as world:
+                interrupts.speaks = world.rank == 0
                 status = _run_command(arguments[0], arguments[1:], world)
         sys.stdout.flush()
         return status
@@ -65,9 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         complain(f"{_place(world, error)}{error}")
         return 1
     except KeyboardInterrupt:
-        if world is None or world.rank == 0:
-            complain("interrupted")
-        return _INTERRUPTED
+        return interrupts.say()
     except BrokenPipeError:
         # What reads our output has ended; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,9 +80,6 @@ def run(arguments: Sequence[str]) -> int:
         why = str(error) or "this host has not enough memory for that"
         complain(f"{type(error).__name__}: {why}")
         return 1
-    finally:
-        # After an error ranks wait for each other to show theirs, and mpirun ends them meanwhile.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place(world: World | None, error: DlemuError) -> str:
@@ -124,6 +121,8 @@ class Command:
     options: tuple[str, ...] = ()
     reads: str = ""
     """Its name, if it replays the workload: keys without effect on that are named."""
+    takes_folder: bool = False
+    """Whether a data folder may stand in the place of a workload, which is None then."""
 
     def help(self) -> str:
         """Return what it does, in a line, and the usage of all."""
@@ -136,7 +135,7 @@ class Command:
         if composed is None:
             return 1
         workload, parsed = composed
-        if "--cfg" in parsed.options:
+        if workload is not None and "--cfg" in parsed.options:
             from dlemu.records import dump_workload
 
             if world.rank == 0:
@@ -150,6 +149,10 @@ class Command:
 
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options))
+            if self.takes_folder and not parsed.overrides:
+                if len(parsed.others) != 1:
+                    raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
+                return None, parsed
             if parsed.others:
                 word = parsed.others[0]
                 wanted = f"workload={word}" if word in known_workloads() else "key=value"
@@ -245,11 +248,6 @@ def _usage() -> str:
     return USAGE.format(workloads=", ".join(known_workloads()))
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a run as Ctrl-C does: workers stopped, the summary written."""
-    raise KeyboardInterrupt
-
-
 def _datasize(workload: Any, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.report import render_datasize
@@ -278,29 +276,49 @@ def _datagen(workload: Any, world: World, words: Words) -> int:
 
 
 def _verify(workload: Any, world: World, words: Words) -> int:
-    """check the sizes of all files, with --full their content, and name each bad one"""
+    """check a data folder by its manifest; --full its content too, --repair mends it"""
     from dlemu.datagen import verify
     from dlemu.progress import show_progress
 
+    folder = Path(words.others[0]) if workload is None else workload.data_folder
     full = "--full" in words.options
     with show_progress("verify", quiet=world.rank != 0) as progress:
-        faults = verify(workload.data_folder, full=full, world=world, on_progress=progress)
+        faults = verify(
+            folder,
+            full=full,
+            repair="--repair" in words.options,
+            world=world,
+            on_progress=progress,
+        )
     if world.rank == 0:
         for fault in faults:
-            say(shown_line(f"{fault.path}: {fault.problem}"))
-        what = "sizes and content" if full else "sizes"
-        bad = "1 bad file" if len(faults) == 1 else f"{len(faults) or 'no'} bad files"
-        say(f"{workload.data_folder}: {bad}; {what} were checked")
-    return 1 if faults else 0
+            again = ", written again" if fault.repaired else ""
+            say(shown_line(f"{fault.path}: {fault.problem}{again}"))
+        say(f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked")
+    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _found(faults: Sequence[Any]) -> str:
+    """Return "2 bad files, 1 written again, 1 extra file"."""
+    bad = [fault for fault in faults if not fault.extra]
+    repaired = sum(fault.repaired for fault in bad)
+    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
+    if repaired:
+        parts.append(f"{repaired:,} written again")
+    if len(faults) > len(bad):
+        parts.append(counted(len(faults) - len(bad), "extra file"))
+    return ", ".join(parts)
 
 
 def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
-    from dlemu.job import run_job
+    from dlemu.job import check_job, run_job
     from dlemu.proof import EXIT_STATUS
     from dlemu.report import render_run
 
     if workload.workflow.generate_data:
+        if workload.workflow.train:
+            check_job(workload, world)
         _datagen(workload, world, words)
     if not workload.workflow.train:
         return 0
@@ -369,7 +387,7 @@ def _report(words: Sequence[str]) -> int:
 _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command(_datasize),
     "datagen": Command(_datagen),
-    "verify": Command(_verify, ("--full",)),
+    "verify": Command(_verify, ("--full", "--repair"), takes_folder=True),
     "run": Command(_run, reads="run"),
     "size": Command(_size, reads="size"),
     "predict": Command(_predict),

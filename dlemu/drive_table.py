@@ -36,6 +36,8 @@ class Sized:
     read_ahead_share: float | None = None
     """Most of an epoch that is read inside the step left out; None where the dataset is as large
     as the rule asks for."""
+    bound: str = ""
+    """Why the search tried no more than size.max_accelerators, where that was set lower for it."""
 
     @property
     def samples_per_second(self) -> float:
@@ -111,6 +113,8 @@ def _answer(sized: Sized) -> str:
     if not sizing.at_least:
         return f"{passed}{real}"
     if sizing.fewest_failed is None:
+        if sized.bound:
+            return f"at least {passed}: {sized.bound}"
         most = sized.workload.size.max_accelerators
         return (
             f"at least {passed}: nothing failed up to size.max_accelerators={most}, so the storage "

@@ -107,33 +107,41 @@ def layout_of(workload: Workload) -> Layout:
         WorkloadError: sizes cannot be as asked.
     """
     dataset = workload.dataset
-    stdev = 0.0 if dataset.record_dims else dataset.record_length_bytes_stdev
-    mean = dataset.mean_bytes
-    per_file = dataset.num_samples_per_file
-    if per_file > 1 and dataset.format != "tfrecord":
-        if stdev > 0:
-            raise WorkloadError(
-                f"dataset.record_length_bytes_stdev must be 0 where a {dataset.format} file holds "
-                f"{per_file} samples, got {stdev:g}: the file is one array, its samples are equal"
-            )
-        if mean % dataset.element_bytes:
-            raise WorkloadError(
-                f"dataset.record_length_bytes must be a multiple of {dataset.element_bytes} where "
-                f"a {dataset.format} file holds {per_file} samples, got {mean:g}"
-            )
-    if stdev > 0:
-        _quantiles(mean, stdev)  # refuses what no such distribution has
-    return Layout(
+    layout = Layout(
         format=dataset.format,
         num_files=workload.num_files,
-        samples_per_file=per_file,
-        mean_bytes=mean,
-        stdev_bytes=stdev,
+        samples_per_file=dataset.num_samples_per_file,
+        mean_bytes=dataset.mean_bytes,
+        stdev_bytes=0.0 if dataset.record_dims else dataset.record_length_bytes_stdev,
         element_bytes=dataset.element_bytes,
         seed=dataset.seed,
         prefix=dataset.file_prefix,
         num_subfolders=dataset.num_subfolders_train,
     )
+    check_layout(layout)
+    return layout
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuse sizes that no files of this format can have.
+
+    Raises:
+        WorkloadError: with the key, the bound and the value.
+    """
+    per_file, mean, stdev = layout.samples_per_file, layout.mean_bytes, layout.stdev_bytes
+    if per_file > 1 and layout.format != "tfrecord":
+        if stdev > 0:
+            raise WorkloadError(
+                f"dataset.record_length_bytes_stdev must be 0 where a {layout.format} file holds "
+                f"{per_file} samples, got {stdev:g}: the file is one array, its samples are equal"
+            )
+        if mean % layout.element_bytes:
+            raise WorkloadError(
+                f"dataset.record_length_bytes must be a multiple of {layout.element_bytes} where "
+                f"a {layout.format} file holds {per_file} samples, got {mean:g}"
+            )
+    if stdev > 0:
+        _quantiles(mean, stdev)  # refuses what no such distribution has
 
 
 class DatasetSize(NamedTuple):

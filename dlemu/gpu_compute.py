@@ -32,19 +32,7 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
     Raises:
         WorkloadError: PyTorch is missing, or sees no such GPU.
     """
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise WorkloadError(
-            "train.compute=gpu needs torch: pip install 'dlemu[torch]', or set train.compute=sleep"
-        ) from None
-    found = torch.cuda.device_count()
-    if not gpus or max(gpus) >= found:
-        raise WorkloadError(
-            f"train.compute=gpu: this PyTorch ({torch.__version__}) sees {found} GPUs, "
-            f"{max(gpus, default=0) + 1} are needed; install one made for the driver's CUDA, or "
-            f"set train.compute=sleep"
-        )
+    torch = find_torch(gpus)
     products = [_Product(torch, gpu) for gpu in gpus]
     longest = max(product.seconds for product in products)
 
@@ -73,6 +61,28 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
         clock.sleep_until(deadline)
 
     return compute
+
+
+def find_torch(gpus: Sequence[int]) -> Any:
+    """Return PyTorch, if it sees these GPUs.
+
+    Raises:
+        WorkloadError: PyTorch is missing, or sees no such GPU.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise WorkloadError(
+            "train.compute=gpu needs torch: pip install 'dlemu[torch]', or set train.compute=sleep"
+        ) from None
+    found = torch.cuda.device_count()
+    if not gpus or max(gpus) >= found:
+        raise WorkloadError(
+            f"train.compute=gpu: this PyTorch ({torch.__version__}) sees {found} GPUs, "
+            f"{max(gpus, default=0) + 1} are needed; install one made for the driver's CUDA, or "
+            f"set train.compute=sleep"
+        )
+    return torch
 
 
 class _Product:

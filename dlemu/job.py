@@ -4,9 +4,11 @@ What the command line, the sizing and library users all call. Every function her
 ranks alike; only rank 0 makes the folder, writes the summary and speaks.
 """
 
+import math
 import platform
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,18 +18,28 @@ from typing import Any
 import numpy as np
 
 from dlemu.clock import Clock, WallClock
+from dlemu.cold import make_cold
 from dlemu.datagen import read_manifest, survey
 from dlemu.enough import datagen_command
-from dlemu.errors import DatasetError, DlemuError, RunError
+from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.files import DatasetSize, Layout, layout_of
-from dlemu.loaders import Batch, Loader, open_loader
-from dlemu.metrics import Metrics, measure
-from dlemu.pagecache import drop, drop_all_caches
+from dlemu.folders import hold_for_runs, keep_leftovers, make
+from dlemu.loaders import Batch, Loader, check_loader, open_loader
+from dlemu.metrics import Metrics, measure, whole_epochs
+from dlemu.pagecache import OnFile
 from dlemu.plan import EpochPlan, make_plan
 from dlemu.proof import hidden_share, judge
-from dlemu.records import Steps, make_folder, write_steps, write_summary
+from dlemu.records import (
+    Steps,
+    host_file,
+    read_steps,
+    write_config,
+    write_steps,
+    write_summary,
+    write_text,
+)
 from dlemu.replay import draw_computation_times, replay_epoch
-from dlemu.report import demand_line
+from dlemu.report import demand_line, render_run
 from dlemu.settle import accelerators_of, num_accelerators, settle_size
 from dlemu.terminal import complain, say
 from dlemu.verdict import find_limit
@@ -54,7 +66,7 @@ class Outcome:
 
 
 def find_dataset(
-    workload: Workload, world: World
+    workload: Workload, world: World, watchdog: Watchdog | None = None
 ) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
     """Return the workload settled on what lies in its data folder, and the folder's layout.
 
@@ -63,17 +75,22 @@ def find_dataset(
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
     """
+    watchdog = watchdog or Watchdog(math.inf, world)
     auto = workload.dataset.num_files_train == "auto"
     accelerators = num_accelerators(workload, world)
     workload, size, _ = settle_size(workload, world, accelerators=accelerators)
     # If rank 0 fails here, leaving the world tells the others.
-    found = world.broadcast(_look_at(workload, size if auto else None) if world.rank == 0 else None)
+    found = None
+    if world.rank == 0:
+        with watchdog.phase(f"while looking at the dataset in {workload.data_folder}"):
+            found = _look_at(workload, size if auto else None, watchdog.at)
+    found = world.broadcast(found)
     assert found is not None
     return found
 
 
 def _look_at(
-    workload: Workload, wanted: DatasetSize | None
+    workload: Workload, wanted: DatasetSize | None, at: OnFile
 ) -> tuple[Workload, Layout, bool, tuple[str, ...]]:
     folder = workload.data_folder
     manifest = read_manifest(folder)
@@ -83,8 +100,8 @@ def _look_at(
             if have < wanted.num_files:
                 raise DatasetError(
                     f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
-                    f"{wanted.num_files:,} (dlemu datasize says why); generate them, or set "
-                    f"dataset.num_files_train={have}"
+                    f"{wanted.num_files:,} (dlemu datasize says why); extend it with dlemu "
+                    f"datagen, or set dataset.num_files_train={have}"
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})
         manifest.check(layout_of(workload), folder)
@@ -94,8 +111,21 @@ def _look_at(
             f"dataset.data_folder {folder} is not there; generate it: "
             f"{datagen_command(workload, workload.num_files)}"
         )
-    found = survey(folder, workload)
+    found = survey(folder, workload, at=at)
     return workload, found, False, (f"no manifest in {folder}: {found}",)
+
+
+def check_job(workload: Workload, world: World) -> None:
+    """Refuse what this rank's host cannot do, before anything is written, read or made cold.
+
+    Raises:
+        WorkloadError: a package or a GPU is missing, or too few files may be open.
+    """
+    own = accelerators_of(world.rank, world.num_ranks, num_accelerators(workload, world))
+    if own:
+        check_loader(workload, len(own))
+        if workload.train.compute == "gpu":
+            _find_gpus(workload, len(own))
 
 
 def run_job(
@@ -110,27 +140,59 @@ def run_job(
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json says so too.
     """
+    with Watchdog(workload.output.stall_seconds, world) as watchdog:
+        return _run_watched(workload, world, clock or WallClock.calibrate(), say, watchdog)
+
+
+def _run_watched(
+    workload: Workload, world: World, clock: Clock, say: Say, watchdog: Watchdog
+) -> Outcome | None:
     started = datetime.now(UTC)
-    clock = clock or WallClock.calibrate()
     if world.rank != 0:
         say = _say_nothing
+    check_job(workload, world)
     workload = _with_seed(workload, world)
-    workload, layout, known, notes = find_dataset(workload, world)
+    workload, layout, known, notes = find_dataset(workload, world, watchdog)
     accelerators = num_accelerators(workload, world)
     if world.rank == 0:
         make_plan(workload, layout, num_accelerators=accelerators, epoch=0)  # refuses early
-    folder = _shared_folder(workload, world)
     summary = _summary_start(workload, world, started, notes)
+    with _shared_folder(workload, world, say, watchdog) as folder:
+        try:
+            return _run_in(folder, workload, layout, known, summary, world, clock, say, watchdog)
+        except BaseException:
+            if world.rank == 0:
+                _say_whole_epochs(folder, workload, summary, say)
+            raise
+
+
+def _run_in(
+    folder: Path,
+    workload: Workload,
+    layout: Layout,
+    known: bool,
+    summary: dict[str, Any],
+    world: World,
+    clock: Clock,
+    say: Say,
+    watchdog: Watchdog,
+) -> Outcome | None:
+    """Replay a workload, and write what came of it into its folder."""
+    writing = f"while {folder} was written to"
     if world.rank == 0:
-        write_summary(folder, summary)
+        with watchdog.phase(writing):
+            write_summary(folder, summary)
 
     def record(error: BaseException) -> None:
         if world.rank == 0:
-            _write_failure(folder, summary, error)
+            with watchdog.phase(writing):
+                _write_failure(folder, summary, error)
 
+    watchdog.record = record
     try:
-        witness, steps = _replay(workload, layout, known, folder, world, clock, say, record)
+        witness, steps = _replay(workload, layout, known, folder, world, clock, say, watchdog)
         parts = world.gather(steps)
+        _collect(folder, world, parts)
         evidence = witness.gather(parts)
     except KeyboardInterrupt as interrupt:
         record(interrupt)  # first: launchers kill soon
@@ -147,14 +209,8 @@ def run_job(
         raise
     if parts is None or evidence is None:
         return None
-    metric = workload.metric
     try:
-        metrics = measure(
-            parts,
-            edition=metric.edition,
-            exclude_start_steps=metric.exclude_start_steps,
-            exclude_end_steps=metric.exclude_end_steps,
-        )
+        metrics = measure_run(workload, parts)
         limit = find_limit(evidence.evidence())
         measured = evidence.measured | _whole_epochs(metrics)
         summary |= summarize(workload, metrics, {"measured": measured}) | {
@@ -164,11 +220,28 @@ def run_job(
             "limit": asdict(limit),
             "notes": [*summary["notes"], *evidence.notes],
         }
-        write_summary(folder, summary)
+        with watchdog.phase(writing):
+            write_summary(folder, summary)
     except BaseException as error:
         _write_failure(folder, summary, error)
         raise
     return Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
+
+
+def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
+    """Return a run's metrics by the edition that its workload asks for.
+
+    Raises:
+        RunError: a step of an accelerator is missing or there twice.
+        WorkloadError: there are too few steps.
+    """
+    metric = workload.metric
+    return measure(
+        steps,
+        edition=metric.edition,
+        exclude_start_steps=metric.exclude_start_steps,
+        exclude_end_steps=metric.exclude_end_steps,
+    )
 
 
 def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,6 +274,15 @@ def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) 
     }
 
 
+def _say_whole_epochs(folder: Path, workload: Workload, summary: dict[str, Any], say: Say) -> None:
+    """Show the epochs that a run has ended which itself did not end, if there are any."""
+    with suppress(DlemuError):
+        steps = whole_epochs(read_steps(folder), summary["num_accelerators"])
+        metrics = measure_run(workload, steps)
+        told = summary | summarize(workload, metrics, summary)
+        say(f"\n{render_run(workload, metrics, told)}\nresults: {folder}")
+
+
 def _whole_epochs(metrics: Metrics) -> dict[str, Any]:
     return {
         "read_bytes": metrics.read_bytes,
@@ -218,59 +300,69 @@ def _replay(
     world: World,
     clock: Clock,
     say: Say,
-    on_stall: Callable[[RunError], None],
+    watchdog: Watchdog,
 ) -> tuple[Witness, Steps]:
     """Run the epochs; return what was observed and (steps,) records of this rank."""
     everyone = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, everyone)
-    _make_cold(workload, layout, world, say)
-    say(demand_line(workload, everyone))
-    compute = _compute_on_gpu(workload, len(own), clock)
+    compute = watchdog.computing(
+        _compute_on_gpu(workload, len(own), clock) or clock.sleep_until, clock
+    )
     parts: list[Steps] = []
     loader: Loader = _Idle()
     if own:
-        loader = open_loader(
-            workload,
-            layout,
-            workload.data_folder,
-            accelerators=own,
-            known_places=known,
-            keep=int(workload.reader.hands_over),
-        )
-    with (
-        _closing(loader),
-        Witness(workload, layout, folder, world, loader, own) as witness,
-        Watchdog(workload.output.stall_seconds, world, loader, on_stall) as watchdog,
-    ):
-        for epoch in range(workload.train.epochs):
-            plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
-            times = draw_computation_times(
-                workload.train.computation_time,
-                num_steps=plan.num_steps,
+        with watchdog.phase("while the loader was opened"):
+            loader = open_loader(
+                workload,
+                layout,
+                workload.data_folder,
                 accelerators=own,
-                epoch=epoch,
-                seed=workload.train.seed,
+                known_places=known,
+                keep=int(workload.reader.hands_over),
             )
-            watchdog.barrier()
-            witness.begin(epoch)
-            steps = replay_epoch(
-                loader.epoch(epoch, plan),
-                epoch=epoch,
-                computation_times=times,
-                barrier=watchdog.barrier,
-                clock=clock,
-                on_step=watchdog.step,
-                compute=compute,
+        watchdog.pids = loader.pids
+    with _closing(loader):
+        make_cold(workload, layout, world, direct=loader.direct, watchdog=watchdog, say=say)
+        say(demand_line(workload, everyone))
+        with Witness(workload, layout, folder, world, loader, own, watchdog) as witness:
+            world.barrier()  # each rank watches itself so far; from now on they meet in time
+            watchdog.expect(
+                compute=workload.train.computation_time.longest,
+                prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
             )
-            witness.end(epoch)
-            parts.append(steps.ravel())
-            write_steps(folder, world.rank, np.concatenate(parts))
-            if world.rank == 0:  # others may have no accelerator to speak of
-                say(_epoch_line(epoch, steps, workload))
-    steps = np.concatenate(parts)
-    lost = steps["wait"].sum() + steps["barrier"].sum()
-    share = lost / max(lost + steps["compute"].sum(), 1e-9)
-    witness.probe(max(world.all_gather(float(share))))
+            for epoch in range(workload.train.epochs):
+                plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
+                times = draw_computation_times(
+                    workload.train.computation_time,
+                    num_steps=plan.num_steps,
+                    accelerators=own,
+                    epoch=epoch,
+                    seed=workload.train.seed,
+                )
+                watchdog.barrier()
+                with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
+                    witness.begin(epoch)
+                    steps = replay_epoch(
+                        loader.epoch(epoch, plan),
+                        epoch=epoch,
+                        computation_times=times,
+                        barrier=watchdog.barrier,
+                        clock=clock,
+                        on_step=watchdog.step,
+                        compute=compute,
+                    )
+                    witness.end(epoch)
+                parts.append(steps.ravel())
+                with watchdog.phase(f"while {folder} was written to"):
+                    write_steps(folder, world.rank, np.concatenate(parts))
+                if world.rank == 0:  # others may have no accelerator to speak of
+                    say(_epoch_line(epoch, steps, workload))
+            steps = np.concatenate(parts)
+            lost = steps["wait"].sum() + steps["barrier"].sum()
+            share = lost / max(lost + steps["compute"].sum(), 1e-9)
+            lost_share = max(world.all_gather(float(share)))
+            with watchdog.phase("in the probe"):
+                witness.probe(lost_share)
     return witness, steps
 
 
@@ -280,35 +372,27 @@ def _compute_on_gpu(
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or accelerators == 0:
         return None
-    from dlemu.cuda import num_gpus
     from dlemu.gpu_compute import gpu_compute
 
-    num = workload.dali.gpus_per_host or num_gpus()
-    return gpu_compute(range(max(1, min(num, accelerators))), clock)
+    return gpu_compute(_find_gpus(workload, accelerators), clock)
 
 
-def _make_cold(workload: Workload, layout: Layout, world: World, say: Say) -> None:
-    """Drop the dataset from every host's page cache, and say how much of it stayed."""
-    if world.local_rank == 0:
-        if workload.output.drop_all_caches:
-            drop_all_caches()
-        elif workload.output.drop_caches:
-            folder = workload.data_folder
-            try:
-                result = drop(f"{folder}/{layout.path(file)}" for file in range(layout.num_files))
-            except FileNotFoundError as error:
-                raise DatasetError(
-                    f"{error.filename} is missing; dlemu verify tells what else is"
-                ) from None
-            except OSError as error:
-                raise DatasetError(f"{error.filename}: {error.strerror}") from None
-            stayed = result.resident_after
-            if stayed is not None:
-                say(
-                    f"cold start: {result.num_files} files dropped from the page cache, "
-                    f"{100 * stayed:.1f}% of their pages stayed"
-                )
-    world.barrier()
+def _find_gpus(workload: Workload, accelerators: int) -> range:
+    """Return the GPUs that compute for so many accelerators.
+
+    Raises:
+        WorkloadError: PyTorch is missing, or there are no such GPUs.
+    """
+    from dlemu.cuda import num_gpus
+    from dlemu.gpu_compute import find_torch
+
+    try:
+        num = workload.dali.gpus_per_host or num_gpus()
+    except RunError as error:
+        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
+    gpus = range(max(1, min(num, accelerators)))
+    find_torch(gpus)
+    return gpus
 
 
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
@@ -329,13 +413,43 @@ def _with_seed(workload: Workload, world: World) -> Workload:
     return workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
 
 
-def _shared_folder(workload: Workload, world: World) -> Path:
-    """Return the run's folder, made by rank 0 and known to all."""
-    made = world.broadcast(make_folder(workload) if world.rank == 0 else None)
-    assert made is not None
-    # Hosts that do not share the folder keep their own records until rank 0 gathers them.
-    made.mkdir(parents=True, exist_ok=True)
-    return made
+@contextmanager
+def _shared_folder(
+    workload: Workload, world: World, say: Say, watchdog: Watchdog
+) -> Iterator[Path]:
+    """Yield the run's folder, made and held by rank 0 and known to all."""
+    making = "while the run's folder was made"
+    with ExitStack() as stack:
+        own = None
+        if world.rank == 0:
+            with watchdog.phase(making):
+                own = stack.enter_context(hold_for_runs(workload, say))
+                write_config(own, workload)
+        folder = world.broadcast(own)
+        assert folder is not None
+        # Hosts that do not share the folder keep their own records until rank 0 gathers them.
+        if world.local_rank == 0 and world.rank != 0:
+            with watchdog.phase(making):
+                keep_leftovers(folder)
+                stack.enter_context(make(folder))
+        world.barrier()
+        yield folder
+
+
+def _collect(folder: Path, world: World, parts: Sequence[Steps] | None) -> None:
+    """Write the records that rank 0 does not see: of hosts that do not share its folder."""
+    if world.num_hosts == 1:
+        return
+    seen = world.broadcast({path.name for path in folder.iterdir()} if world.rank == 0 else None)
+    assert seen is not None
+    own = host_file(folder, world.rank)
+    unseen = world.local_rank == 0 and own.name not in seen
+    hosts = world.gather(own.read_text() if unseen else None)
+    for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
+        if f"steps.{rank}.npy" not in seen:
+            write_steps(folder, rank, steps)
+        if lines is not None:
+            write_text(host_file(folder, rank), lines)
 
 
 def _summary_start(

@@ -149,6 +149,16 @@ def measure(
     return Metrics(edition, num_accelerators, tuple(epochs))
 
 
+def whole_epochs(steps: Steps, num_accelerators: int) -> Steps:
+    """Return the records of the epochs that all accelerators have: a rank writes whole ones only.
+
+    Where a run did not end, some ranks may have ended an epoch that others have not.
+    """
+    pairs = np.unique(np.stack([steps["epoch"], steps["accelerator"]]), axis=1)
+    epochs, num_present = np.unique(pairs[0], return_counts=True)
+    return steps[np.isin(steps["epoch"], epochs[num_present == num_accelerators])]
+
+
 def _by_accelerator(steps: Steps, num_accelerators: int) -> Steps:
     """Return an epoch's sorted records as (accelerators, steps).
 

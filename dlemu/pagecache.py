@@ -4,14 +4,13 @@ import ctypes
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from dlemu.errors import RunError
+from dlemu.regular import open_sized
 
 _PAGE = mmap.PAGESIZE
 _THREADS = 8  # opening files waits for the storage, mostly
@@ -24,36 +23,62 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
-@dataclass(frozen=True)
-class DropResult:
-    """How files were dropped from the page cache, and whether that worked."""
-
-    num_files: int
-    seconds: float
-    resident_after: float | None
-    """Share (0-1) of their pages that stayed; None where the kernel does not tell."""
+OnFile = Callable[[str], object]
+"""Told which file the calling thread comes to, "" when it has no more to do."""
 
 
-def cached_share(paths: Sequence[Path], *, max_files: int = 256) -> float | None:
+@dataclass
+class Pages:
+    """Of files that were looked at."""
+
+    num_files: int = 0
+    resident: int = 0
+    """Pages in memory: before nothing was done to them, or after they were dropped."""
+    pages: int = 0
+    unknown: int = 0
+    """Files of which the kernel does not tell."""
+
+    @property
+    def share(self) -> float | None:
+        """Share (0-1) of the pages that is in memory; None where the kernel does not tell."""
+        return self.resident / self.pages if self.pages else None
+
+
+def cached_share(
+    paths: Sequence[Path], *, max_files: int = 256, at: OnFile = lambda path: None
+) -> float | None:
     """Return the share (0-1) of the files' pages that memory would serve.
 
     More files than `max_files` are sampled at even distances, the same ones each time. None where
     the kernel does not tell, or where there is nothing to read.
+
+    Raises:
+        DatasetError: one is no file.
+        OSError: one is missing, or cannot be opened.
     """
     step = max(1.0, len(paths) / max_files)
     sampled = [paths[int(index * step)] for index in range(min(len(paths), max_files))]
-    return _add_up(_resident, sampled).share
+    return look(sampled, at=at).share
 
 
-def drop(paths: Iterable[Path | str]) -> DropResult:
+def look(paths: Iterable[Path | str], *, at: OnFile = lambda path: None) -> Pages:
+    """Return how much of the files is in the page cache. Raises as `cached_share` does."""
+    return _add_up(_resident, paths, at)
+
+
+def drop(
+    paths: Iterable[Path | str],
+    *,
+    at: OnFile = lambda path: None,
+    each_second: Callable[[int], object] = lambda num_files: None,
+) -> Pages:
     """Drop the files' pages from the page cache; needs no more than the right to read them.
 
-    Pages that other processes have mapped or locked stay, and `resident_after` shows them. The
-    paths are taken as they come, and not kept: there may be millions.
+    Pages that other processes have mapped or locked stay; they are the resident ones of what is
+    returned. The paths are taken as they come, and not kept: there may be millions. `each_second`
+    is told how many files are done. Raises as `cached_share` does.
     """
-    start = time.perf_counter()
-    pages = _add_up(_drop, paths)
-    return DropResult(pages.num_files, time.perf_counter() - start, pages.share)
+    return _add_up(_drop, paths, at, each_second)
 
 
 def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
@@ -74,57 +99,76 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
 
 
 def _drop(path: Path | str) -> tuple[int, int] | None:
-    file = os.open(path, os.O_RDONLY)
+    file, size = open_sized(path)
     try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        resident = _resident_pages(file)
+        resident = _resident_pages(file, size)
+        if resident is None or resident[0]:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            resident = _resident_pages(file, size)
         if resident is None or resident[0]:
             # Pages that are still to be written stay; they are a new dataset's.
             os.fdatasync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            resident = _resident_pages(file)
+            resident = _resident_pages(file, size)
         return resident
     finally:
         os.close(file)
 
 
 def _resident(path: Path | str) -> tuple[int, int] | None:
-    file = os.open(path, os.O_RDONLY)
+    file, size = open_sized(path)
     try:
-        return _resident_pages(file)
+        return _resident_pages(file, size)
     finally:
         os.close(file)
 
 
-@dataclass
-class _Pages:
-    """Of files that were counted."""
-
-    num_files: int = 0
-    resident: int = 0
-    pages: int = 0
-
-    @property
-    def share(self) -> float | None:
-        return self.resident / self.pages if self.pages else None
-
-
 def _add_up(
-    count: Callable[[Path | str], tuple[int, int] | None], paths: Iterable[Path | str]
-) -> _Pages:
-    """Return the sum over the files, which threads take by turns."""
-    total, left, lock = _Pages(), iter(paths), threading.Lock()
+    count: Callable[[Path | str], tuple[int, int] | None],
+    paths: Iterable[Path | str],
+    at: OnFile,
+    each_second: Callable[[int], object] = lambda num_files: None,
+) -> Pages:
+    """Return the sum over the files, which threads take by turns.
 
-    def work(_: int) -> None:
-        while taken := _take(left, lock):
-            told = [count(path) for path in taken]
-            with lock:
-                total.num_files += len(taken)
-                total.resident += sum(each[0] for each in told if each is not None)
-                total.pages += sum(each[1] for each in told if each is not None)
+    Nothing waits for a thread whose file never opens: neither an interrupt, nor the process's end.
+    """
+    total, left, lock = Pages(), iter(paths), threading.Lock()
+    stopped, ended = threading.Event(), threading.Semaphore(0)
+    errors: list[Exception] = []
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(work, range(_THREADS)))
+    def work() -> None:
+        try:
+            while taken := _take(left, lock):
+                told = []
+                for path in taken:
+                    if stopped.is_set():
+                        return
+                    at(str(path))
+                    told.append(count(path))
+                known = [each for each in told if each is not None]
+                with lock:
+                    total.num_files += len(told)
+                    total.resident += sum(each[0] for each in known)
+                    total.pages += sum(each[1] for each in known)
+                    total.unknown += len(told) - len(known)
+        except Exception as error:
+            errors.append(error)
+            stopped.set()
+        finally:
+            at("")
+            ended.release()
+
+    for _ in range(_THREADS):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in range(_THREADS):
+            while not errors and not ended.acquire(timeout=1.0):
+                each_second(total.num_files)
+    finally:
+        stopped.set()
+    if errors:
+        raise errors[0]
     return total
 
 
@@ -133,9 +177,8 @@ def _take(paths: Iterator[Path | str], lock: threading.Lock) -> list[Path | str]
         return list(islice(paths, _FILES_AT_ONCE))
 
 
-def _resident_pages(file: int) -> tuple[int, int] | None:
-    """Return how many of a file's pages are in memory, and how many it has."""
-    size = os.fstat(file).st_size
+def _resident_pages(file: int, size: int) -> tuple[int, int] | None:
+    """Return how many pages of an open file are in memory, and how many it has."""
     pages = -(-size // _PAGE)
     if not pages:
         return 0, 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from dlemu.blocks import DATA_PATHS, PATTERNS
 from dlemu.errors import WorkloadError
+from dlemu.records import write_text
 from dlemu.sweep import Cell, PathsPlan, run_paths
 from dlemu.terminal import is_key_value, refuse_tilde, say
 from dlemu.units import parse_bytes
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     plan = parse_plan(arguments)
     cells = run_paths(plan, say)
+    say(f"\n{render_table(cells)}")
     write_report(cells, plan.output)
-    say(f"\n{render_table(cells)}\n\n{plan.output}/paths.csv, paths.json, paths.txt")
+    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
     return 0
 
 
@@ -111,10 +113,14 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def write_report(cells: Sequence[Cell], folder: Path) -> None:
-    """Write the results in all forms; the plot only where matplotlib is installed."""
-    (folder / "paths.txt").write_text(render_table(cells) + "\n", encoding="utf-8")
-    (folder / "paths.csv").write_text(render_csv(cells), encoding="utf-8")
-    (folder / "paths.json").write_text(render_json(cells), encoding="utf-8")
+    """Write the results in all forms; the plot only where matplotlib is installed.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    write_text(folder / "paths.txt", render_table(cells) + "\n")
+    write_text(folder / "paths.csv", render_csv(cells))
+    write_text(folder / "paths.json", render_json(cells))
     try:
         render_plot(cells, folder / "paths")
     except ModuleNotFoundError:

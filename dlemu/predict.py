@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dlemu.errors import WorkloadError
+from dlemu.folders import make
 from dlemu.prediction import (
     EXTRAPOLATED_ABOVE,
     Calibration,
@@ -13,6 +14,7 @@ from dlemu.prediction import (
     predict,
 )
 from dlemu.records import write_json
+from dlemu.regular import read_regular
 from dlemu.units import format_rate
 from dlemu.workload import Drive, Workload
 
@@ -37,15 +39,9 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
         )
     prediction = predict(PredictionInput.of(workload, drive), calibration)
     if workload.output.folder is not None:
-        folder = Path(workload.output.folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WorkloadError(
-                f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
-            ) from None
         fields = {"workload": workload.name, "drive": drive.name, "drives": workload.drives}
-        write_json(folder / "predict.json", fields | asdict(prediction))
+        with make(Path(workload.output.folder)) as folder:
+            write_json(folder / "predict.json", fields | asdict(prediction))
     return prediction, render_prediction(workload, drive, prediction)
 
 
@@ -137,7 +133,7 @@ def _calibration(workload: Workload) -> Calibration | None:
         return None
     path = Path(workload.predict.calibration)
     try:
-        text = path.read_bytes()
+        text = read_regular(path, error=WorkloadError)
     except OSError as error:
         raise WorkloadError(
             f"predict.calibration {path} cannot be read ({error.strerror}); "

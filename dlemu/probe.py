@@ -11,6 +11,8 @@ from statistics import median
 
 import numpy as np
 
+from dlemu.errors import DatasetError
+from dlemu.regular import open_regular
 from dlemu.storage import aligned_buffer
 
 _PIECE = 1 << 20
@@ -62,7 +64,7 @@ def probe_rate(
         buffer = aligned_buffer(_PIECE)
         while not ended.is_set():
             path = paths[int(generator.integers(len(paths)))]
-            with suppress(OSError):
+            with suppress(OSError, DatasetError):
                 file = _open_cold(path)
                 try:
                     pieces = max(1, os.fstat(file).st_size // _PIECE)
@@ -95,8 +97,8 @@ def probe_rate(
 
 def _open_cold(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        return open_regular(path, os.O_DIRECT)
     except OSError:
-        file = os.open(path, os.O_RDONLY)
+        file = open_regular(path)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         return file

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlemu.metrics import EpochMetrics, Metrics, passes
-from dlemu.units import format_bytes
+from dlemu.records import UNFINISHED
+from dlemu.units import counted, format_bytes
 from dlemu.workload import Workload
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
@@ -50,11 +51,10 @@ def judge(
     measured = summary.get("measured") or {}
     remarks = tuple(_remarks(workload, metrics, measured))
     share = hidden_share(workload, metrics)
-    if summary.get("status") == "failed":
-        reasons: tuple[str, ...] = (str(summary.get("error", "the run failed")),)
-        return Judgement("NO VERDICT", reasons, remarks)
+    if summary.get("status") in UNFINISHED:
+        return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
     cached = cached_too_much(workload, measured)
-    reasons = (cached,) if cached else ()
+    reasons: tuple[str, ...] = (cached,) if cached else ()
     wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
     met, proven = passes(metrics.au_percentage, wanted), passes(whole, wanted)
     if met and not proven:
@@ -71,6 +71,23 @@ def judge(
     return Judgement(
         "PASS" if met else "FAIL", (), remarks, _hidden_line(metrics, share) if said else ""
     )
+
+
+def _unfinished(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how far a run came that did not end, and what is not known of it."""
+    num, of = len(metrics.epochs), workload.train.epochs
+    if num == of and "error" in summary:  # it failed in what comes after them
+        yield str(summary["error"])
+    else:
+        yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
+    if "page_cache_share" not in (summary.get("measured") or {}):
+        yield "what limited it, and how much came from memory, is not known"
+
+
+def describe_end(summary: Mapping[str, Any], after: str) -> str:
+    """Return how a run ended that is UNFINISHED, "interrupted after 2 of 5 epochs"."""
+    error = summary.get("error", "not ended")
+    return f"failed {after}: {error}" if summary.get("status") == "failed" else f"{error} {after}"
 
 
 def hidden_share(workload: Workload, metrics: Metrics) -> float:

@@ -4,7 +4,7 @@ What passes here is "MLPerf-Storage-style": a result of MLPerf is what its revie
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import numpy as np
 from dlemu.closed import check_closed
 from dlemu.errors import RunError, WorkloadError
 from dlemu.files import DatasetSize, dataset_size
+from dlemu.folders import hold_for_runs
 from dlemu.job import Outcome, Say, run_job
 from dlemu.metrics import passes
 from dlemu.proof import EXIT_STATUS, Verdict, given_memory
-from dlemu.records import SUMMARY, write_summary
+from dlemu.records import write_summary
 from dlemu.report import render_run
 from dlemu.settle import measure_memory, num_accelerators
 from dlemu.terminal import say
@@ -49,7 +50,14 @@ def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
         except WorkloadError:
             if world.rank == 0:  # whose failure ends the others below
                 raise
-    base = world.broadcast(_base_folder(workload))
+    with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as own:
+        base = world.broadcast(own)
+        assert base is not None
+        return _run_below(base, workload, world, say)
+
+
+def _run_below(base: Path, workload: Workload, world: World, say: Say) -> int:
+    """Make the runs in a folder of their own; return exit status."""
     summary: dict[str, Any] = {
         "status": "incomplete",
         "label": LABEL,
@@ -58,7 +66,8 @@ def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
         "start": _now(),
         "runs": [],
     }
-    _start(base, summary, world)
+    if world.rank == 0:
+        write_summary(base, summary)
     try:
         outcomes = _run_all(workload, base, summary, world, say)
     except BaseException as error:
@@ -216,29 +225,6 @@ def _wanted_size(workload: Workload, world: World) -> DatasetSize:
         num_accelerators=num_accelerators(workload, world),
         host_memory=measure_memory(workload, world).num_bytes,
     )
-
-
-def _base_folder(workload: Workload) -> Path:
-    if workload.output.folder is not None:
-        return Path(workload.output.folder)
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("outputs") / workload.name / now
-
-
-def _start(base: Path, summary: Mapping[str, Any], world: World) -> None:
-    if world.rank == 0:
-        if (base / SUMMARY).exists():
-            raise WorkloadError(
-                f"output.folder {base} holds runs already; name another, or remove it"
-            )
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WorkloadError(
-                f"output.folder {base} cannot be written ({error.strerror}); set output.folder"
-            ) from None
-        write_summary(base, summary)
-    world.barrier()
 
 
 def _write_failure(base: Path, summary: dict[str, Any], error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""One record per step and accelerator, and the folder that a run leaves behind.
+"""One record per step and accelerator, and the files that a run leaves behind.
 
 Raw steps are stored and every metric is computed from them, so that a definition can be corrected
 later and `dlemu report` can apply another edition's.
@@ -9,12 +9,12 @@ later and `dlemu report` can apply another edition's.
     host.<rank>.jsonl  what each host's devices and CPUs did meanwhile
 """
 
+import errno
 import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -24,11 +24,16 @@ import yaml
 from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.regular import check_regular, read_regular
 from dlemu.workload import Workload
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
+UNFINISHED = ("incomplete", "failed")
+"""What `status` says of a run that did not end well: interrupted or killed, or failed."""
+_ROOM = 1 << 14
+"""Bytes that results other than steps take, about."""
 
 STEP = np.dtype(
     [
@@ -53,33 +58,13 @@ Steps = NDArray[np.void]
 """A structured array of STEP, any shape."""
 
 
-def make_folder(workload: Workload) -> Path:
-    """Make and return the run's folder; to be called by rank 0 alone.
+def write_config(folder: Path, workload: Workload) -> None:
+    """Write config.yaml, the workload as it is run.
 
     Raises:
-        WorkloadError: it holds a run already, or cannot be written.
+        RunError: the disk is full or read-only.
     """
-    if workload.output.folder is not None:
-        folder = Path(workload.output.folder)
-    else:
-        now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = Path("outputs") / workload.name / now
-        number = 1
-        while folder.exists():
-            number += 1
-            folder = folder.with_name(f"{now}-{number}")
-    if (folder / SUMMARY).exists():
-        raise WorkloadError(
-            f"output.folder {folder} holds a run already; name another, or remove it"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(dump_workload(workload), encoding="utf-8")
-    except OSError as error:
-        raise WorkloadError(
-            f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
-        ) from None
-    return folder
+    write_text(folder / CONFIG, dump_workload(workload))
 
 
 def dump_workload(workload: Workload) -> str:
@@ -88,6 +73,11 @@ def dump_workload(workload: Workload) -> str:
     tree.pop("given", None)
     tree.pop("ignored", None)
     return yaml.safe_dump(tree, sort_keys=False)
+
+
+def host_file(folder: Path, rank: int) -> Path:
+    """Return where the first rank of a host keeps what its devices and CPUs did."""
+    return folder / f"host.{rank}.jsonl"
 
 
 def write_steps(folder: Path, rank: int, steps: Steps) -> None:
@@ -114,6 +104,7 @@ def read_steps(folder: Path) -> Steps:
     parts = []
     for path in paths:
         try:
+            check_regular(path, error=RunError)
             # Mapped, so that no memory is taken for a number in the header.
             part: Steps = np.lib.format.open_memmap(path, mode="r")
         except (*DAMAGE, TokenError) as error:
@@ -144,7 +135,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read_regular(path, error=RunError))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
     except (ValueError, RecursionError) as error:
@@ -160,11 +151,81 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all, and to the drive.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
     with _whole(path) as part, part.open("w", encoding="utf-8") as file:
-        json.dump(plain(value), file, indent=2, allow_nan=False)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_writable(path: Path) -> None:
+    """Make sure, before hours are spent on what is to be written there, that a file can be.
+
+    Raises:
+        RunError: the disk is full or read-only, or the path is a folder's.
+    """
+    part = _part(path)
+    with _named(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            with part.open("wb") as file:
+                file.write(bytes(_ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """A file of JSON values, one a line, that is only ever appended to.
+
+    A last line that a kill or a full disk has cut short is taken off; nothing else is ever touched.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the lines.
+
+        Raises:
+            RunError: it cannot be read, or a line is no JSON.
+        """
+        self.path = path
+        self.values: list[Any] = []
+        with _named(path):
+            content = read_regular(path, error=RunError) if path.exists() else b""
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(path, whole)
+        try:
+            self.values = [json.loads(line) for line in content[:whole].splitlines()]
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
+
+    def append(self, *values: Any) -> None:
+        """Keep values, all or none of them.
+
+        Raises:
+            RunError: the disk is full or read-only.
+        """
+        lines = "".join(json.dumps(value) + "\n" for value in values).encode()
+        with _named(self.path), self.path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+        self.values += values
 
 
 @contextmanager
@@ -174,15 +235,29 @@ def _whole(path: Path) -> Iterator[Path]:
     Raises:
         RunError: the disk is full or read-only.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
+    with _named(path):
+        try:
+            yield part
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)  # a full disk has room for the summary again
+            raise
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which file it is that cannot be written."""
     try:
-        yield part
-        part.replace(path)
+        yield
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)  # a full disk has room for the summary again
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); free space or set output.folder"
+            f"{path} cannot be written ({error.strerror}); free space or name another output folder"
         ) from None
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from dlemu.metrics import EpochMetrics, Metrics, passes
 from dlemu.proof import judge
+from dlemu.records import UNFINISHED
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload import Workload
 
@@ -80,7 +81,7 @@ def verdict_line(
         how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
     figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     if judgement.reasons:
-        ended = summary.get("status") != "failed"
+        ended = summary.get("status") not in UNFINISHED
         parts = [*([figures] if ended else []), *judgement.reasons, *judgement.remarks]
         return f"{judgement.verdict}: {'; '.join(parts)}"
     parts = [f"{judgement.verdict}: {figures}"]

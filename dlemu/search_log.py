@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.records import JsonLines
 from dlemu.sizing import Point
 from dlemu.workload import Workload
 from dlemu.world import World
@@ -25,34 +25,27 @@ _POINT = TypeAdapter(Point)
 
 
 class SearchLog:
-    """The runs of one search, in a file that survives `kill -9` at any moment."""
+    """The runs of one search, in a file that survives a full disk and `kill -9` at any moment."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open the log, or begin it.
+        """Read the log; it is begun by the first run.
 
         Raises:
             WorkloadError: its runs were made with other settings.
-            RunError: it cannot be written, or is no log.
+            RunError: it cannot be read, or is no log.
         """
-        self.path = path
+        self._settings = json.loads(json.dumps(settings))
+        self._lines = JsonLines(path)
         self.points: list[Point] = []
-        settings = json.loads(json.dumps(settings))
-        try:
-            lines = (
-                path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-            )
-            # What was cut short by the end is no line.
-            whole = [line for line in lines if line.endswith("\n")]
-            if whole:
-                self._check(json.loads(whole[0])["settings"], settings)
-                self.points = [_POINT.validate_json(line) for line in whole[1:]]
-            path.write_text("".join(whole), encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{path} cannot be written ({error.strerror})") from None
-        except DAMAGE as error:
-            raise RunError(f"{path} is no log of a search ({in_short(error)}); remove it") from None
-        if not whole:
-            self._write({"settings": settings})
+        if self._lines.values:
+            first, *runs = self._lines.values
+            try:
+                self._check(first["settings"])
+                self.points = [_POINT.validate_python(run) for run in runs]
+            except DAMAGE as error:
+                raise RunError(
+                    f"{path} is no log of a search ({in_short(error)}); remove it"
+                ) from None
 
     def append(self, point: Point) -> None:
         """Keep a run.
@@ -60,23 +53,16 @@ class SearchLog:
         Raises:
             RunError: the disk is full or read-only.
         """
+        first = () if self._lines.values else ({"settings": self._settings},)
+        self._lines.append(*first, asdict(point))
         self.points.append(point)
-        self._write(asdict(point))
 
-    def _write(self, value: Mapping[str, Any]) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(value) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written ({error.strerror})") from None
-
-    def _check(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def _check(self, found: Mapping[str, Any]) -> None:
+        wanted, folder = self._settings, self._lines.path.parent
         for key in {**wanted, **found}:
             if found.get(key) != wanted.get(key):
                 raise WorkloadError(
-                    f"output.folder {self.path.parent} holds runs with {key}={found.get(key)}, "
+                    f"output.folder {folder} holds runs with {key}={found.get(key)}, "
                     f"now it is {wanted.get(key)}; name another output.folder, or set it back"
                 )
 

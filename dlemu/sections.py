@@ -4,7 +4,14 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from dlemu.units import parse_bytes
 
@@ -17,17 +24,56 @@ def _shuffle(value: object) -> object:
     return "off" if value is False else value
 
 
+def _whole(value: object) -> object:
+    """Take 1e6 as the whole number that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _size(value: object) -> object:
     """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
     if isinstance(value, str):
         return parse_bytes(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return _whole(value)
 
 
+_MOST_NAME_BYTES = 200
+"""File systems take 255; a number, a date or a format stands behind such a name."""
+
+
+def _file_name(value: str) -> str:
+    """Refuse what is no part of a file's name: a path would lead out of its folder."""
+    if (
+        value.startswith(".")
+        or "/" in value
+        or not value.isprintable()
+        or len(value.encode()) > _MOST_NAME_BYTES
+    ):
+        raise ValueError(
+            "must be part of a file name: no path, no leading dot, no control characters, at most "
+            f"{_MOST_NAME_BYTES} bytes; got {value[:80]!a}"
+        )
+    return value
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""Part of a file's or folder's name."""
 Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
-Positive = Annotated[int, Field(ge=1, le=10**15)]
-"""More is a slip of the keyboard, and products of such numbers still fit a float."""
+
+_LARGEST_SAMPLE = 10**11
+_MOST_SAMPLES = 10**10
+_MOST_BUFFERED = 2**34
+# Each number has an upper bound, beyond any job there is: a slip of the keyboard is refused before
+# memory is taken or time is spent for it.
+Whole = BeforeValidator(_whole)
+Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
+"""A number of things: accelerators, steps, samples of a batch."""
+Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+SampleBytes = Annotated[float, Field(ge=1, le=_LARGEST_SAMPLE)]
+Seed = Annotated[int, Whole, Field(ge=0, le=2**63 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
+ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
+"""Of one read: a worker has io_depth buffers of so many bytes."""
 
 
 class Section(BaseModel):
@@ -51,8 +97,8 @@ class Distribution(Section):
     """
 
     type: Literal["normal", "uniform", "gamma", "exponential"] = "normal"
-    mean: Annotated[float, Field(ge=0)]
-    stdev: Annotated[float, Field(ge=0)] = 0.0
+    mean: Seconds
+    stdev: Seconds = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -76,6 +122,14 @@ class Distribution(Section):
         if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
             raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
         return self
+
+    @property
+    def longest(self) -> float:
+        """Seconds that no draw exceeds: one in 10^15 may."""
+        scale = self.mean if self.type == "exponential" else 0.0
+        if self.type == "gamma" and self.stdev:
+            scale = self.stdev**2 / self.mean
+        return self.mean + 10 * self.stdev + 40 * scale
 
     def draw(self, generator: np.random.Generator) -> float:
         """Return one draw in seconds."""
@@ -133,28 +187,30 @@ class Dataset(Section):
     data_folder: str | None = None
     """Where the files lie; files are at `train/` below it."""
     format: FormatName
-    num_files_train: Positive | Literal["auto"]
+    num_files_train: Annotated[int, Whole, Field(ge=1, le=10**8)] | Literal["auto"]
     """Number of files, or "auto": the benchmark's rule for this job (`dlemu datasize`)."""
-    num_samples_per_file: Positive = 1
-    record_length_bytes: Annotated[float, Field(ge=1)] = 65536.0
+    num_samples_per_file: Annotated[int, Whole, Field(ge=1, le=10**7)] = 1
+    record_length_bytes: SampleBytes = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
-    record_length_bytes_stdev: Annotated[float, Field(ge=0)] = 0.0
+    record_length_bytes_stdev: Annotated[float, Field(ge=0, le=_LARGEST_SAMPLE)] = 0.0
     """Standard deviation of that size over the samples."""
-    record_length_bytes_resize: Annotated[int, Field(ge=1)] | None = None
+    record_length_bytes_resize: Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
     """What training gets of each sample: cut, or padded with zeros. None hands over all of it."""
-    record_dims: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    record_dims: Annotated[
+        tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
+    ] = ()
     """Shape of a sample, in elements; where it is set it decides the size."""
     record_element_type: str = "uint8"
     """NumPy name of a sample's element type."""
-    num_subfolders_train: Annotated[int, Field(ge=0)] = 0
-    file_prefix: str = "img"
+    num_subfolders_train: Natural = 0
+    file_prefix: FileName = "img"
     num_dset_per_record: Annotated[int, Field(ge=1, le=1)] = 1
     """HDF5 datasets that a sample is cut into; only 1 is supported."""
     compression: Literal["none"] = "none"
     """Compressed files cannot be read in place, and no MLPerf workload compresses."""
     enable_chunking: Literal[False] = False
-    chunk_size: int = 0
-    seed: Annotated[int, Field(ge=0)] = 0
+    chunk_size: Annotated[int, Whole, Field(ge=0, le=2**40)] = 0
+    seed: Seed = 0
     """Seed of the files' sizes and content (train.seed orders the reading)."""
 
     @model_validator(mode="before")
@@ -186,6 +242,22 @@ class Dataset(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _products(self) -> Self:
+        num_bytes = math.prod(self.record_dims) * self.element_bytes
+        if num_bytes > _LARGEST_SAMPLE:
+            raise ValueError(
+                f"dataset.record_dims must make samples of at most {_LARGEST_SAMPLE:,} bytes, "
+                f"got {num_bytes:,}"
+            )
+        files = 1 if self.num_files_train == "auto" else self.num_files_train
+        if files * self.num_samples_per_file > _MOST_SAMPLES:
+            raise ValueError(
+                "dataset.num_files_train x dataset.num_samples_per_file must be at most "
+                f"{_MOST_SAMPLES:,}, got {files * self.num_samples_per_file:,}"
+            )
+        return self
+
     @property
     def element_bytes(self) -> int:
         """Bytes of one element."""
@@ -206,19 +278,19 @@ class Reader(Section):
     """`tensorflow`: threads read in tf.data's order, and as far ahead as tf.data does."""
     batch_size: Positive = 1
     """Samples of one accelerator and step (DLIO: 1)."""
-    read_threads: Annotated[int, Field(ge=0)] = 1
+    read_threads: Annotated[int, Whole, Field(ge=0, le=1024)] = 1
     """Workers of each accelerator; 0 reads in the rank itself."""
-    prefetch_size: Annotated[int, Field(ge=0)] = 2
+    prefetch_size: Annotated[int, Whole, Field(ge=0, le=10_000)] = 2
     """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
     file_shuffle: Shuffle = "off"
     sample_shuffle: Shuffle = "off"
-    shuffle_size: Positive = 2
+    shuffle_size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
-    transfer_size: Annotated[Size, Field(ge=4096)] = 262_144
+    transfer_size: ReadBytes = 262_144
     """Bytes of one read of a multi-sample file (DLIO: 262144)."""
-    piece_bytes: Annotated[Size, Field(ge=4096)] = 1_048_576
+    piece_bytes: ReadBytes = 1_048_576
     """Bytes of one read of a single-sample file."""
-    io_depth: Positive = 1
+    io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
     """Reads that a worker keeps outstanding."""
     odirect: bool | Literal["auto"] = False
     """Bypass the page cache; `auto` falls back to buffered reads and says so."""
@@ -240,6 +312,17 @@ class Reader(Section):
     @classmethod
     def _older_names(cls, value: Any) -> Any:
         return _with_stdev(value, "preprocess_time")
+
+    @model_validator(mode="after")
+    def _buffers(self) -> Self:
+        for key in ("piece_bytes", "transfer_size"):
+            num_bytes = self.io_depth * int(getattr(self, key))
+            if num_bytes > _MOST_BUFFERED:
+                raise ValueError(
+                    f"reader.io_depth x reader.{key}, a worker's buffers, must be at most "
+                    f"{_MOST_BUFFERED:,} bytes, got {num_bytes:,}"
+                )
+        return self
 
     @property
     def hands_over(self) -> bool:
@@ -275,9 +358,9 @@ class Train(Section):
     epochs: Positive = 1
     computation_time: Duration = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    total_training_steps: int = -1
+    total_training_steps: Annotated[int, Whole, Field(le=10**9)] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
-    seed: Annotated[int, Field(ge=0)] = 123
+    seed: Seed = 123
     """Order of reading and draws of time (DLIO: 123)."""
     loop: Literal["rule", "pipelined"] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
@@ -307,9 +390,9 @@ class Metric(Section):
     """Least accelerator utilisation that passes, 0 to 1."""
     edition: Literal["v1.0", "v2.0"] = "v1.0"
     """Whose formulas decide (docs/metrics.md)."""
-    exclude_start_steps: Annotated[int, Field(ge=0)] = 1
+    exclude_start_steps: Natural = 1
     """Steps left out at an epoch's start (edition v2.0)."""
-    exclude_end_steps: Annotated[int, Field(ge=0)] = 0
+    exclude_end_steps: Natural = 0
     """Steps left out at an epoch's end (edition v2.0)."""
     max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Largest share of bytes from memory; no verdict where it is larger or unknown. None: any."""
@@ -328,7 +411,7 @@ class Output(Section):
 
     folder: str | None = None
     """The run's folder; None: outputs/<workload>/<date>-<time>."""
-    stall_seconds: Annotated[float, Field(gt=0)] = 300.0
+    stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
     """A run in which no step finishes for so long is ended."""
     drop_caches: bool = True
     """Drop the dataset's pages from the page cache before a run."""
@@ -339,7 +422,7 @@ class Output(Section):
 class Sizing(Section):
     """The search for the most accelerators (`dlemu size`)."""
 
-    confirm: Annotated[int, Field(ge=0)] = 5
+    confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
     """Consecutive passing runs that confirm the answer; 0 skips them."""
     start: Positive | None = None
     """Accelerators of the first run; None: what a prediction or a cold probe says should fail."""
@@ -348,8 +431,8 @@ class Sizing(Section):
     """Use a dataset smaller than the rule asks for; the result is labelled so."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Data folders to size one after the other; empty: dataset.data_folder."""
-    names: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the targets in the table."""
+    names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()
+    """Names of the targets in the table, and of their files."""
     drives: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
     """Drive counts of the targets; empty: found from the device."""
     workloads: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -365,7 +448,7 @@ class Predict(Section):
     """File that `dlemu calibrate` wrote; None: from the datasheet alone."""
     tool: Literal["dlemu", "dlio"] = "dlemu"
     """Tool that reads: `dlio` compares with published figures; it takes more of the CPUs."""
-    host_cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
+    host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
     """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
 
 
@@ -373,5 +456,5 @@ class Dali(Section):
     """NVIDIA DALI's settings (`reader.data_loader=dali`)."""
 
     device: Literal["cpu", "gpu"] = "cpu"
-    gpus_per_host: Positive | None = None
+    gpus_per_host: Annotated[int, Whole, Field(ge=1, le=1024)] | None = None
     """GPUs that the accelerators share in turn; None: all that are there."""

@@ -13,8 +13,8 @@ was when the same output.folder is named:
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,18 +30,20 @@ from dlemu.drive_table import (
     render_table,
 )
 from dlemu.enough import Enough, datagen_command
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import DatasetError, RunError
 from dlemu.files import Layout
-from dlemu.job import Outcome, Say, run_job
+from dlemu.folders import hold
+from dlemu.job import Outcome, Say, check_job, run_job
+from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.metrics import passes
 from dlemu.predict import known_rates
 from dlemu.prediction import PredictionInput, predict
 from dlemu.probe import probe_rate
 from dlemu.proof import cached_too_much
-from dlemu.records import write_json
+from dlemu.records import check_writable, write_json, write_text
 from dlemu.search_log import SearchLog, settings_of
 from dlemu.settle import measure_memory
-from dlemu.sizing import Point, search
+from dlemu.sizing import Event, Point, search
 from dlemu.targets import find_jobs
 from dlemu.terminal import say
 from dlemu.units import counted, format_bytes, format_rate
@@ -51,6 +53,7 @@ from dlemu.world import World
 
 T = TypeVar("T")
 
+_ANSWER = "sizing.json"
 _PROBE_SECONDS = 3.0
 _PROBE_READERS = 64
 _PROBE_FILES = 512
@@ -69,14 +72,17 @@ def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     """
     if world.rank != 0:
         say = _silent
-    folder = _on_first(world, lambda: _base_folder(workload))
     jobs = _on_first(world, lambda: find_jobs(workload, say))
+    for _, job in jobs:
+        check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     sized: list[Sized] = []
-    for target, job in jobs:
-        answer = _Search(target, job, folder, world, say).run()
-        if answer is not None:
-            sized.append(answer)
-            _write(sized, folder, say)
+    with ExitStack() as stack:
+        folder = _on_first(world, lambda: stack.enter_context(hold(workload.output.folder, "size")))
+        for target, job in jobs:
+            answer = _Search(target, job, folder, world, say).run()
+            if answer is not None:
+                sized.append(answer)
+                _write(sized, folder, say)
     if world.rank == 0 and len(sized) > 1:
         say(f"\n{render_table(sized)}")
     say(f"results: {folder}")
@@ -105,12 +111,18 @@ class _Search:
         memory = measure_memory(workload, world)
         self._enough = Enough(self._workload, self._layout, memory.num_bytes)
         self._estimate = 1.0
+        self._bound = ""
+        most = most_accelerators(self._workload) * world.num_ranks
+        if 0 < most < self._workload.size.max_accelerators:
+            self._workload = self._workload.with_keys({"size.max_accelerators": most})
+            self._bound = _too_few_files(self._workload, world)
 
     def run(self) -> Sized | None:
         """Return the answer on rank 0, None on the others."""
         workload, world = self._workload, self._world
         path = self._folder / f"{self._name}.jsonl"
         log = _on_first(world, lambda: SearchLog(path, settings_of(workload, world)))
+        _on_first(world, lambda: check_writable(self._folder / _ANSWER))
         start = 1 if log.points else self._start()
         if world.rank != 0:
             while (order := self._next_order(None)) is not None:
@@ -132,9 +144,12 @@ class _Search:
             begin = time.perf_counter()
             outcome = self._carry_out(order)
             assert outcome is not None
-            seconds = time.perf_counter() - begin
-            log.append(point_of(outcome, seconds, in_memory=in_memory))
-            return log.points[-1]
+            return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+
+        def keep(event: Event) -> None:
+            self._say(describe_event(event))  # first: the disk may be full
+            if event.point is not None:
+                log.append(event.point)
 
         sizing = search(
             measure,
@@ -143,7 +158,7 @@ class _Search:
             start=start,
             confirm=workload.size.confirm,
             known=tuple(log.points),
-            on_event=lambda event: self._say(describe_event(event)),
+            on_event=keep,
         )
         self._next_order(None)
         most = max(point.num_accelerators for point in sizing.points)
@@ -153,6 +168,7 @@ class _Search:
             sizing,
             self._layout.num_samples * self._layout.mean_bytes,
             self._enough.read_ahead_share(most) if workload.size.quick else None,
+            self._bound,
         )
 
     def _check_dataset(self, number: int, points: Sequence[Point]) -> None:
@@ -207,6 +223,8 @@ class _Search:
             f"{format_bytes(layout.num_samples * layout.mean_bytes)}; an accelerator takes "
             f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"
         )
+        if self._bound:
+            self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
         if num_known:
             self._say(f"going on after {num_known} runs in {self._folder}")
 
@@ -250,6 +268,16 @@ class _Search:
         return feeds
 
 
+def _too_few_files(workload: Workload, world: World) -> str:
+    """Return why no more than size.max_accelerators can be run."""
+    more = workload.size.max_accelerators + 1
+    need = needed(workload, -(-more // world.num_ranks))
+    return (
+        f"{more} need {need} open files in a rank, more than a process may have here; use more "
+        f"ranks, or raise the limit as root: ulimit -n {need}"
+    )
+
+
 def _settled(workload: Workload) -> tuple[Workload, Layout]:
     """Return the workload with the number of files that lie in its folder, and their layout.
 
@@ -291,27 +319,13 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     )
 
 
-def _base_folder(workload: Workload) -> Path:
-    if workload.output.folder is not None:
-        folder = Path(workload.output.folder)
-    else:
-        folder = Path("outputs") / "size" / f"{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkloadError(
-            f"output.folder {folder} cannot be written ({error.strerror}); set output.folder"
-        ) from None
-    return folder
-
-
 def _write(sized: list[Sized], folder: Path, say: Say) -> None:
     """Write and show what is known so far; the last answer is new."""
     answer = sized[-1]
     say(f"\n{render_sizing(answer)}")
-    write_json(folder / "sizing.json", as_json(sized))
-    (folder / "table.md").write_text(render_table(sized, markdown=True), encoding="utf-8")
-    (folder / "table.csv").write_text(render_csv(sized), encoding="utf-8")
+    write_json(folder / _ANSWER, as_json(sized))
+    write_text(folder / "table.md", render_table(sized, markdown=True))
+    write_text(folder / "table.csv", render_csv(sized))
     try:
         from dlemu.plots import plot_sizing, plot_table
     except ModuleNotFoundError:

@@ -23,6 +23,7 @@ import numpy as np
 
 from dlemu.devices import lies_in_memory, mount_under
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.regular import open_regular, open_sized
 
 Part = memoryview | int
 Check = Callable[[memoryview], object]
@@ -105,11 +106,11 @@ class ExtentReader:
         """Return a file opened for reading; `close_file` ends it.
 
         Raises:
-            DatasetError: it is missing or cannot be read.
+            DatasetError: it is missing, is no file or cannot be read.
         """
         try:
-            descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
-            return File(path, descriptor, os.fstat(descriptor).st_size)
+            descriptor, num_bytes = open_sized(path, os.O_DIRECT if self.direct else 0)
+            return File(path, descriptor, num_bytes)
         except FileNotFoundError:
             raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
         except OSError as error:
@@ -415,7 +416,7 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     reader = ExtentReader(direct=False, piece_bytes=ALIGNMENT)
     reader.close_file(reader.open(str(path)))  # says what is wrong, should it not be O_DIRECT
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        descriptor = open_regular(path, os.O_DIRECT)
         try:
             os.preadv(descriptor, [aligned_buffer(ALIGNMENT)], 0)
         finally:

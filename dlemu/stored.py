@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import RunError
-from dlemu.job import Outcome, summarize
-from dlemu.metrics import measure
-from dlemu.proof import EXIT_STATUS
+from dlemu.job import Outcome, measure_run, summarize
+from dlemu.metrics import whole_epochs
+from dlemu.proof import EXIT_STATUS, describe_end
 from dlemu.protocol import describe_run, judge, render_runs
-from dlemu.records import CONFIG, read_steps, read_summary
+from dlemu.records import CONFIG, UNFINISHED, read_steps, read_summary
 from dlemu.report import render_run
 from dlemu.units import counted
 from dlemu.workload import Workload, load_workload
@@ -56,19 +56,23 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
     if "runs" not in summary:
         workload, outcome = _read_run(folder, summary, keys or {})
         return Stored(folder, workload, {"": outcome}, outcome.summary)
-    if "passed" not in summary:
-        error = summary.get("error", "the runs did not all end")
-        raise RunError(f"{folder}: no verdict ({summary.get('status')}): {error}")
     outcomes = {}
     for row in summary["runs"]:
         inner = folder / row["name"]
         workload, outcomes[row["name"]] = _read_run(inner, read_summary(inner), keys or {})
+    counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
+    if not counting:
+        raise _no_verdict(folder, summary)
     rows = [
         row | describe_run(workload, row["name"], outcomes[row["name"]]) | _gap(row)
         for row in summary["runs"]
     ]
-    counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
-    return Stored(folder, workload, outcomes, summary | {"runs": rows} | judge(workload, counting))
+    judged = judge(workload, counting)
+    if "passed" not in summary:
+        reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
+        judged |= {"verdict": "NO VERDICT", "passed": False, "reasons": [reason]}
+        judged["status"] = summary.get("status")
+    return Stored(folder, workload, outcomes, summary | {"runs": rows} | judged)
 
 
 def _gap(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,29 +83,37 @@ def _read_run(
     folder: Path, summary: dict[str, Any], keys: Mapping[str, object]
 ) -> tuple[Workload, Outcome]:
     """Return a run's workload and what came of it."""
-    if summary.get("status") == "incomplete" or not summary.get("metric"):
-        error = summary.get("error", "the run did not end")
-        raise RunError(f"{folder}: no verdict ({summary.get('status')}): {error}")
+    ended = summary.get("status") not in UNFINISHED
+    if ended and not summary.get("metric"):
+        raise _no_verdict(folder, summary)
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
     workload = load_workload(folder / CONFIG, keys)
-    metric = workload.metric
-    metrics = measure(
-        read_steps(folder),
-        edition=metric.edition,
-        exclude_start_steps=metric.exclude_start_steps,
-        exclude_end_steps=metric.exclude_end_steps,
-    )
+    if not ended and not any(folder.glob("steps.*.npy")):
+        raise _no_verdict(folder, summary)
+    steps = read_steps(folder)
+    if not ended:
+        steps = whole_epochs(steps, summary.get("num_accelerators", 0))
+        if len(steps) == 0:
+            raise _no_verdict(folder, summary)
+    metrics = measure_run(workload, steps)
     if metrics.num_accelerators != summary.get("num_accelerators"):
         raise RunError(
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
             f"the run had {summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
         )
     told = summary["measured"].get("read_bytes")
-    if metrics.read_bytes != told:
+    if ended and metrics.read_bytes != told:
         raise RunError(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
             "records are missing, or are another run's"
         )
     summary = summary | summarize(workload, metrics, summary)
     return workload, Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
+
+
+def _no_verdict(folder: Path, summary: Mapping[str, Any]) -> RunError:
+    """Return the line of what did not end, and of which nothing whole is there."""
+    what = "run that counts" if "runs" in summary else "epoch of all accelerators"
+    error = summary.get("error", "the run did not end")
+    return RunError(f"{folder}: no verdict ({summary.get('status')}), no whole {what}: {error}")

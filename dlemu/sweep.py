@@ -6,7 +6,6 @@ measure   each cell for some seconds; done cells are kept in cells.jsonl and not
 """
 
 import itertools
-import json
 import os
 import shutil
 import time
@@ -24,6 +23,8 @@ from dlemu.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.cufile import availability
 from dlemu.energy import Energy, read_energy
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.folders import hold
+from dlemu.records import JsonLines, check_writable
 from dlemu.units import format_bytes, format_seconds
 
 ALIGNMENT = 4096
@@ -130,70 +131,66 @@ def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
     """Measure all cells of the plan that the output folder does not hold yet; return all of them.
 
     Raises:
-        RunError: a named path does not work, space is short, or a worker failed.
+        WorkloadError: the output folder cannot be made, or another command holds it.
+        RunError: a named path does not work, space is short, a result cannot be written, or a
+            worker failed.
     """
-    plan.output.mkdir(parents=True, exist_ok=True)
-    store = plan.output / "cells.jsonl"
-    known = {cell.key: cell for cell in load_cells(store)}
     todo = {target: list(_plan_target(plan, target, on_event)) for target in plan.targets}
     keys = [_key(plan, target, *what) for target, cells in todo.items() for what in cells]
-    num_left = sum(key not in known for key in keys)
-    on_event(
-        f"{len(keys)} cells, {len(keys) - num_left} of them measured before; "
-        f"{num_left} x {format_seconds(plan.seconds)} = {format_seconds(num_left * plan.seconds)}"
-    )
-    for target, cells in todo.items():
-        left = [what for what in cells if _key(plan, target, *what) not in known]
-        if not left:
-            continue
-        with _files(plan, target, on_event) as (files, file_bytes):
-            for path, pattern, io_size, workers in left:
-                cell = _measure(
-                    target,
-                    Work(
-                        path=path,
-                        pattern=pattern,
-                        io_size=io_size,
-                        files=files[:workers],
-                        file_bytes=file_bytes // io_size * io_size,
-                        seconds=plan.seconds,
-                    ),
-                )
-                known[cell.key] = cell
-                with store.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(asdict(cell)) + "\n")
-                num_left -= 1
-                on_event(
-                    f"{_name(cell)}: {cell.gib_per_second:.3f} GiB/s, p99 "
-                    f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB; "
-                    f"{format_seconds(num_left * plan.seconds)} left"
-                )
+    with hold(plan.output, "paths", key="output"):
+        store = JsonLines(plan.output / "cells.jsonl")
+        known = {cell.key: cell for cell in cells_of(store)}
+        num_left = sum(key not in known for key in keys)
+        on_event(
+            f"{len(keys)} cells, {len(keys) - num_left} of them measured before; {num_left} x "
+            f"{format_seconds(plan.seconds)} = {format_seconds(num_left * plan.seconds)}"
+        )
+        check_writable(plan.output / "paths.json")
+        for target, cells in todo.items():
+            left = [what for what in cells if _key(plan, target, *what) not in known]
+            if not left:
+                continue
+            with _files(plan, target, on_event) as (files, file_bytes):
+                for what in left:
+                    cell = _measure(target, _work(plan, what, files, file_bytes))
+                    num_left -= 1
+                    on_event(
+                        f"{_name(cell)}: {cell.gib_per_second:.3f} GiB/s, p99 "
+                        f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
+                        f"CPU-s/GB; {format_seconds(num_left * plan.seconds)} left"
+                    )
+                    known[cell.key] = cell
+                    store.append(asdict(cell))
     return [known[key] for key in keys]
 
 
 _CELL = TypeAdapter(Cell)
 
 
-def load_cells(store: Path) -> list[Cell]:
-    """Return the finished cells of a cells.jsonl; a last line that was cut off is not one.
+def cells_of(store: JsonLines) -> list[Cell]:
+    """Return the finished cells of a cells.jsonl.
 
     Raises:
-        RunError: it is damaged.
+        RunError: a line is no cell.
     """
-    if not store.exists():
-        return []
     try:
-        text = store.read_text(encoding="utf-8")
-        return [_CELL.validate_json(line) for line in _whole_lines(store, text)]
+        return [_CELL.validate_python(value) for value in store.values]
     except DAMAGE as error:
-        raise RunError(f"{store} is damaged: {in_short(error)}; remove it") from None
+        raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
 
 
-def _whole_lines(store: Path, text: str) -> list[str]:
-    if not text.endswith("\n"):  # killed while writing; what is cut off would spoil the next line
-        text = text[: text.rfind("\n") + 1]
-        store.write_text(text, encoding="utf-8")
-    return text.splitlines()
+def _work(
+    plan: PathsPlan, what: tuple[DataPath, Pattern, int, int], files: tuple[str, ...], size: int
+) -> Work:
+    path, pattern, io_size, workers = what
+    return Work(
+        path=path,
+        pattern=pattern,
+        io_size=io_size,
+        files=files[:workers],
+        file_bytes=size // io_size * io_size,
+        seconds=plan.seconds,
+    )
 
 
 def _name(cell: Cell) -> str:

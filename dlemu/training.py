@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dlemu.errors import WorkloadError
 from dlemu.job import find_dataset
-from dlemu.loaders import Batch, SharesMemory, open_loader
+from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.plan import make_plan
 from dlemu.workload import Workload
 from dlemu.world import Alone, World
@@ -34,6 +34,7 @@ class TrainingLoader:
     def __init__(
         self, workload: Workload, *, rank: int, num_ranks: int, world: World, pin: bool
     ) -> None:
+        check_loader(workload, 1)
         workload, self._layout, known, self.notes = find_dataset(workload, world)
         self.workload = workload.with_keys({"train.loop": "rule"})
         self._rank, self._num_ranks = rank, num_ranks

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +10,15 @@ from typing import Self
 
 from dlemu.cufile import PathBytes
 from dlemu.devices import mount_under
-from dlemu.errors import RunError
+from dlemu.errors import DatasetError, RunError
 from dlemu.evidence import Gathered, HostReport, combine
 from dlemu.files import Layout
 from dlemu.loaders import Loader, TellsPaths
 from dlemu.observe import HostObserver, IntervalSummary, summarize
 from dlemu.pagecache import cached_share
 from dlemu.probe import Probe, probe_readers
-from dlemu.records import Steps
+from dlemu.records import Steps, host_file
+from dlemu.watchdog import Watchdog
 from dlemu.workload import Workload
 from dlemu.world import World
 
@@ -37,6 +38,7 @@ class Witness:
         world: World,
         loader: Loader,
         accelerators: range,
+        watchdog: Watchdog,
     ) -> None:
         self._workload, self._layout, self._world, self._loader = workload, layout, world, loader
         self._num_accelerators = len(accelerators)
@@ -44,20 +46,26 @@ class Witness:
         here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
         self._pids = [pid for pid, _ in here]
         self._num_host_workers = sum(num for _, num in here)
-        self._path = folder / f"host.{world.rank}.jsonl"
-        mount = mount_under(workload.data_folder)
-        self._file_system = "" if mount is None else mount.kind
+        self._path = host_file(folder, world.rank)
+        self._watchdog = watchdog
         self._observer: HostObserver | None = None
-        if world.local_rank == 0:
-            self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
-        self._resident_before = self._resident() if world.local_rank == 0 else None
+        self._resident_before: float | None = None
+        looking = "while looking at the data folder and its files"
+        with watchdog.phase(looking, watchdog.longest_at):
+            watchdog.at(str(workload.data_folder))
+            mount = mount_under(workload.data_folder)
+            if world.local_rank == 0:
+                self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
+                with suppress(OSError, DatasetError):  # the readers will say which file it is
+                    self._resident_before = cached_share(self._some_files(), at=watchdog.at)
+        self._file_system = "" if mount is None else mount.kind
         self._epochs: list[IntervalSummary] = []
         self._probe: Probe | None = None
         self._paths = PathBytes()
 
     def __enter__(self) -> Self:
         if self._observer is not None:
-            with self._named():
+            with self._watched(), self._named():
                 self._observer.__enter__()
         return self
 
@@ -68,7 +76,7 @@ class Witness:
         trace: TracebackType | None,
     ) -> None:
         if self._observer is not None:
-            with self._named():
+            with self._watched(), self._named():
                 self._observer.__exit__(kind, error, trace)
 
     def begin(self, epoch: int) -> None:
@@ -86,6 +94,9 @@ class Witness:
                 self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize(between))
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return self._watchdog.phase(f"while {self._path} was written")
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -114,12 +125,6 @@ class Witness:
             many=min(_MOST_READERS, max(_FEWEST_READERS, 2 * outstanding)),
             seconds=_PROBE_SECONDS,
         )
-
-    def _resident(self) -> float | None:
-        try:
-            return cached_share(self._some_files())
-        except OSError:  # the readers will say which file it is
-            return None
 
     def _some_files(self) -> list[Path]:
         step = max(1, self._layout.num_files // _SAMPLED_FILES)

@@ -19,7 +19,9 @@ from dlemu.errors import WorkloadError
 from dlemu.sections import (
     Dali,
     Dataset,
+    FileName,
     Metric,
+    Natural,
     Output,
     Positive,
     Predict,
@@ -90,10 +92,10 @@ class Drive(Section):
     """A drive's rates, bytes per second, by its datasheet or one's own measurement."""
 
     name: str = "drive"
-    read_bandwidth: Annotated[Size, _rate, Field(gt=0)]
-    write_bandwidth: Annotated[Size, _rate, Field(gt=0)] | None = None
-    random_read_iops: Annotated[float, Field(gt=0)] | None = None
-    random_write_iops: Annotated[float, Field(gt=0)] | None = None
+    read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)]
+    write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
+    random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     interface: str | None = None
     source: str | None = None
 
@@ -113,7 +115,8 @@ def _datasheet(value: object) -> object:
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
-    name: str
+    name: Annotated[FileName, Field(min_length=1)]
+    """Also of a folder below outputs/, where results go."""
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
     """Named for DLIO's sake; `reader.data_loader` decides."""
     workflow: Workflow = Workflow()
@@ -135,12 +138,12 @@ class Workload(Section):
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
     """Hosts, where no ranks say so (datasize, datagen, predict)."""
-    host_memory: Annotated[Size, _memory, Field(gt=0)] | None = None
+    host_memory: Annotated[Size, _memory, Field(gt=0, le=2**50)] | None = None
     """Memory of each host in bytes; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
     runs: Positive = 1
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Natural = 0
     """Runs before those that count."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that were given and have no effect here."""
@@ -410,7 +413,7 @@ def _unknown(key: str) -> str:
 _BOUNDS = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "greater than {gt:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:,.15g}",
     "less_than": "less than {lt:g}",
     "literal_error": "{expected}",
     "int_type": "a whole number",
@@ -421,6 +424,7 @@ _BOUNDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "text",
+    "too_short": "text of at least one character",
     "finite_number": "a finite number",
     "tuple_type": "a list",
     "model_type": "a group of keys",
@@ -449,7 +453,14 @@ def _line(error: ValidationError) -> str:
         if _dotted(other["loc"]) == key:
             bound = _BOUNDS.get(other["type"])
             bounds.append(bound.format(**other.get("ctx", {})) if bound else other["msg"])
-    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {first['input']!r}"
+    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(first['input'])}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is shown beside its bound."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return repr(value)
+    return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -1,18 +1,20 @@
 """World protocol (rank, num_ranks, barrier, gather); Alone; Mpi, imported when asked for."""
 
 import atexit
-import contextlib
 import math
 import os
-import select
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, Self, TypeVar
 
+from dlemu import links
 from dlemu.errors import DlemuError, RunError
+from dlemu.links import Links
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,14 +38,16 @@ class World(Protocol):
     local_rank: int
     """Number of this rank among those of its host."""
     num_local_ranks: int
+    notes: tuple[str, ...] = ()
+    """What a run's summary must tell of how the ranks meet."""
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait, asleep, until all ranks are here.
 
         Raises:
             PeerError: another rank failed or ended, and shows the reason itself.
-            RunError: a rank of this host ended without a word, or ranks, which are named, are not
-                here after `timeout` seconds.
+            RunError: a rank ended without a word, or ranks, which are named, are not here after
+                `timeout` seconds.
         """
         ...
 
@@ -64,7 +68,15 @@ class World(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for all ranks and leave the world for good."""
+        """Wait for all ranks; the last meeting of those that did not fail."""
+        ...
+
+    def end(self, status: int) -> int:
+        """Leave the world, closed or failed, for good; return the process's exit status.
+
+        Rank 0 is the last to leave and alone returns other than 0: its own status, or else that
+        of a rank that has one. So launchers find nothing to complain of under our last line.
+        """
         ...
 
     def __enter__(self) -> Self:
@@ -110,30 +122,27 @@ class Alone(World):
     def close(self) -> None:
         pass
 
+    def end(self, status: int) -> int:
+        return status
 
-# What neighbours say: one of these, and after _FAILED the error.
-_ARRIVED = b"a"
-_RELEASED = b"r"
-_ASK = b"?"  # are you at the barrier?
-_HERE = b"h"  # yes; whoever is missing, it is not this rank
-_FAILED = b"f"
-_GONE = b""  # said by the kernel for a process that has ended
 
 _ANSWER_SECONDS = 1.0
-# A rank that fails has this long to show its line before rank 0 ends the job, and rank 0 this long
-# to keep what was measured before the others end it.
-_LINE_SECONDS = 0.5
-_RESULTS_SECONDS = 3.0
+# So long rank 0 waits for the others to come to the end, before it ends the job for all; they wait
+# half as long again, for rank 0 may have results to keep.
+_END_SECONDS = 3.0
+# A process that is ready to end, and does not: the kernel ends it.
+_EXIT_SECONDS = 30
 
 
 class Mpi(World):
     """The ranks that mpirun or srun started.
 
     MPI's own barrier polls, and so takes from the readers the cores that are measured. Here the
-    ranks are a tree: those of a host are children of its first rank, over sockets on which they
-    sleep; the first ranks of the hosts are children of rank 0, over MPI messages. "Arrived" goes
-    up, "released" comes down. Sockets also tell at once when a process dies. One that is alone on
-    its host has none: there only its launcher knows, or a barrier's timeout.
+    ranks are a tree: those of a host are children of its first rank, the first ranks of the hosts
+    are children of rank 0, over sockets on which they sleep. "Arrived" goes up, "released" comes
+    down. Sockets also tell at once when a process dies. A host that cannot be reached over TCP has
+    none: its first rank and rank 0 test for MPI messages, with short sleeps between, and only the
+    launcher, or a barrier's timeout, knows of its death.
 
     One thread at a time may call it.
     """
@@ -155,28 +164,34 @@ class Mpi(World):
         self._children = leaders[1:] if self.rank == 0 else []
         self._children += local[1:] if self.rank in leaders else []
         self._failure: str | None = None
-        self._links = _Links(self._comm)
+        self._links = Links(self._comm)
+        self._unread: list[tuple[int, bytes]] = []
+        self._gone: set[int] = set()
         # MPI_Finalize, at exit, waits for all ranks; after a failure some may be stuck.
-        atexit.register(self._abort)
+        atexit.register(self._end_unclosed)
         os.register_at_fork(after_in_child=self._forget)
         try:
-            self._links.connect(local)
+            self._links.connect(local, leaders)
         except OSError as error:
             raise RunError(
                 f"the ranks on host {self.host} cannot reach each other ({error}); if these are "
                 "several machines or containers, give each a host name of its own"
             ) from error
-        self._links.greet(leaders)
+        if self.rank == 0 and self._links.polled:
+            self.notes = (
+                f"{self._name(self._links.polled)} cannot be reached over TCP: there and on rank "
+                "0 the barrier tests for messages of MPI, and may end a few ms late",
+            )
 
     def barrier(self, timeout: float | None = None) -> None:
         begin = time.perf_counter()
         deadline = math.inf if timeout is None else begin + timeout
         self._wait_for(self._children, begin, deadline)
         if self._parent is not None:
-            self._links.send(self._parent, _ARRIVED)
+            self._links.send(self._parent, links.ARRIVED)
             self._wait_for([self._parent], begin, deadline)
         for rank in self._children:
-            self._links.send(rank, _RELEASED)
+            self._links.send(rank, links.RELEASED)
 
     def gather(self, value: T) -> list[T] | None:
         self.barrier()  # MPI polls only while it copies
@@ -196,7 +211,62 @@ class Mpi(World):
 
     def close(self) -> None:
         self.barrier()
-        self._forget()
+        atexit.unregister(self._end_unclosed)
+
+    def end(self, status: int) -> int:
+        atexit.unregister(self._end_unclosed)
+        with suppress(OSError):  # what reads our output may have ended
+            sys.stdout.flush()
+            sys.stderr.flush()
+        worst = self._agree_to_end(status)
+        if worst is None:
+            # MPI_Finalize would wait for the rank that is dead or stuck.
+            self._comm.Abort(status or 1)
+        elif worst == 0:
+            self._forget()
+        else:
+            signal.alarm(_EXIT_SECONDS)
+            _finalize()
+            self._links.outlast(self._children, _END_SECONDS)
+        return (worst or 0) if self.rank == 0 else 0
+
+    def _agree_to_end(self, status: int) -> int | None:
+        """Return the exit status of all, once all are ready to end; None if a rank is not."""
+        patience = _END_SECONDS if self.rank == 0 else 1.5 * _END_SECONDS
+        deadline = time.perf_counter() + patience
+        statuses = self._numbers(self._children, links.ENDING, deadline)
+        if statuses is not None:
+            statuses = [next((each for each in (status, *statuses) if each), 0)]
+        if self._parent is not None:
+            if statuses is not None:
+                told = links.with_text(links.ENDING, str(statuses[0]))
+                self._links.send(self._parent, told)
+            statuses = self._numbers([self._parent], links.END, deadline)
+            if statuses is None:
+                # Others may still have something to show or to keep.
+                time.sleep(max(deadline - time.perf_counter(), 0.0))
+        if statuses is None:
+            return None
+        for rank in self._children:
+            self._links.send(rank, links.with_text(links.END, str(statuses[0])))
+        return statuses[0]
+
+    def _numbers(self, ranks: Iterable[int], word: bytes, deadline: float) -> list[int] | None:
+        """Return the numbers that these neighbours say with a word; None if one does not."""
+        begin = time.perf_counter()
+        pending = set(ranks)
+        numbers = []
+        while pending - self._gone:
+            if time.perf_counter() > deadline:
+                return None
+            for rank, message in self._receive(pending, begin, deadline):
+                text = links.text_of(message)
+                if message[:1] == word and text.isdecimal() and len(text) <= 3:
+                    pending.discard(rank)
+                    numbers.append(int(text))
+                elif message[:1] == links.FAILED:  # after our last meeting
+                    self._tell(text, but=rank)
+        return None if pending else numbers
 
     def _wait_for(self, ranks: Iterable[int], begin: float, deadline: float) -> None:
         """Return when all these neighbours have arrived, or the one above has released us."""
@@ -206,30 +276,26 @@ class Mpi(World):
         silent: set[int] | None = None
         since = time.perf_counter()
         while pending:
-            for rank, message in self._links.receive(pending, since, deadline):
-                if message in (_ARRIVED, _RELEASED):
+            for rank, message in self._receive(pending, since, deadline):
+                if message in (links.ARRIVED, links.RELEASED):
                     pending.discard(rank)
-                elif message == _GONE:
-                    error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
-                    self._tell(error, but=rank)
-                    raise RunError(error)
-                elif message.startswith(_FAILED):
-                    error = message[1:].decode(errors="replace")
-                    self._tell(error, but=rank)
-                    raise PeerError(error)
-                elif message == _HERE and silent is not None:
-                    silent.discard(rank)
-                elif message == _ASK and rank not in pending:  # else our answer is on its way
-                    self._links.send(rank, _HERE)
-                    if silent is None:
-                        deadline = min(deadline, time.perf_counter())
+                elif message == links.HERE:
+                    if silent is not None:
+                        silent.discard(rank)
+                elif message == links.ASK:
+                    if rank not in pending:  # else our answer is on its way
+                        self._links.send(rank, links.HERE)
+                        if silent is None:
+                            deadline = min(deadline, time.perf_counter())
+                else:
+                    self._cannot_go_on(rank, message)
             if time.perf_counter() < deadline:
                 continue
             # The one we wait for may itself wait for others, and then knows better.
             if silent is None:
                 silent = set(pending)
                 for rank in silent:
-                    self._links.send(rank, _ASK)
+                    self._links.send(rank, links.ASK)
                 deadline = time.perf_counter() + _ANSWER_SECONDS
             elif silent & pending:
                 waited = time.perf_counter() - begin
@@ -239,13 +305,42 @@ class Mpi(World):
             else:
                 deadline = math.inf
 
+    def _receive(
+        self, pending: set[int], since: float, deadline: float
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield what neighbours say. What an error leaves unread comes first the next time."""
+        if not self._unread:
+            self._unread = self._links.receive(pending, since, deadline)
+        while self._unread:
+            rank, message = self._unread.pop(0)
+            if message == links.GONE:
+                self._gone.add(rank)
+            yield rank, message
+
+    def _cannot_go_on(self, rank: int, message: bytes) -> NoReturn:
+        """Pass on that a neighbour has failed or ended.
+
+        Raises:
+            PeerError: it has said why.
+            RunError: it has not.
+        """
+        failed = message[:1] == links.FAILED
+        if failed:
+            error = links.text_of(message)
+        elif message == links.GONE:
+            error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
+        else:
+            error = f"{self._name([rank])} sent what no rank sends at a barrier: {message[:20]!r}"
+        self._tell(error, but=rank)
+        raise PeerError(error) if failed else RunError(error)
+
     def _tell(self, error: str, but: int | None = None) -> None:
         """Keep what went wrong, and pass it on to all neighbours but the one that knows."""
         if self._failure is None:
             self._failure = error
             for rank in [self._parent, *self._children]:
-                if rank not in (None, but):
-                    self._links.send(rank, _FAILED + error.encode()[:60_000])
+                if rank is not None and rank != but:
+                    self._links.send(rank, links.with_text(links.FAILED, error))
 
     def _name(self, ranks: Iterable[int]) -> str:
         """Return "ranks 3, 5 on host a and rank 7 on host b"."""
@@ -262,128 +357,13 @@ class Mpi(World):
 
         A child that kept the sockets would hide from the others that this process has died.
         """
-        atexit.unregister(self._abort)
+        atexit.unregister(self._end_unclosed)
         self._links.close()
 
-    def _abort(self) -> None:
-        """End a job that was not closed, with all its processes, whatever they are doing."""
+    def _end_unclosed(self) -> None:
+        """End a job that nobody closed, as at an exception."""
         self.fail("ended before the others")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(_LINE_SECONDS if self.rank == 0 else _RESULTS_SECONDS)
-        self._comm.Abort(1)
-
-
-class _Links:
-    """Carries messages between a rank and its neighbours: by socket on its host, else by MPI."""
-
-    # Between two tests of MPI, sleep for this share of the time waited so far: what a test finds
-    # is so much late, and a test costs some 15 µs of CPU. Hence the bounds.
-    _PAUSE_SHARE = 0.05
-    _SHORTEST_PAUSE = 1e-4
-    _LONGEST_PAUSE = 1e-3
-    # Nothing but a failure can come by MPI while ranks of this host are awaited.
-    _LOCAL_PAUSE = 0.05
-    # And so that tests take no more than this share of a core, whatever one costs on this host.
-    _CPU_SHARE = 0.03
-
-    def __init__(self, comm: "MPI.Intracomm") -> None:
-        self._comm = comm
-        self._sockets: dict[int, socket.socket] = {}
-        self._ranks: dict[int, int] = {}  # by file descriptor
-        self._poll = select.epoll()
-        self._has_remotes = False
-        self._test_seconds = 0.0
-        self._sent: list[MPI.Request] = []
-
-    def connect(self, local: list[int]) -> None:
-        """Connect the ranks of a host to the first of them. All ranks of all hosts call it."""
-        token = self._comm.bcast(os.urandom(16).hex())
-        # An abstract name: no file is left. Packets keep messages apart.
-        name = f"\0dlemu-{token}-{local[0]}"
-        if self._comm.rank == local[0]:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-                server.bind(name)
-                server.listen(len(local))
-                self._comm.Barrier()
-                for _ in local[1:]:
-                    peer, _ = server.accept()
-                    self._add(int.from_bytes(peer.recv(8), "little"), peer)
-        else:
-            self._comm.Barrier()
-            leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            leader.connect(name)
-            leader.send(self._comm.rank.to_bytes(8, "little"))
-            self._add(local[0], leader)
-
-    def greet(self, leaders: list[int]) -> None:
-        """Exchange a first message between rank 0 and the other leaders.
-
-        MPI connects lazily, and that needs both sides to be in MPI: a first "released" could not
-        leave rank 0 before its next barrier.
-        """
-        is_leader = self._comm.rank in leaders
-        self._has_remotes = is_leader and len(leaders) > 1
-        group = self._comm.Split(0 if is_leader else 1)
-        group.gather(None)
-        group.bcast(None)
-        group.Free()
-
-    def send(self, rank: int, message: bytes) -> None:
-        """Send; to a process that has ended, nothing: `receive` tells about it."""
-        if rank in self._sockets:
-            with contextlib.suppress(ConnectionError):
-                self._sockets[rank].send(message)
-        elif self._has_remotes:
-            self._sent = [request for request in self._sent if not request.test()[0]]
-            self._sent.append(self._comm.isend((self._comm.rank, message), rank))
-
-    def receive(
-        self, pending: set[int], since: float, deadline: float
-    ) -> Iterable[tuple[int, bytes]]:
-        """Sleep until neighbours say something; return it, with their ranks.
-
-        Comes back empty at the deadline or before it; how soon depends on who is awaited, and
-        since when.
-        """
-        now, cpu = time.perf_counter(), time.thread_time()
-        pause = max(deadline - now, 0.0)
-        if self._has_remotes:
-            if pending <= self._sockets.keys():
-                longest = self._LOCAL_PAUSE
-            else:
-                longest = min(self._PAUSE_SHARE * (now - since), self._LONGEST_PAUSE)
-                if longest == self._LONGEST_PAUSE:
-                    longest = max(longest, self._test_seconds / self._CPU_SHARE)
-            pause = min(pause, max(longest, self._SHORTEST_PAUSE))
-            if pause < self._LOCAL_PAUSE:  # epoll counts in milliseconds, rounded up
-                time.sleep(pause)
-                pause = 0.0
-        ready = self._poll.poll(None if pause == math.inf else pause)
-        messages = [(self._ranks[file], self._read(self._ranks[file])) for file, _ in ready]
-        # Twice: Open MPI takes in what has arrived only after it has looked, in vain.
-        while self._has_remotes and (message := self._comm.improbe() or self._comm.improbe()):
-            messages.append(message.recv())
-        self._test_seconds = time.thread_time() - cpu
-        return messages
-
-    def close(self) -> None:
-        self._has_remotes = False
-        self._poll.close()
-        for peer in self._sockets.values():
-            peer.close()
-        self._sockets.clear()
-
-    def _add(self, rank: int, peer: socket.socket) -> None:
-        self._sockets[rank] = peer
-        self._ranks[peer.fileno()] = rank
-        self._poll.register(peer, select.EPOLLIN)
-
-    def _read(self, rank: int) -> bytes:
-        try:
-            return self._sockets[rank].recv(1 << 16)
-        except ConnectionResetError:  # it ended with our messages unread; its last are still here
-            return self._sockets[rank].recv(1 << 16)
+        self.end(1)
 
 
 def make_world(environment: Mapping[str, str] | None = None) -> World:
@@ -395,8 +375,10 @@ def make_world(environment: Mapping[str, str] | None = None) -> World:
     just to find out, would cost a second: so this function, alone in dlemu, looks at them.
 
     Raises:
-        RunError: there is a launcher, and no MPI, or one that belongs to another launcher.
+        RunError: there is a launcher, and no MPI, or one that belongs to another launcher; or it
+            says what is no number.
     """
+    global _joined
     num_ranks = _launched_ranks(os.environ if environment is None else environment)
     if num_ranks == 1:
         return Alone()
@@ -407,7 +389,16 @@ def make_world(environment: Mapping[str, str] | None = None) -> World:
             f"belong to different MPIs; use the mpirun beside {sys.executable}, or build mpi4py "
             "with the launcher's MPI: pip install --no-binary mpi4py mpi4py"
         )
-    return Mpi()
+    _joined = Mpi()
+    return _joined
+
+
+_joined: World = Alone()
+
+
+def leave(status: int) -> int:
+    """End the world that `make_world` made here; return this process's exit status."""
+    return _joined.end(status)
 
 
 def _launched_ranks(environment: Mapping[str, str]) -> int | None:
@@ -421,7 +412,13 @@ def _launched_ranks(environment: Mapping[str, str]) -> int | None:
         "SLURM_STEP_NUM_TASKS",
     ):
         if key in environment:
-            return int(environment[key])
+            value = environment[key]
+            if not (value.isascii() and value.isdecimal() and int(value) > 0):
+                raise RunError(
+                    f"the launcher's {key} must be the number of ranks, got {value!r}; start "
+                    f"dlemu with mpirun or srun, or unset {key}"
+                )
+            return int(value)
     return None if "PMIX_RANK" in environment else 1
 
 
@@ -437,3 +434,9 @@ def _mpi_world() -> "MPI.Intracomm":
             "pip install 'dlemu[mpi]'"
         ) from error
     return MPI.COMM_WORLD
+
+
+def _finalize() -> None:
+    from mpi4py import MPI
+
+    MPI.Finalize()

@@ -25,21 +25,21 @@ import resource
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 import numpy as np
 import yaml
 
 from dlemu import compose as composing
+from dlemu import links
 from dlemu import stored as storing
 from dlemu.cli import run
 from dlemu.errors import DlemuError
@@ -47,9 +47,9 @@ from dlemu.files import dataset_size, layout_of
 from dlemu.formats import tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.predict import predict_storage
-from dlemu.records import dump_workload
+from dlemu.records import JsonLines, dump_workload
 from dlemu.search_log import SearchLog, settings_of
-from dlemu.sweep import Cell, load_cells
+from dlemu.sweep import Cell, cells_of
 from dlemu.terminal import shown
 from dlemu.workload import FormatName, load_workload
 from dlemu.world import Alone
@@ -440,11 +440,10 @@ def _cells(folder: Path) -> Sequence[Any]:
 
 def _read_cells(folder: Path, data: bytes) -> None:
     (folder / "cells.jsonl").write_bytes(data)
-    load_cells(folder / "cells.jsonl")
+    cells_of(JsonLines(folder / "cells.jsonl"))
 
 
 def _messages(folder: Path) -> Sequence[Any]:
-    links = import_module("dlemu.links")
     words = (links.ARRIVED, links.RELEASED, links.ASK, links.FAILED, links.ENDING, links.END)
     said = [links.with_text(word, text) for word in words for text in ("", "7", "rank 3: ü\x1b[1m")]
     return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
@@ -461,8 +460,7 @@ class _Peer:
 
 
 def _receive(folder: Path, data: bytes) -> None:
-    links = import_module("dlemu.links")
-    stream = links.Stream(_Peer(data))
+    stream = links.Stream(cast(socket.socket, _Peer(data)))
     while (messages := stream.read()) != [links.GONE]:
         for message in messages:
             if len(message) > links.MAX_BYTES or not isinstance(links.text_of(message), str):
@@ -490,10 +488,9 @@ TARGETS: dict[str, Target] = {
     "host": _of_run("host.0.jsonl", damaged_lines, 700),
     "calibration": Target(_calibration, damaged_json, _predict, 2000),
     "search log": Target(_search_log, damaged_lines, _read_search_log, 1500),
+    "rank messages": Target(_messages, damaged, _receive, 10_000),
     "cells": Target(_cells, damaged_lines, _read_cells, 1500),
 }
-if find_spec("dlemu.links"):
-    TARGETS["rank messages"] = Target(_messages, damaged, _receive, 10_000)
 
 
 # --- one input ------------------------------------------------------------------------------------

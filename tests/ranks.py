@@ -68,13 +68,15 @@ def stop(world: World, case: str, culprit: int) -> None:
     world.barrier(timeout=0.5 if case == "timeout" else None)
 
 
-def main(folder: Path, hosts: list[str], case: str, culprit: int) -> None:
-    from mpi4py import MPI
-
-    rank = MPI.COMM_WORLD.rank
+def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
+    """Play the case as the command line would; return the process's exit status."""
+    # Mpi alone may load MPI: it says first what MPI must not use.
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
+    world = Mpi(host=hosts[rank])
+    status = 0
     try:
-        with Mpi(host=hosts[rank]) as world:
+        with world:
             if case == "meet":
                 result = meet(world)
             elif case == "wait":
@@ -83,10 +85,11 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> None:
                 stop(world, case, culprit)
     except RunError as error:
         result = {"error": f"{type(error).__name__}: {error}"}
-        sys.exit(1)
+        status = 1
     finally:
         (folder / f"{rank}.json").write_text(json.dumps(result))
+    return world.end(status)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4])))

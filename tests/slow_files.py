@@ -1,4 +1,4 @@
-"""A file system whose reads take a set time, or never end: python -m tests.slow_files …
+"""A file system whose answers take a set time, or never come: python -m tests.slow_files …
 
 A FUSE server of its own (linux/fuse.h, protocol 7.31), so that it needs no package: it shows a
 folder read-only, and answers each read so many seconds after it came, however many come at once.
@@ -33,13 +33,25 @@ _REQUEST_BYTES = 1 << 17
 
 
 @contextlib.contextmanager
-def slow_files(source: Path, *, seconds: float, stalls: str = "") -> Iterator[Path]:
-    """Show a folder at a new place: reads take `seconds`, and of the file `stalls` for ever."""
+def slow_files(
+    source: Path,
+    *,
+    seconds: float,
+    stalls: str = "",
+    on: str = "read",
+    open_seconds: float = 0,
+    log: Path | None = None,
+) -> Iterator[Path]:
+    """Show a folder at a new place: reads take `seconds`, and to open a file `open_seconds`.
+
+    Of the file or folder `stalls` what `on` names is never answered: "read", "open", "list" or
+    "lookup". The thread and name of each file that is opened, or never answers, go to `log`.
+    """
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
     point = source.with_name(f"{source.name}-slow-{os.getpid()}")
     point.mkdir()
-    names = str(source), str(point), str(seconds), stalls
+    names = str(source), str(point), str(seconds), stalls, on, str(open_seconds), str(log or "")
     command = [sys.executable, "-m", "tests.slow_files", *names]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -55,11 +67,22 @@ def slow_files(source: Path, *, seconds: float, stalls: str = "") -> Iterator[Pa
 
 
 class _Server:
-    def __init__(self, device: int, source: Path, seconds: float, stalls: str) -> None:
+    def __init__(
+        self,
+        device: int,
+        source: Path,
+        seconds: float,
+        stalls: str,
+        on: str,
+        open_seconds: float,
+        log: str,
+    ) -> None:
         self._device = device
         self._paths = [source]
         self._numbers = {source: _ROOT}
-        self._seconds, self._stalls = seconds, stalls
+        self._seconds, self._stalls, self._on = seconds, stalls, on
+        self._open_seconds = open_seconds
+        self._log = Path(log or os.devnull)
         self._threads = ThreadPoolExecutor(64)
         self._lock = threading.Lock()
 
@@ -67,13 +90,21 @@ class _Server:
         while True:
             request = os.read(self._device, _REQUEST_BYTES)
             came = time.perf_counter()
-            _, what, unique, node, *_ = _HEADER.unpack_from(request)
+            _, what, unique, node, _, _, pid, *_ = _HEADER.unpack_from(request)
+            body = request[_HEADER.size :]
             if what in _UNANSWERED:
                 continue
-            body = request[_HEADER.size :]
+            if self._never_answers(what, node, body):
+                self._note(pid, self._stalls)
+                continue
             if what == _READ:
                 self._threads.submit(self._read, unique, node, body, came)
                 continue
+            if what == _OPEN:
+                self._note(pid, self._paths[node - _ROOT].name)
+                if self._open_seconds:
+                    self._threads.submit(self._open_slowly, unique, came)
+                    continue
             try:
                 self._answer(unique, self._reply(what, node, body))
             except OSError as error:
@@ -111,11 +142,23 @@ class _Server:
             return _names(path, *_IO.unpack_from(body)[1:])
         raise OSError(errno.ENOSYS, "not here")
 
+    def _note(self, pid: int, name: str) -> None:
+        with self._log.open("a") as log:
+            print(pid, name, file=log)
+
+    def _never_answers(self, what: int, node: int, body: bytes) -> bool:
+        if what == _LOOKUP:
+            return self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls
+        kinds = {_READ: "read", _OPEN: "open", _READDIR: "list"}
+        return kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls
+
+    def _open_slowly(self, unique: int, came: float) -> None:
+        time.sleep(max(0.0, came + self._open_seconds - time.perf_counter()))
+        self._answer(unique, struct.pack("<QII", 0, 0, 0))
+
     def _read(self, unique: int, node: int, body: bytes, came: float) -> None:
         path = self._paths[node - _ROOT]
         _, offset, size = _IO.unpack_from(body)
-        if path.name == self._stalls:
-            return
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size, offset)
         time.sleep(max(0.0, came + self._seconds - time.perf_counter()))
@@ -144,7 +187,9 @@ def _names(path: Path, offset: int, size: int) -> bytes:
     return entries
 
 
-def main(source: Path, point: Path, seconds: float, stalls: str) -> None:
+def main(
+    source: Path, point: Path, seconds: float, stalls: str, on: str, open_seconds: float, log: str
+) -> None:
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
     where = b"dlemu-test", bytes(point), b"fuse"
@@ -152,8 +197,9 @@ def main(source: Path, point: Path, seconds: float, stalls: str) -> None:
         print(os.strerror(ctypes.get_errno()), flush=True)
         return
     print("mounted", flush=True)
-    _Server(device, source, seconds, stalls).serve()
+    _Server(device, source, seconds, stalls, on, open_seconds, log).serve()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
+    _, source, point, seconds, stalls, on, open_seconds, log = sys.argv
+    main(Path(source), Path(point), float(seconds), stalls, on, float(open_seconds), log)

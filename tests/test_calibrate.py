@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.calibrate import _Runs, calibrate_host, render_calibration
+from dlemu import calibrate
+from dlemu.calibrate import _jitter, _Runs, calibrate_host, render_calibration
 from dlemu.cli import run
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.job import Outcome
 from dlemu.metrics import measure
-from dlemu.prediction import CalibrationFile
+from dlemu.prediction import Calibration, CalibrationFile
 from dlemu.records import STEP, write_steps
 from dlemu.workload import Workload, load_workload
 from dlemu.world import Alone
@@ -56,6 +57,40 @@ def run_as_printed(out: str) -> int:
 def scratch() -> set[str]:
     own = f"dlemu-calibrate.{os.getpid()}."
     return {name for name in os.listdir("/dev/shm") if name.startswith(own)}
+
+
+IN_USE = """
+import sys, time
+from pathlib import Path
+from dlemu import calibrate
+calibrate._IN_MEMORY = Path(sys.argv[1])
+with calibrate._scratch_folder() as folder:
+    (folder / "data").write_text("some")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is in use, nor what is no folder of a calibration."""
+    monkeypatch.setattr(calibrate, "_IN_MEMORY", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "dlemu-calibrate.link").symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-c", IN_USE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        other = Path(process.stdout.readline().strip())
+        with calibrate._scratch_folder() as own:
+            assert own.is_dir() and other.is_dir(), "it is in use"
+        assert not own.exists() and other.is_dir()
+        process.kill()
+        process.wait()
+        assert (other / "data").exists(), "killed, it has left its folder"
+        with calibrate._scratch_folder() as own:
+            assert own.is_dir() and not other.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dlemu-calibrate.link", "elsewhere"]
 
 
 def test_a_prediction_takes_what_was_measured(
@@ -102,7 +137,7 @@ def test_without_a_target_the_drive_stays_open(
     assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
 
 
-def outcome(folder: Path, limit: str, *, seconds: float) -> Outcome:
+def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) -> Outcome:
     """Return a run of 20 steps of a batch, each so long, and bound by that."""
     steps = np.zeros(20, STEP)
     steps["step"] = np.arange(20)
@@ -113,7 +148,7 @@ def outcome(folder: Path, limit: str, *, seconds: float) -> Outcome:
     write_steps(folder, 0, steps)
     summary = {
         "limit": {"name": limit, "evidence": f"the {limit} was slow"},
-        "measured": {"page_cache_share": 0.0},
+        "measured": {"page_cache_share": cached},
     }
     return Outcome(folder, measure(steps), summary, True)
 
@@ -152,6 +187,36 @@ def test_the_file_says_what_bound_each_figure(
     assert ("at least 1 " in out) is (limit != "storage")
 
 
+def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> None:
+    """A batch in 10 ms, a quarter of it from memory, by four drives."""
+    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path)._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "host cpu", seconds=0.002, cached=1.0),
+        outcome(tmp_path / "read", "storage", seconds=0.01, cached=0.25),
+    )
+    assert found.page_cache_share == 0.25
+    assert found.drive_read_bytes_per_second == pytest.approx(0.75 * 6.5536e6 / 4)
+    assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+
+
+def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
+    """Gumbel's distribution has this scale; the first step and one in a hundred are far off."""
+    steps = np.zeros(1001, STEP)
+    steps["step"] = np.arange(1001)
+    shares = (np.arange(1000) + 0.5) / 1000
+    steps["wait"][1:] = 0.01 - 0.003 * np.log(-np.log(shares))
+    steps["compute"] = steps["computation_time"] = 0.1
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    steps["wait"][0] = 100.0
+    steps["wait"][1:] = np.where(shares > 0.99, 5.0, steps["wait"][1:])
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    for name in ("compute", "barrier"):
+        moved = steps.copy()
+        moved[name] += moved["wait"]
+        moved["wait"] = 0.0
+        assert _jitter(moved) == pytest.approx(0.003, rel=0.01)
+
+
 @pytest.mark.mpi
 def test_ranks_calibrate_together(job: Workload) -> None:
     done = subprocess.run(
@@ -170,9 +235,48 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
     with pytest.raises(DatasetError, match="holds no whole dataset of dlemu's; write it"):
         calibrate_host(job.with_keys({"dataset.data_folder": str(tmp_path)}), Alone())
     with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
-        huge = {"dataset.record_length_bytes": 1e12, "reader.batch_size": 250}
+        huge = {"dataset.record_length_bytes": 1e11, "reader.batch_size": 250}
         calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
     with pytest.raises(WorkloadError, match="measures one host, not 3"):
         several = Alone()
         several.num_hosts = 3
         calibrate_host(job, several)
+
+
+def test_a_result_that_cannot_be_written_is_said_before_the_runs(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: pytest.fail("it was measured"))
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    path.mkdir(parents=True)
+    with pytest.raises(RunError) as error:
+        calibrate_host(job, Alone())
+    assert str(error.value) == (
+        f"{path} cannot be written (Is a directory); free space or name another output folder"
+    )
+    assert not scratch()
+
+
+def test_what_was_measured_is_shown_before_it_is_written(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have become full meanwhile."""
+    said: list[str] = []
+    found = Calibration(
+        workload="cosmoflow_h100",
+        loader="threads",
+        odirect=False,
+        overhead=1e-4,
+        jitter=1e-5,
+        host_read_bytes_per_second=1e9,
+    )
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr("dlemu.calibrate.write_json", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        calibrate_host(job, Alone(), said.append)
+    assert said == [f"\n{render_calibration(job, found)}"]
+    assert not Path(str(job.output.folder)).exists() and not scratch()

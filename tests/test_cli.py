@@ -64,6 +64,27 @@ WRONG_WORDS = [
     (["run", "--full"], "unknown option --full (dlemu --help lists them)"),
     (["verify", "--ful"], "unknown option --ful; did you mean --full?"),
     (["verify", "--full=yes"], "--full has no value"),
+    (["verify"], "one data folder is needed: dlemu verify FOLDER"),
+    (["verify", "a", "b"], "one data folder is needed: dlemu verify FOLDER"),
+    (
+        ["verify", "/nosuch"],
+        "/nosuch is no folder; name the data folder, which has train/ in it",
+    ),
+    (
+        ["verify", "/etc"],
+        "/etc has no manifest, so nothing says what its files should be; dlemu verify checks what "
+        "dlemu datagen wrote: start that again if it was interrupted",
+    ),
+    (
+        ["run", *SMALL, "name=../../x"],
+        "name must be part of a file name: no path, no leading dot, no control characters, at most "
+        "200 bytes; got '../../x'",
+    ),
+    (
+        ["datagen", *SMALL, "dataset.file_prefix=a/b"],
+        "dataset.file_prefix must be part of a file name: no path, no leading dot, no control "
+        "characters, at most 200 bytes; got 'a/b'",
+    ),
     (["run", "--cfg"], "--cfg needs a value"),
     (["run", *SMALL, "--cfg", "hydra"], "--cfg must be job, got 'hydra'"),
     (["run", *SMALL, "--config-dir"], "--config-dir needs a value"),
@@ -166,13 +187,19 @@ def test_a_wrong_override_gets_one_line(
         ("dataset.data_folder={tmp}/empty", "{tmp}/empty/train has no npz files (of others: none); "
          "set dataset.format, or generate the dataset: dlemu datagen"),
         ("dataset.data_folder={tmp}/file", "{tmp}/file/dlemu.json: Not a directory"),
-        ("dataset.num_files_train=55", "{data} holds a dataset whose dataset.num_files_train is "
-         "56, the workload's is 55; change the workload's, use another dataset.data_folder, or "
-         "remove that folder"),
+        ("dataset.num_files_train=55", "{data} holds a dataset of 56 npz files img_* of 1 sample, "
+         "20,000 bytes each (stdev 5,000), uint8, seed 0: dataset.num_files_train is 56, "
+         "the workload's is 55; use another dataset.data_folder, or set "
+         "dataset.num_files_train=56"),
+        ("dataset.num_files_train=57", "{data} holds a dataset of 56 npz files img_* of 1 sample, "
+         "20,000 bytes each (stdev 5,000), uint8, seed 0: dataset.num_files_train is 56, "
+         "the workload's is 57; extend it with dlemu datagen, or set dataset.num_files_train=56"),
         ("dataset.num_files_train=auto", "{data} has 56 files, dataset.num_files_train=auto asks "
-         "for 3,500 (dlemu datasize says why); generate them, or set dataset.num_files_train=56"),
-        ("dataset.format=npy", "{data} holds a dataset whose dataset.format is npz, the workload's "
-         "is npy; change the workload's, use another dataset.data_folder, or remove that folder"),
+         "for 3,500 (dlemu datasize says why); extend it with dlemu datagen, or set "
+         "dataset.num_files_train=56"),
+        ("dataset.format=npy", "{data} holds a dataset of 56 npz files img_* of 1 sample, 20,000 "
+         "bytes each (stdev 5,000), uint8, seed 0: dataset.format is npz, the workload's is npy; "
+         "use another dataset.data_folder, or set dataset.format=npz"),
         ("reader.batch_size=57", "56 samples are too few for 2 steps: a step of 1 accelerator with "
          "batches of 57 takes 57, and the first step is left out of AU; raise "
          "dataset.num_files_train"),
@@ -206,7 +233,7 @@ def test_another_dataset_is_never_written_over(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refusal(["datagen", *SMALL, data, "dataset.seed=3"], capsys)
-    assert "holds a dataset whose dataset.seed is 0, the workload's is 3" in line
+    assert "seed 0: dataset.seed is 0, the workload's is 3; use another" in line
 
 
 def test_a_folder_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,6 +406,33 @@ def test_verify_names_what_is_bad(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_verify_needs_only_the_folder_and_repairs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(tmp_path)
+    folder = tmp_path / "data"
+    files = sorted((folder / "train").iterdir())
+    whole = [file.read_bytes() for file in files]
+    files[3].unlink()
+    with files[5].open("r+b") as file:
+        file.seek(9000)
+        file.write(b"!!!!")
+    (folder / "train" / ".DS_Store").touch()
+    capsys.readouterr()
+
+    assert run(["verify", str(folder), "--full", "--repair"]) == 0
+    assert capsys.readouterr().out == (
+        "train/.DS_Store: does not belong to the dataset; nothing reads it\n"
+        f"train/{files[3].name}: is missing, written again\n"
+        f"train/{files[5].name}: differs from what was written at byte 9000, written again\n"
+        f"{folder}: 2 bad files, 2 written again, 1 extra file; sizes and content were checked\n"
+    )
+    assert [file.read_bytes() for file in files] == whole
+    (folder / "train" / ".DS_Store").unlink()
+    assert run(["verify", "--full", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}: no bad files; sizes and content were checked\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path) -> None:
     words = [*QUICK, data, "train.computation_time=0.2", "output.folder=run"]
@@ -397,4 +451,6 @@ def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "incomplete"
     done = dlemu("report", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "dlemu: run: no verdict (incomplete): interrupted\n"
+    assert done.stderr == (
+        "dlemu: run: no verdict (incomplete), no whole epoch of all accelerators: interrupted\n"
+    )

@@ -1,9 +1,11 @@
 """Datasets are generated whole, the same on any number of ranks and after any interruption."""
 
+import contextlib
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +19,10 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, verify, write
+from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.progress import FILES_IN_FLIGHT
-from dlemu.datagen.write import _entries
+from dlemu.datagen.write import _check_space, _entries
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
 from dlemu.units import format_bytes
@@ -291,7 +293,7 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
     generated(tmp_path, num_subfolders_train=2)
     before = tree(tmp_path)
     for key, value, shown in (
-        ("num_files_train", 7, "dataset.num_files_train is 6, the workload's is 7"),
+        ("num_files_train", 5, "dataset.num_files_train is 6, the workload's is 5; datagen ext"),
         ("format", "npy", "dataset.format is npz, the workload's is npy"),
         ("seed", 1, "dataset.seed is 0, the workload's is 1"),
         ("record_dims", (50, 100), "dataset.record_dims is "),
@@ -299,19 +301,95 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
         other = workload_of(tmp_path, **{"num_subfolders_train": 2, key: value})
         with pytest.raises(DatasetError, match=shown) as error:
             generate(other, world=Alone())
-        assert "use another dataset.data_folder, or remove that folder" in str(error.value)
+        assert "of 6 npz files img_* of 1 sample, 5,000 bytes each" in str(error.value)
+        assert "use another dataset.data_folder, or set " in str(error.value)
     assert tree(tmp_path) == before
+
+
+def test_the_keys_that_fit_the_dataset_are_told(tmp_path: Path) -> None:
+    """All that differ; set, they make the workload fit."""
+    generated(tmp_path, format="npy", record_dims=(5, 7), record_element_type="float32", seed=3)
+    with pytest.raises(DatasetError) as error:
+        generate(workload_of(tmp_path), world=Alone())
+    assert str(error.value) == (
+        f"{tmp_path} holds a dataset of 6 npy files img_* of 1 sample of shape [5, 7], 140 bytes "
+        "each, float32, seed 3: dataset.format is npy, the workload's is npz, and "
+        "dataset.record_dims is [5, 7], the workload's is [], and dataset.record_length_bytes is "
+        "140.0, the workload's is 5000.0, and dataset.record_element_type is float32, the "
+        "workload's is uint8, and dataset.seed is 3, the workload's is 0; use another "
+        "dataset.data_folder, or set dataset.format=npy 'dataset.record_dims=[5, 7]' "
+        "dataset.record_element_type=float32 dataset.seed=3"
+    )
+    keys = {"record_dims": [5, 7], "record_element_type": "float32", "seed": 3}
+    assert generate(workload_of(tmp_path, format="npy", **keys), world=Alone()).files_written == 0
 
 
 def test_files_of_unknown_origin_are_not_overwritten(tmp_path: Path) -> None:
     workload = generated(tmp_path)
     (tmp_path / "dlemu.json").unlink()
-    with pytest.raises(DatasetError, match=r"another dataset \(no manifest\)"):
+    with pytest.raises(DatasetError, match="train holds 6 npz files of these names and no mani"):
         generate(workload, world=Alone())
     (tmp_path / "other" / "train").mkdir(parents=True)
-    (tmp_path / "other" / "train" / "x.npz").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"another dataset \(train/x.npz\)"):
+    for name in ("x.npz", "img_2_of_6.npz.partia", "y.npz.partial"):
+        (tmp_path / "other" / "train" / name).write_bytes(b"")
+    before = tree(tmp_path / "other")
+    with pytest.raises(DatasetError) as error:
         generate(workload_of(tmp_path / "other"), world=Alone())
+    assert str(error.value) == (
+        f"{tmp_path}/other/train/img_2_of_6.npz.partia (and 2 other files) is no file of this "
+        "dataset; move it elsewhere, or use another dataset.data_folder"
+    )
+    assert tree(tmp_path / "other") == before
+
+
+def test_only_partial_files_of_its_own_are_removed(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, format="tfrecord")
+    own = ["train/img_2_of_6.tfrecord.partial", "index/train/img_0_of_6.idx.partial"]
+    other = ["valid/x.partial", "mine.partial", "train/.x.partial", ".dlemu.partial"]
+    for path in (*own, *other):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+
+    generate(workload, world=Alone())
+
+    assert [path for path in own if (tmp_path / path).exists()] == []
+    assert [path for path in other if (tmp_path / path).exists()] == other
+
+
+def test_what_servers_and_desktops_leave_is_in_nobodys_way(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, num_files_train=4)
+    left = [".DS_Store", ".nfs0001", "Thumbs.db", "._img_0_of_4.npz", ".snapshot/img_1_of_4.npz"]
+    for name in (*left, "lost+found/1"):
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / name).touch()
+
+    assert generate(workload, world=Alone()).files_written == 4
+    assert [fault.path for fault in verify(tmp_path, full=True, world=Alone())] == [
+        f"train/{name}" for name in sorted(left[:4])
+    ]
+    (tmp_path / "dlemu.json").unlink()
+    assert survey(tmp_path, workload).num_files == 4
+
+
+@pytest.mark.parametrize("what", ["dlemu.json", ".dlemu"])
+def test_what_vanishes_midway_is_one_line(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it."""
+    finish = write._finish
+
+    def vanish(folder: Path, recipe: Recipe) -> None:
+        if what == ".dlemu":
+            shutil.rmtree(tmp_path / what)
+        finish(folder, recipe)
+        (tmp_path / "dlemu.json").unlink(missing_ok=True)
+
+    monkeypatch.setattr(write, "_finish", vanish)
+    with pytest.raises(DatasetError) as error:
+        generated(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / what} has vanished: another process removed it; start dlemu datagen again"
+    )
 
 
 def test_an_unfinished_dataset_is_not_continued_as_another(tmp_path: Path) -> None:
@@ -355,6 +433,22 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_written(small_disk: Path) -
         "space, use another dataset.data_folder, or lower dataset.num_files_train"
     )
     assert tree(small_disk) == {}
+
+
+def test_what_cannot_fit_is_counted_in_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
+    need = 3 * 12 + (4096 + 8192) + 2 * 4096
+    sizes, indexes = np.array([100, 5000, 1 << 30]), np.array([10, 20, 1 << 30])
+    for free, fits in ((need, True), (need - 1, False)):
+
+        class System:
+            f_bavail, f_frsize = free, 1
+
+        monkeypatch.setattr(os, "statvfs", lambda folder, system=System: system)
+        with contextlib.nullcontext() if fits else pytest.raises(RunError, match="more; free"):
+            _check_space(tmp_path, sizes, indexes, np.array([0, 1]))
 
 
 @pytest.mark.root

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlemu import storage
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.regular import open_sized
 from tests.loader_contract import Case, check_epoch, make_case
 
 LOADERS = ["threads", "pytorch"]
@@ -45,6 +47,11 @@ def put_folder(path: Path) -> None:
     path.mkdir()
 
 
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "missing": ("npz", Path.unlink, "is missing; dlemu verify lists what is damaged"),
     "cut": ("npz", cut_in_half, r"holds \d+ bytes, \d+ are wanted"),
@@ -56,7 +63,9 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty": ("tfrecord", lambda path: os.truncate(path, 0), r"holds 0 bytes, \d+ are wanted"),
     "grown": ("hdf5", damage(lambda data: data.extend(b"x")), r"holds \d+ bytes, \d+ are wanted"),
     "HDF5 in half": ("hdf5 of 5", cut_in_half, r"holds \d+ bytes, \d+ are wanted"),
-    "a folder": ("npz", put_folder, r"holds \d+ bytes|Is a directory"),
+    "a folder": ("npz", put_folder, "is a folder, not a file"),
+    "a FIFO": ("npz", put_fifo, "is a FIFO, not a file"),
+    "a FIFO of many": ("tfrecord of 13", put_fifo, "is a FIFO, not a file"),
     "zip header": ("npz", flip(0), "no zip archive"),
     "npy header": ("npy", flip(1), "no .npy header"),
     "HDF5 header": ("hdf5", flip(0), "no HDF5 file"),
@@ -196,24 +205,27 @@ def test_workers_may_be_started_in_any_way(tmp_path: Path, context: str) -> None
         loader.close()
 
 
-def test_what_is_waited_for_is_told(tmp_path: Path) -> None:
-    """A pipe in a file's place never answers."""
+def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes long to open; workers are forked, and so have the same one."""
     for name in LOADERS:
         folder = tmp_path / name
         case = make_case(folder, "npz", {"reader.data_loader": name, "reader.read_threads": 1})
         path = victim(case)
-        path.unlink()
-        os.mkfifo(path)
+
+        def slow(opened: str, flags: int = 0, path: Path = path) -> tuple[int, int]:
+            if opened == str(path):
+                time.sleep(4)
+            return open_sized(opened, flags)
+
+        monkeypatch.setattr(storage, "open_sized", slow)
         loader = case.open()
         program = _run_in_thread(lambda: list(loader.epoch(0, case.plan(0))))  # noqa: B023
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         wanted = f"worker 0 of accelerator 0 reads {path.relative_to(folder)} for 1 s"
-        while wanted not in loader.waiting_for() and time.monotonic() < deadline:
+        while not (told := wanted in loader.waiting_for()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert wanted in loader.waiting_for()
-        descriptor = os.open(path, os.O_WRONLY)  # lets the open go on; then it is no sound file
-        os.close(descriptor)
-        program.join(10)
+        assert told
+        program.join(20)
         loader.close()
 
 

@@ -147,6 +147,8 @@ def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
     second.write("cgroup/cpu.stat", usage)  # the top one has no quota
     folders = cgroup_folders("cpu", proc=second.proc)
     assert cpu_throttling(folders) == Throttling(3, 1.5)
+    second.write("cgroup/job/step/cpu.stat", usage + "nr_throttled 4\nthrottled_usec 500000\n")
+    assert cpu_throttling(folders) == Throttling(7, 2.0)
 
     first.write("cpu/job/cpu.stat", "nr_periods 7\nnr_throttled 2\nthrottled_time 250000000\n")
     assert cpu_throttling(cgroup_folders("cpu", proc=first.proc)) == Throttling(2, 0.25)

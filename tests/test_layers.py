@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS = [
     # words: what everything else is said in
-    "errors units clock world terminal",
+    "errors units clock world links ending regular terminal",
     # the job
-    "workload sections records",
+    "workload sections records folders",
     # pure, or bytes
     "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
     "observe losses storage cuda cufile gds latency energy",
@@ -25,7 +25,7 @@ LEVELS = [
     # tell
     "verdict watchdog proof report evidence witness sweep paths drive_table plots search_log",
     # put together
-    "job meter doctor",
+    "cold job meter doctor",
     # whole commands
     "protocol closed stored page rereport targets size calibrate predict training compose",
     # run

@@ -1,5 +1,6 @@
 """The manifest says what a dataset is; verify and survey find out whether it is so."""
 
+import errno
 import json
 import os
 import resource
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ import numpy as np
 import pytest
 import tfrecord
 
-from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify
+from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import manifest as manifest_module
 from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.errors import DatasetError
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
+from dlemu.regular import read_regular
 from dlemu.workload import load_workload
 from dlemu.world import Alone
 from tests.mpirun import mpirun
-from tests.test_datagen import ROOT, generated, workload_of
+from tests.test_datagen import ROOT, generated, tree, workload_of
 
 
 def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
@@ -74,9 +78,9 @@ def test_there_is_none(tmp_path: Path) -> None:
         ("{", "dlemu.json is damaged"),
         ("{}", "dlemu.json is damaged"),
         ("[]", "dlemu.json is damaged"),
-        ('{"manifest": 2}', "is of version 2; update dlemu"),
-        ("files", "dlemu.files.npy is missing; restore it, or remove the folder"),
-        ("short", "dlemu.files.npy does not fit"),
+        ('{"manifest": 3}', "is of version 3; update dlemu"),
+        ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
+        ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
     ],
 )
@@ -92,6 +96,83 @@ def test_a_damaged_one_is_refused(tmp_path: Path, damage: str, problem: str) -> 
         (tmp_path / "dlemu.json").write_text(damage)
     with pytest.raises(DatasetError, match=problem):
         read_manifest(tmp_path)
+
+
+WRONG: list[Any] = [None, True, "x", "../x", "a/b", "\x1b[2J", -1, 0, 1.5, 10**30, 1e300, [], {}]
+WRONG += [float("nan"), float("inf"), [0], [1] * 40, "O", "f8,f8", ["x"]]
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "tfrecord"])
+def test_every_field_of_it_is_checked(tmp_path: Path, kind: str) -> None:
+    """Whatever stands there: one line, or a manifest that verify can be given."""
+    generated(tmp_path, format=kind, num_files_train=2, num_samples_per_file=2)
+    path = tmp_path / "dlemu.json"
+    whole = json.loads(path.read_text())
+    num_refused = 0
+    for section in (None, "dataset"):
+        for field in (*(whole if section is None else whole[section]), "more"):
+            for value in (*WRONG, "missing"):
+                tree = json.loads(json.dumps(whole))
+                place = tree if section is None else tree[section]
+                if value == "missing":
+                    place.pop(field, None)
+                else:
+                    place[field] = value
+                path.write_text(json.dumps(tree))
+                try:
+                    verify(tmp_path, full=True, world=Alone())
+                except DatasetError as error:
+                    num_refused += 1
+                    assert str(error).startswith((str(path), str(tmp_path / "dlemu.files.npy")))
+                    assert str(error).isprintable() and len(str(error)) < 500
+    assert num_refused > 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("prefix", "../../x", r"dataset.prefix: .* must be part of a file name: no path, no"),
+        ("prefix", "/etc/x", r"dataset.prefix: .* must be part of a file name: no path, no"),
+        ("num_files", "6", "dataset.num_files: Input should be a valid integer, got 6"),
+        ("element_type", "float32", "element_type float32 has not 1 bytes"),
+        ("dims", [3, 5], r"dims \[3, 5\] do not make 5000 bytes"),
+    ],
+)
+def test_what_is_wrong_in_it_is_named(tmp_path: Path, field: str, value: Any, said: str) -> None:
+    generated(tmp_path)
+    path = tmp_path / "dlemu.json"
+    tree = json.loads(path.read_text())
+    tree["dataset"][field] = value
+    path.write_text(json.dumps(tree))
+    with pytest.raises(DatasetError, match=said):
+        read_manifest(tmp_path)
+
+
+def test_it_names_no_file_outside_of_the_folder(tmp_path: Path) -> None:
+    generated(tmp_path / "data")
+    path = tmp_path / "data" / "dlemu.json"
+    for name in ("../dlemu.files.npy", str(tmp_path / "dlemu.files.npy"), "dlemu.json"):
+        (tmp_path / "dlemu.files.npy").write_bytes((path.parent / "dlemu.files.npy").read_bytes())
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"files": name}))
+        with pytest.raises(DatasetError, match=r"files: Input should be 'dlemu.files.npy'"):
+            read_manifest(path.parent)
+
+
+def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path)
+    (tmp_path / ".dlemu").mkdir()
+    for damage in ("", "{", "[]", "{}", '{"format": 3}', '{"manifest": 1, "dataset": {}}'):
+        (tmp_path / ".dlemu" / "recipe.json").write_text(damage)
+        with pytest.raises(DatasetError, match=r"recipe.json is damaged \("):
+            generate(workload, world=Alone())
+
+
+def test_a_plan_of_the_first_version_is_continued(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, format="hdf5")
+    (tmp_path / ".dlemu").mkdir()
+    older = replace(Recipe.of(workload), version=1)
+    (tmp_path / ".dlemu" / "recipe.json").write_text(json.dumps(older.to_tree()))
+    assert generate(workload, world=Alone()).recipe == older
 
 
 def test_another_layout_does_not_fit(tmp_path: Path) -> None:
@@ -132,7 +213,7 @@ def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
         Fault(layout.path(0), "is missing"),
         Fault(layout.path(1), f"has 4000 bytes, should have {size}"),
         Fault(layout.path(2), f"has {size + 1} bytes, should have {size}"),
-        Fault("train/img_1_of_8.npz", "does not belong to the dataset"),
+        Fault("train/img_1_of_8.npz", "does not belong to the dataset; move it elsewhere"),
     ]
     by_content = [
         Fault(layout.path(3), "differs from what was written at byte 4500"),
@@ -162,6 +243,126 @@ def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
     ]
 
 
+def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generated(tmp_path, format="tfrecord")
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    for file in (1, 4):
+        data = bytearray((tmp_path / layout.path(file)).read_bytes())
+        data[4500] ^= 1
+        (tmp_path / layout.path(file)).write_bytes(data)
+
+    def unreadable(path: Path) -> bytes:
+        if path == tmp_path / layout.index_path(1):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_regular(path)
+
+    monkeypatch.setattr("dlemu.datagen.verify.read_regular", unreadable)
+    assert verify(tmp_path, full=True, world=Alone()) == [
+        Fault(layout.index_path(1), "cannot be read: Input/output error"),
+        Fault(layout.path(1), "differs from what was written at byte 4500"),
+        Fault(layout.path(4), "differs from what was written at byte 4500"),
+    ]
+
+
+def written(path: Path) -> tuple[int, int]:
+    """Return a file's inode, and when it was written."""
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("name", ["npz", "npy", "hdf5", "tfrecord"])
+def test_repair_writes_exactly_what_is_bad(tmp_path: Path, name: str) -> None:
+    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
+    whole, manifest = tree(tmp_path), read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    shutil.rmtree(tmp_path / "train" / "1")
+    os.truncate(tmp_path / layout.path(2), 17)
+    with open(tmp_path / layout.path(4), "r+b") as file:
+        file.seek(4500)
+        file.write(b"damaged!")
+    extra = ["train/0/mine.npz", "train/.nfs1", f"{layout.path(6)}.partial"]
+    for path in extra:
+        (tmp_path / path).write_bytes(b"mine")
+    bad = {layout.path(file) for file in (1, 2, 3, 4, 5, 7)}
+    if name == "tfrecord":
+        (tmp_path / layout.index_path(8)).unlink()
+        index = tmp_path / layout.index_path(6)
+        index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+        bad |= {layout.index_path(file) for file in (6, 8)}
+    stay = {path for path in whole if path not in bad and (tmp_path / path).is_file()}
+    before = {path: written(tmp_path / path) for path in stay}
+
+    faults = verify(tmp_path, full=True, repair=True, world=Alone())
+
+    assert {fault.path for fault in faults if fault.repaired} == bad
+    assert {fault.path for fault in faults if not fault.repaired} == set(extra)
+    for path in extra:
+        assert (tmp_path / path).read_bytes() == b"mine"
+        (tmp_path / path).unlink()
+    assert tree(tmp_path) == whole
+    assert {path: written(tmp_path / path) for path in stay} == before, "nothing else is touched"
+    assert verify(tmp_path, full=True, world=Alone()) == []
+
+
+def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None:
+    """The manifest has another checksum than its recipe gives: one of them is wrong."""
+    generated(tmp_path)
+    files = np.load(tmp_path / "dlemu.files.npy")
+    wanted = int(files["crc32c"][3])
+    files["crc32c"][3] = 7
+    np.save(tmp_path / "dlemu.files.npy", files)
+    (tmp_path / "train" / "img_3_of_6.npz").write_bytes(b"mine")
+
+    (fault,) = verify(tmp_path, full=False, repair=True, world=Alone())
+
+    assert not fault.repaired
+    assert fault.problem.endswith(f"(its checksum would be {wanted}, not 7)")
+    assert (tmp_path / "train" / "img_3_of_6.npz").read_bytes() == b"mine"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_repair_waits_for_a_datagen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    generated(tmp_path)
+    with (
+        write.writing(tmp_path, Alone(), ""),
+        pytest.raises(DatasetError, match="is being written by another datagen; wait for it"),
+    ):
+        verify(tmp_path, full=False, repair=True, world=Alone())
+
+
+def test_a_dataset_of_the_first_version_stays_as_it_is(tmp_path: Path) -> None:
+    """Its HDF5 files have no second name of their samples, in headers of the same size."""
+    workload = workload_of(tmp_path / "new", format="hdf5", num_samples_per_file=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_module, "_VERSION", 1)
+        generate(workload.with_keys({"dataset.data_folder": str(tmp_path / "old")}), world=Alone())
+    generate(workload, world=Alone())
+    old, new = read_manifest(tmp_path / "old"), read_manifest(tmp_path / "new")
+    assert old is not None and new is not None
+    assert (old.recipe.version, new.recipe.version) == (1, 2)
+    assert old.files["bytes"].tolist() == new.files["bytes"].tolist()
+    assert (old.files["crc32c"] != new.files["crc32c"]).all()
+    assert verify(tmp_path / "old", full=True, world=Alone()) == []
+    with h5py.File(tmp_path / "old" / "train" / "img_0_of_6.hdf5") as file:
+        assert list(file) == ["labels", "records_0"]
+    with h5py.File(tmp_path / "new" / "train" / "img_0_of_6.hdf5") as file:
+        assert list(file) == ["labels", "records", "records_0"]
+        assert file["records"] == file["records_0"], "one dataset, not a copy"
+
+    lost = tmp_path / "old" / "train" / "img_2_of_6.hdf5"
+    whole = lost.read_bytes()
+    lost.unlink()
+    words = {"dataset.data_folder": str(tmp_path / "old"), "dataset.num_files_train": 8}
+    generate(workload.with_keys(words), world=Alone())
+    assert (tmp_path / "old" / "train" / "img_2_of_8.hdf5").read_bytes() == whole
+    assert verify(tmp_path / "old", full=True, world=Alone()) == []
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -173,12 +374,16 @@ with make_world() as world:
     if world.rank == 0:
         assert found[0] == found[1]
         print(*found[0])
+    faults = verify(Path(sys.argv[1]), full=True, repair=True, world=world)
+    assert [fault.path for fault in faults if fault.repaired] == found[0]
+    assert verify(Path(sys.argv[1]), full=True, world=world) == []
 """
 
 
 @pytest.mark.mpi
-def test_ranks_verify_together(tmp_path: Path) -> None:
+def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
     generated(tmp_path)
+    whole = tree(tmp_path)
     bad = [f"train/img_{file}_of_6.npz" for file in (1, 2, 4)]
     for path in bad:
         data = bytearray((tmp_path / path).read_bytes())
@@ -193,7 +398,8 @@ def test_ranks_verify_together(tmp_path: Path) -> None:
         timeout=60,
     )
 
-    assert job.stdout.split() == bad, job.stderr
+    assert (job.stdout.split(), job.returncode) == (bad, 0), job.stderr
+    assert tree(tmp_path) == whole
 
 
 def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", width: int = 1) -> None:
@@ -275,6 +481,10 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
         refused()
         == f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
     )
+    (train / "img_3_of_4.npz").unlink()
+    os.mkfifo(train / "img_3_of_4.npz")
+    assert refused() == f"{train}/img_3_of_4.npz: is no regular file", "and nobody waits for it"
+    (train / ".img_2_of_4.npz").touch()
     shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
     assert "has two files of number 0" in refused()
     (tmp_path / ".dlemu").mkdir()

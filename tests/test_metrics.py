@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.metrics import Edition, measure
+from dlemu.metrics import Edition, measure, passes
 from dlemu.records import STEP, Steps
 
 EDITIONS: list[Edition] = ["v1.0", "v2.0"]
@@ -212,3 +212,17 @@ def test_what_holds_for_any_steps(
     assert late.au_percentage == pytest.approx(epoch.au_percentage), "the loophole"
     assert late.whole_epoch_au_percentage < epoch.whole_epoch_au_percentage
     assert late.true_samples_per_second < epoch.true_samples_per_second
+
+
+@pytest.mark.parametrize(
+    ("au", "threshold", "passed"),
+    [
+        (90.0, 90.0, True),
+        (89.996, 90.0, True),
+        (89.994, 90.0, False),
+        (90.0, 90.004, True),
+        (90.0, 90.006, False),
+    ],
+)
+def test_an_au_passes_as_it_is_printed(au: float, threshold: float, passed: bool) -> None:
+    assert passes(au, threshold) is passed

@@ -12,7 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlemu.observe import HostObserver, IntervalSummary, read_observations, summarize
+from dlemu.intervals import HostCpu
+from dlemu.observe import (
+    HostObserver,
+    IntervalSummary,
+    _host_cpu,
+    read_observations,
+    summarize,
+)
 from dlemu.pagecache import drop
 from tests.cgroups import Group, cpu_quota, throttled_reads
 from tests.drives import drive_folder, own_drive
@@ -306,3 +313,12 @@ def test_reads_by_the_observing_process_itself_count() -> None:
     assert 1 <= summary.process_read_bytes / 64 / MIB < 1.02
     assert summary.device_read_bytes is not None
     assert summary.device_read_bytes >= 64 * MIB
+
+
+def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    kinds = [number * ticks for number in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
+    (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, kinds))}\ncpu0 1 2 3 4 5 6 7 8\n")
+    assert _host_cpu(tmp_path) == HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
+    (tmp_path / "stat").write_text("cpu  1 2 3\n")
+    assert _host_cpu(tmp_path) is None

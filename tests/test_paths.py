@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu import paths
+from dlemu import paths, sweep
 from dlemu.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.errors import RunError, WorkloadError
+from dlemu.folders import hold
 from dlemu.paths import parse_plan, path_name, render_csv, render_json, render_table
-from dlemu.sweep import Cell, PathsPlan, load_cells, run_paths, write_random_file
+from dlemu.records import JsonLines
+from dlemu.sweep import Cell, PathsPlan, cells_of, run_paths, write_random_file
 
 MIB = 1 << 20
 
@@ -199,7 +201,59 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert again[:3] == first[:3]
     assert again[3] != first[3], "the fourth was measured anew"
     assert events[0].startswith("4 cells, 3 of them measured before; 1 x")
-    assert load_cells(store) == again
+    assert cells_of(JsonLines(store)) == again
+
+
+def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "perform", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "output" / "paths.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
+        run_paths(plan(tmp_path), lambda _: None)
+    with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
+        run_paths(plan(tmp_path), lambda _: None)
+
+
+def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may have become full meanwhile."""
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    events: list[str] = []
+    monkeypatch.setattr(JsonLines, "append", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        run_paths(plan(tmp_path), events.append)
+    assert "GiB/s, p99" in events[-1]
+    assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
+
+
+def test_the_table_is_shown_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(paths, "run_paths", lambda *_: PUBLISHED)
+    monkeypatch.setattr(paths, "write_text", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        paths.main([str(tmp_path)])
+    assert render_table(PUBLISHED) in capsys.readouterr().out
+
+
+def test_a_command_that_is_refused_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
+    with pytest.raises(RunError, match="no such device"):
+        paths.main(["target", "paths=cufile"])
+    with pytest.raises(RunError, match="too little"):
+        monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
+        paths.main(["target", "paths=host_buffered", "file_size=1000000GiB"])
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
 
 
 def test_other_seconds_are_another_measurement(tmp_path: Path) -> None:

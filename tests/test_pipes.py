@@ -18,7 +18,7 @@ Method = Literal["fork", "forkserver", "spawn"]
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
-    made = lean_context("fork", num_messages=1, requests=Requests()).Queue()
+    made = lean_context("fork", num_messages=1, requests=Requests(), processes=[]).Queue()
     assert isinstance(made, Pipe)
     yield made
     made.close()
@@ -52,11 +52,11 @@ def test_nothing_in_time_is_said(pipe: Pipe) -> None:
 
 def test_half_a_message_is_none(pipe: Pipe) -> None:
     pipe.put("whole")
-    written = os.read(pipe._reader, 100)
-    os.write(pipe._writer, written[:7])
+    written = os.read(pipe._both, 100)
+    os.write(pipe._both, written[:7])
     with pytest.raises(queue.Empty):
         pipe.get(timeout=0.01)
-    os.write(pipe._writer, written[7:])
+    os.write(pipe._both, written[7:])
     assert pipe.get(timeout=1) == "whole"
 
 
@@ -72,7 +72,7 @@ def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
 
 @pytest.mark.parametrize("method", get_args(Method))
 def test_processes_started_in_any_way_talk(method: Method) -> None:
-    context: Any = lean_context(method, num_messages=100, requests=Requests())
+    context: Any = lean_context(method, num_messages=100, requests=Requests(), processes=[])
     asked, answers = [context.Queue() for _ in range(2)], context.Queue()
     flag = context.Event()
     workers = [context.Process(target=answer, args=(one, answers, flag)) for one in asked]
@@ -98,7 +98,7 @@ def look(flag: Flag) -> None:
 
 
 def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
-    context: Any = lean_context("fork", num_messages=1, requests=Requests())
+    context: Any = lean_context("fork", num_messages=1, requests=Requests(), processes=[])
     flag = context.Event()
     assert isinstance(flag, Flag)
     for _ in range(20):
@@ -114,13 +114,13 @@ def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
 
 
 def test_too_many_messages_take_queues_that_never_are_full() -> None:
-    context = lean_context("fork", num_messages=257, requests=Requests())
+    context = lean_context("fork", num_messages=257, requests=Requests(), processes=[])
     assert type(context.Queue()) is type(multiprocessing.get_context("fork").Queue())
     assert isinstance(context.Event(), Flag)
 
 
 def test_the_contexts_of_others_stay_as_they_are() -> None:
-    lean_context("fork", num_messages=1, requests=Requests())
+    lean_context("fork", num_messages=1, requests=Requests(), processes=[])
     plain = multiprocessing.get_context("fork")
     assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag)
 
@@ -129,7 +129,9 @@ def test_the_contexts_of_others_stay_as_they_are() -> None:
 def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
     """Held back in order, whichever queue it is; and what is dropped is never sent."""
     requests = Requests()
-    made: Any = lean_context("fork", num_messages=num_messages, requests=requests).Queue()
+    made: Any = lean_context(
+        "fork", num_messages=num_messages, requests=requests, processes=[]
+    ).Queue()
     made.put("first")
     requests.held = True
     made.put("second")

@@ -326,3 +326,15 @@ def test_the_folder_of_an_older_run_is_judged_as_a_new_one(
     path.write_text(json.dumps(summary | {"status": "failed", "error": error}))
     assert run(["report", str(unproven)]) == 1
     assert f"\nNO VERDICT: {error}" in capsys.readouterr().out
+
+
+def test_the_shortest_epoch_hides_most() -> None:
+    """4 batches may be read ahead, in epochs of 81 and of 11 steps."""
+    parts = []
+    for epoch, num_steps in enumerate((81, 11)):
+        part = replay(1.5, num_steps=num_steps, window=5)
+        part["epoch"] = epoch
+        parts.append(part.ravel())
+    job = workload()
+    assert hidden_share(job, measured(parts[0], job=job)) == pytest.approx(4 / 80)
+    assert hidden_share(job, measured(np.concatenate(parts), job=job)) == pytest.approx(4 / 10)

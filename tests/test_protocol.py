@@ -4,6 +4,8 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from dlemu.cli import run
 from dlemu.closed import check_closed
 from dlemu.errors import WorkloadError
 from dlemu.files import dataset_size
-from dlemu.protocol import LABEL, statistics
-from dlemu.records import STEP, read_steps, write_steps
+from dlemu.job import Outcome
+from dlemu.protocol import LABEL, judge, statistics
+from dlemu.records import STEP, read_steps, read_summary, write_steps
 from dlemu.workload import Workload, load_workload
 from tests.commands import QUICK, generate
 
@@ -200,6 +203,42 @@ def test_mean_sd_and_interval_are_students() -> None:
     assert statistics([9]) == {"mean": 9.0, "sd": None, "interval": None}
 
 
+def judged(*runs: tuple[float, float, str]) -> dict[str, Any]:
+    """Return what runs come to, each of AU, samples/s and verdict."""
+    outcomes = [
+        SimpleNamespace(
+            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate),
+            summary={"verdict": verdict, "reasons": ["the disk is full"]},
+            passed=verdict == "PASS",
+        )
+        for au, rate, verdict in runs
+    ]
+    return judge(workload(), cast(list[Outcome], outcomes))
+
+
+def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
+    """Ten runs: one that is off moves their mean by a tenth of that."""
+    as_one = [(95.0, 100.0, "PASS")] * 9
+    for last, off in ((94.5, 4.98), (105.5, 4.92)):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["reasons"]) == ("PASS", [])
+        assert found["repeatability_percentage"] == pytest.approx(off, abs=0.01)
+    for last, told in ((94.0, "5.4%"), (106.0, "5.4%")):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["passed"]) == ("FAIL", False)
+        assert found["reasons"] == [
+            f"samples/s are up to {told} off their mean, at most 5% is repeatable"
+        ]
+
+
+def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
+    passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
+    assert judged(passed, none)["verdict"] == "NO VERDICT"
+    assert judged(passed, none)["reasons"] == ["run 2 has none: the disk is full"]
+    assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
+    assert judged(passed, passed)["verdict"] == "PASS"
+
+
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a warm-up and two runs."""
@@ -310,7 +349,17 @@ def test_a_run_that_fails_ends_the_protocol_and_says_so(
     assert capsys.readouterr().err.count("\n") == 1
     assert json.loads((out / "summary.json").read_text())["status"] == "failed"
     assert run(["report", str(out)]) == 1
+    capsys.readouterr()
     assert run(["run", *words]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"dlemu: output.folder {out} holds runs already; name another, or remove it"
+    assert f"it is kept as {out}.attempt-1" in capsys.readouterr().out
+    assert read_summary(tmp_path / "out.attempt-1" / "run.1")["status"] == "failed"
+
+
+def test_runs_that_ended_are_never_written_over(
+    repeated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, f"dataset.data_folder={repeated.parent / 'data'}", "runs=2"]
+    assert run(["run", *words, f"output.folder={repeated}"]) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: output.folder {repeated} holds a run already; name another, or remove it\n"
     )

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlemu.errors import RunError, WorkloadError
+from dlemu.folders import make
 from dlemu.records import (
     CONFIG,
     STEP,
+    JsonLines,
     Steps,
-    make_folder,
+    check_writable,
     read_steps,
     read_summary,
+    write_config,
     write_json,
     write_steps,
     write_summary,
@@ -163,39 +167,76 @@ def test_a_summary_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_runs_folder_holds_its_workload(tmp_path: Path) -> None:
-    folder = make_folder(WORKLOAD.with_keys({"output.folder": str(tmp_path / "a" / "b")}))
-    again = load_workload(folder / CONFIG)
-    assert again.output.folder == str(folder) == str(tmp_path / "a" / "b")
-    assert again.dataset == WORKLOAD.dataset
-    assert make_folder(again) == folder, "no run is in it yet"
-
-
-def test_a_run_is_never_written_over(tmp_path: Path) -> None:
     workload = WORKLOAD.with_keys({"output.folder": str(tmp_path)})
-    write_summary(make_folder(workload), {})
-    with pytest.raises(WorkloadError) as error:
-        make_folder(workload)
-    assert str(error.value) == (
-        f"output.folder {tmp_path} holds a run already; name another, or remove it"
+    write_config(tmp_path, workload)
+    again = load_workload(tmp_path / CONFIG)
+    assert again.output.folder == str(tmp_path)
+    assert again.dataset == WORKLOAD.dataset
+
+
+def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("kept")
+    check_writable(path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
+    for bad, reason in ((tmp_path, "Is a directory"), (path / "below", "Not a directory")):
+        with pytest.raises(RunError) as error:
+            check_writable(bad)
+        assert str(error.value) == (
+            f"{bad} cannot be written ({reason}); free space or name another output folder"
+        )
+
+
+def in_little_space(num_bytes: int, program: str) -> str:
+    """Run a program whose files may grow to so many bytes, as if the disk were full; return what
+    it prints."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", limit + program],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_runs_of_one_second_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folders = [make_folder(WORKLOAD) for _ in range(4)]
-    assert len(set(folders)) == 4
-    assert {folder.parent for folder in folders} == {Path("outputs/unet3d_h100")}
-
-
-def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(WorkloadError) as error:
-        make_folder(WORKLOAD.with_keys({"output.folder": str(tmp_path / "file" / "run")}))
-    assert str(error.value) == (
-        f"output.folder {tmp_path}/file/run cannot be written (Not a directory); set output.folder"
+@pytest.mark.parametrize("room", [0, 1, 100, 2060])
+def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> None:
+    """Neither a run that goes on there, nor the line for which there is no room."""
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(*({"number": number, "text": "x" * 80} for number in range(20)))
+    kept = path.read_bytes()
+    path.write_bytes(kept + b'{"number": 20, "te')  # what a kill has cut short
+    said = in_little_space(
+        room,
+        f"""
+from pathlib import Path
+from dlemu.errors import RunError
+from dlemu.records import JsonLines
+lines = JsonLines(Path({str(path)!r}))
+try:
+    lines.append({{"number": 20, "text": "y" * 200}})
+except RunError as error:
+    print(len(lines.values), error)
+""",
     )
+    assert said == (
+        f"20 {path} cannot be written (File too large); free space or name another output folder\n"
+    )
+    assert path.read_bytes() == kept
+
+
+def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(1, "µ")
+    inode = path.stat().st_ino
+    JsonLines(path).append([None])
+    assert JsonLines(path).values == [1, "µ", [None]]
+    assert path.stat().st_ino == inode
+    path.write_text("1\n{\n2\n")
+    with pytest.raises(RunError, match=r"log.jsonl is damaged \(.*\); remove it"):
+        JsonLines(path)
 
 
 @pytest.fixture
@@ -222,14 +263,14 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(small_disk: Path) -> N
     with pytest.raises(RunError) as error:
         write_steps(small_disk, 0, some_steps(number=2000))
     assert str(error.value).startswith(f"{small_disk}/steps.0.npy cannot be written (")
-    assert str(error.value).endswith("); free space or set output.folder")
+    assert str(error.value).endswith("); free space or name another output folder")
     assert "None" not in str(error.value)
     assert len(read_steps(small_disk)) == 3, "the older file is whole"
     with pytest.raises(RunError) as error:
         write_json(small_disk / "big.json", "x" * 100_000)
     assert str(error.value) == (
         f"{small_disk}/big.json cannot be written (No space left on device); "
-        "free space or set output.folder"
+        "free space or name another output folder"
     )
     write_summary(small_disk, {"status": "failed"})
     assert sorted(path.name for path in small_disk.iterdir()) == ["steps.0.npy", "summary.json"]
@@ -238,9 +279,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(small_disk: Path) -> N
 @pytest.mark.root
 def test_a_read_only_disk_is_one_line(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    workload = WORKLOAD.with_keys({"output.folder": str(small_disk / "run")})
-    with pytest.raises(WorkloadError) as error:
-        make_folder(workload)
+    with pytest.raises(WorkloadError) as error, make(small_disk / "run"):
+        pass
     assert str(error.value) == (
         f"output.folder {small_disk}/run cannot be written (Read-only file system); "
         "set output.folder"

@@ -116,7 +116,10 @@ def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
 def test_a_failed_run_has_no_verdict() -> None:
     summary = {"status": "failed", "error": "rank 1: /data/img_1.npz is gone"}
     text = render_run(WORKLOAD, SLOW, summary)
-    assert "NO VERDICT: rank 1: /data/img_1.npz is gone" in text.splitlines()
+    assert (
+        "NO VERDICT: failed after 2 of 5 epochs: rank 1: /data/img_1.npz is gone; what limited it, "
+        "and how much came from memory, is not known"
+    ) in text.splitlines()
     assert "PASS" not in text and "FAIL:" not in text
 
 

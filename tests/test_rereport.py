@@ -97,7 +97,8 @@ def damage(folder: Path, how: str) -> str:
             return f"{summary} is damaged: "
         case "no end":
             summary.write_text(summary.read_text().replace('"complete"', '"incomplete"', 1))
-            return f"{folder}: no verdict (incomplete): the run did not end"
+            np.save(folder / "steps.0.npy", np.load(folder / "steps.0.npy")[:0])
+            return f"{folder}: no verdict (incomplete), no whole epoch of all accelerators: the run"
         case "one rank less":
             told = json.loads(summary.read_text()) | {"num_accelerators": 2}
             summary.write_text(json.dumps(told))

@@ -22,11 +22,12 @@ from dlemu.cli import run as run_command
 from dlemu.datagen import generate
 from dlemu.devices import devices_under
 from dlemu.drive_table import Sized, Target, as_json, render_csv, render_sizing, render_table
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.folders import hold
 from dlemu.job import Outcome
 from dlemu.metrics import measure
 from dlemu.plots import plot_sizing, plot_table
-from dlemu.records import STEP, read_steps
+from dlemu.records import STEP, JsonLines, read_steps
 from dlemu.size import point_of, size_storage
 from dlemu.sizing import Point, Sizing
 from dlemu.targets import find_targets
@@ -345,6 +346,40 @@ def test_what_cannot_be_is_refused_in_one_line(
 
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
+
+
+def test_two_searches_never_share_a_folder(job: Workload) -> None:
+    with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
+        size_storage(job, Alone())
+
+
+def test_what_a_full_disk_does_not_take_is_said_first(
+    job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose line cannot be kept has been shown; what was kept before stays."""
+    append, room = JsonLines.append, 2
+
+    def full(lines: JsonLines, *values: object) -> None:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise RunError("the disk is full")
+        append(lines, *values)
+
+    monkeypatch.setattr(JsonLines, "append", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        size_storage(job.with_keys({"size.confirm": 5}), Alone())
+    assert capsys.readouterr().out.count(" accelerators: AU ") == 3
+    log = results_of(job) / "data.cosmoflow_h100.jsonl"
+    assert len(log.read_text().splitlines()) == 3, "the settings and two runs"
+    assert not (results_of(job) / "sizing.json").exists()
+
+
+def test_an_answer_that_cannot_be_written_is_said_before_the_search(job: Workload) -> None:
+    (results_of(job) / "sizing.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"sizing.json cannot be written \(Is a directory\)"):
+        size_storage(job, Alone())
+    assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"], "no run was made"
 
 
 def test_no_dataset_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.search import Storage, sized
 from dlemu.errors import WorkloadError
 from dlemu.metrics import passes
-from dlemu.sizing import Event, Point, Sizing, search
+from dlemu.sizing import Event, Point, Sizing, _History, search
 
 Measure = Callable[[int], Point]
 
@@ -237,6 +237,25 @@ def test_the_first_run_may_read_low() -> None:
     assert sizing.real_accelerators == pytest.approx(8.05), "the first run does not count"
 
 
+def test_a_first_run_a_point_low_is_repeated_and_no_later_one() -> None:
+    """8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold."""
+    clean = storage_of(8.02)
+
+    def low_at(run: int, start: int) -> list[int]:
+        runs = 0
+
+        def measure(number: int) -> Point:
+            nonlocal runs
+            runs += 1
+            point = clean(number)
+            return replace(point, au_percentage=point.au_percentage - (runs == run))
+
+        return tried(size(measure, start=start, confirm=1))
+
+    assert low_at(1, start=8) == [8, 8, 9, 8]
+    assert low_at(2, start=9) == [9, 8, 7], "8 were counted as failed"
+
+
 def test_overload_that_makes_storage_collapse_is_recovered_from() -> None:
     clean = storage_of(20.5)
 
@@ -344,6 +363,38 @@ def test_the_interval_holds_the_real_number(noise: float) -> None:
         held += low <= storage.feeds <= high
 
     assert held >= 180
+
+
+def test_the_interval_is_that_of_the_runs_noise() -> None:
+    """It narrows with the root of the runs; the first of all may be a point low beside."""
+    point = storage_of(8.4)(9)
+
+    def half(num_runs: int) -> float:
+        runs = [replace(point) for _ in range(num_runs)]
+        history = _History(runs, 90.0, 512, 0, None)
+        real, interval = history._real(0)
+        assert real == pytest.approx(8.4) and interval is not None
+        assert history.sd == pytest.approx(0.3 * math.sqrt(2 / (num_runs + 1)))
+        return 90 / 8.4 * (interval[1] - interval[0]) / 2
+
+    assert half(1) == pytest.approx(2.5 * 0.3 + 1.0)
+    # The first is left out where there are others.
+    assert half(5) == pytest.approx(2.5 * 0.3 * math.sqrt(2 / 6) / math.sqrt(4))
+    assert half(17) == pytest.approx(2.5 * 0.3 * math.sqrt(2 / 18) / math.sqrt(16))
+
+
+def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
+    """0.3 points of AU 90 are one accelerator of 300: nearer ones would be told apart by chance."""
+    history = _History([], 90.0, 512, 0, None)
+    assert [history._resolution(number) for number in (1, 300, 600, 3000)] == [1, 1, 2, 10]
+
+
+def test_of_as_many_limits_the_later_counts() -> None:
+    """Of 5 and 4 accelerators, which both fail; 4 is nearer to the answer."""
+    found = {5: (70.0, "loader"), 4: (85.0, "host cpu"), 3: (98.0, "none")}
+    sizing = size(lambda n: Point(n, found[n][0], 0.0, 0.0, found[n][1]), start=5, most=5)
+    assert (sizing.num_accelerators, sizing.fewest_failed) == (3, 4)
+    assert sizing.limit == "host cpu"
 
 
 @pytest.mark.parametrize("start", [1, 8])

@@ -140,10 +140,8 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     reader = ExtentReader(direct=False, piece_bytes=4096)
     with pytest.raises(DatasetError, match=rf"{tmp_path}/none is missing; dlemu verify"):
         reader.open(f"{tmp_path}/none")
-    file = reader.open(str(tmp_path))
-    with pytest.raises(DatasetError, match=r"cannot be read at byte 0: Is a directory"):
-        reader.read(file, 0, [1])
-    reader.close_file(file)
+    with pytest.raises(DatasetError, match=rf"^{tmp_path} is a folder, not a file$"):
+        reader.open(str(tmp_path))
 
 
 def test_open_files_are_kept_up_to_a_bound(tmp_path: Path) -> None:
@@ -172,6 +170,38 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
         reader.keep_open(str(path))
     reader.close()
+
+
+@pytest.mark.parametrize("num_bytes", [4, 6])
+def test_an_open_file_that_has_another_size_now_is_named(tmp_path: Path, num_bytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader.keep_open(str(path))
+    assert reader.keep_open(str(path)).num_bytes == 5
+    os.truncate(path, num_bytes)
+    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
+        reader.keep_open(str(path))
+    reader.close()
+
+
+def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a file's end does that, and from there no O_DIRECT read can begin."""
+    offsets: list[int] = []
+
+    def cut(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        offsets.append(offset)
+        return 4096 if len(offsets) == 1 else 904
+
+    reader = ExtentReader(direct=True, piece_bytes=16384)
+    file = reader.open(str(file_path))
+    monkeypatch.setattr(os, "preadv", cut)
+    with pytest.raises(DatasetError, match="ends at byte 5000, but held 50003"):
+        reader.read(file, 0, [16384])
+    assert offsets == [0, 4096], "a whole page that came is gone on from"
+    reader.close_file(file)
 
 
 @pytest.fixture

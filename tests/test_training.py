@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import threading
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -34,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, **keys: object) -> dlemu.Workload:
+def load(folder: Path | str, **keys: object) -> dlemu.Workload:
     given = {key.replace("__", "."): value for key, value in keys.items()}
     return dlemu.load_workload("unet3d_h100", SMALL | {"dataset.data_folder": str(folder)} | given)
 
@@ -134,6 +136,62 @@ def test_every_pass_is_another_epoch_and_set_epoch_chooses_it(folder: Path) -> N
         loading.set_epoch(0)
         assert [b.samples.tolist() for b in loading] == passes[0]
     loading.close()
+
+
+def pass_in_a_thread(loading: dlemu.TrainingLoader) -> list[int]:
+    """Return the samples of a pass that was made by a thread of its own."""
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.extend(chain(*(b.samples for b in loading))))
+    thread.start()
+    thread.join(60)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_outlive_the_thread_that_iterates(folder: Path, method: str) -> None:
+    """The kernel tells a worker of its parent's death when the thread ends that started it."""
+    keys = {"reader__data_loader": "pytorch", "reader__multiprocessing_context": method}
+    with dlemu.make_loader(load(folder, **keys)) as loading:
+        pids: list[list[int]] = []
+        for _ in range(3):
+            assert sorted(pass_in_a_thread(loading)) == list(range(42))
+            pids.append(loading._loader.pids())
+        assert pids[0] == pids[1] == pids[2] and len(pids[0]) == 4
+        assert all(map(psutil.pid_exists, pids[0]))
+    assert not any(map(psutil.pid_exists, pids[0]))
+
+
+ABANDONED = """
+import sys, threading, time
+from tests.test_training import load, pass_in_a_thread
+import dlemu
+loading = dlemu.make_loader(load({folder!r}, reader__data_loader="pytorch"))
+pass_in_a_thread(loading)
+print(*loading._loader.pids(), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", "", "del loading; time.sleep(600)"])
+def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, then: str) -> None:
+    """Whether its program is killed, comes to its end, or goes on without it."""
+    program = ABANDONED.format(folder=str(folder), then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+            assert len(workers) == 4
+            if not then.startswith("del"):
+                if then:
+                    process.kill()
+                process.wait(60)
+            gone, alive = psutil.wait_procs(workers, timeout=10)
+            assert not alive and len(gone) == 4
+        finally:
+            process.kill()
+        assert process.stderr.read() == b""
 
 
 def test_wrong_ranks_and_missing_data_are_named(folder: Path) -> None:

@@ -319,6 +319,14 @@ def test_storage_of_several_hosts_is_named_with_what_it_gave_to_all() -> None:
     )
 
 
+def test_a_probe_that_one_host_lacks_is_none() -> None:
+    """The other's says little of a storage that they share."""
+    seen = evidence(hosts=[host(probe=probe(20)), host(host="b", probe=None)])
+    limit = find_limit(seen)
+    assert limit.name == "storage"
+    assert "to 2 hosts while it was read from; accelerators lost" in limit.evidence
+
+
 def test_what_more_readers_would_get_is_told() -> None:
     limit = find_limit(evidence(hosts=[host(probe=probe(8))], steps=steps_of(9.0, read=40.0)))
     assert "gave 6 GB/s while it was read from, and 8 GB/s to 64 readers;" in limit.evidence
@@ -356,6 +364,15 @@ def test_a_slow_rank_is_named() -> None:
         "rank 1 on host a waited 500 ms a step for its batches, the others 10 ms, and then 32.7% "
         "of the time for it; this explains 98% of the loss"
     )
+
+
+def test_a_slow_rank_is_compared_with_the_middle_of_the_others() -> None:
+    """One of them is nearly as slow, which excuses neither."""
+    steps = steps_of(0.5, 0.01, 0.01, 0.04, read=[2.9, 1.0, 1.0, 2.8])
+    limit = find_limit(evidence(steps=steps))
+    assert limit.name == "barrier", limit.evidence
+    assert limit.evidence.startswith("rank 0 on host a waited 500 ms a step for its batches, the ")
+    assert " the others 10 ms, " in limit.evidence
 
 
 def test_the_accelerators_of_one_rank_are_one_suspect() -> None:

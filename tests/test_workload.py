@@ -2,19 +2,22 @@
 
 import copy
 import math
+import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from dlemu.errors import WorkloadError
 from dlemu.records import dump_workload
-from dlemu.sections import Distribution
+from dlemu.sections import Distribution, Section
 from dlemu.workload import Workload, check_workload, load_workload, read_yaml
 
 DATA = Path(__file__).parent / "data"
@@ -116,6 +119,16 @@ def refusal(tree: dict[str, Any]) -> str:
             1,
             "train.total_training_steps must be -1 (all) or at least 2, got 1",
         ),
+        (
+            "reader.prefetch_size",
+            1e9,
+            "reader.prefetch_size must be at most 10,000, got 1,000,000,000",
+        ),
+        (
+            "dataset.num_files_train",
+            10**11,
+            "dataset.num_files_train must be at most 100,000,000 or 'auto', got 100,000,000,000",
+        ),
         ("metric.au", 1.5, "metric.au must be at most 1, got 1.5"),
         ("metric.au", 0, "metric.au must be greater than 0, got 0"),
         ("metric.edition", "v3", "metric.edition must be 'v1.0' or 'v2.0', got 'v3'"),
@@ -166,6 +179,73 @@ def refusal(tree: dict[str, Any]) -> str:
 )
 def test_what_cannot_be_is_refused_in_one_line(key: str, value: object, line: str) -> None:
     assert refusal(with_key(key, value)) == line
+
+
+def numeric_keys(model: type[BaseModel] = Workload, above: str = "") -> Iterator[str]:
+    """Return every key that takes a number, a distribution's own ones included."""
+    for name, field in model.model_fields.items():
+        # A Distribution may stand behind a validator, and a Drive or a number beside None.
+        inner = [each for each in (field.annotation, *get_args(field.annotation))]
+        inner += [each for outer in inner for each in get_args(outer)]
+        groups = [i for i in inner if isinstance(i, type) and issubclass(i, Section)]
+        for group in groups:
+            yield from numeric_keys(group, f"{above}{name}.")
+        if {int, float} & set(inner):
+            yield f"{above}{name}"
+
+
+def test_every_number_has_a_bound_and_the_line_says_it() -> None:
+    """A slip of the keyboard is refused before memory is taken for it."""
+    keys = set(numeric_keys())
+    assert len(keys) > 45
+    assert {"reader.prefetch_size", "train.computation_time.mean", "drive.read_bandwidth"} <= keys
+    for key in keys:
+        tree = with_key(key, [10**30] if key in LISTS else 10**30)
+        if key.startswith("drive."):
+            tree["drive"].setdefault("read_bandwidth", 10**9)
+        if ".stdev" in key:
+            tree[key.split(".")[0]][key.split(".")[1]]["mean"] = 1
+        line = refusal(tree)
+        place = f"{key}[0]" if key in LISTS else key
+        assert re.match(rf"{re.escape(place)} must be (at most [\d,]+|-1)", line), line
+        assert line.endswith((f"got {10**30:,}", f"got {1e30}")), line
+
+
+LISTS = ("dataset.record_dims", "size.drives")
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"dataset.record_dims": [10**6, 10**6]},
+            "dataset.record_dims must make samples of at most 100,000,000,000 bytes, "
+            "got 1,000,000,000,000",
+        ),
+        (
+            {"dataset.num_files_train": 10**7, "dataset.num_samples_per_file": 10**6},
+            "dataset.num_files_train x dataset.num_samples_per_file must be at most "
+            "10,000,000,000, got 10,000,000,000,000",
+        ),
+        (
+            {"reader.io_depth": 1024, "reader.piece_bytes": "1GiB"},
+            "reader.io_depth x reader.piece_bytes, a worker's buffers, must be at most "
+            "17,179,869,184 bytes, got 1,099,511,627,776",
+        ),
+    ],
+)
+def test_products_are_bounded_too(keys: dict[str, object], line: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        load_workload("cosmoflow_h100", keys)
+    assert str(error.value) == line
+
+
+def test_1e6_is_a_whole_number() -> None:
+    workload = load_workload("cosmoflow_h100", {"dataset.num_files_train": 1e6, "runs": 5.0})
+    assert (workload.num_files, workload.runs) == (1_000_000, 5)
+    assert isinstance(workload.num_files, int) and isinstance(workload.runs, int)
+    with pytest.raises(WorkloadError, match=r"^runs must be a whole number, got 5.5$"):
+        workload.with_keys({"runs": 5.5})
 
 
 @pytest.mark.parametrize(
@@ -464,7 +544,7 @@ def test_any_tree_is_a_workload_or_one_line(values: dict[str, Any]) -> None:
 
 @given(
     st.integers(1, 10**6) | st.just("auto"),
-    st.floats(1, 1e12),
+    st.floats(1, 1e11),
     st.sampled_from(["off", "seed", "random"]),
     st.lists(st.integers(1, 99), max_size=3),
     st.sampled_from([0.1, {"mean": 0.1, "stdev": 0.2, "type": "gamma"}]),
@@ -484,3 +564,34 @@ def test_what_is_written_down_is_read_back(
     workload = load_workload("cosmoflow_h100", keys)
     tree = yaml.safe_load(dump_workload(workload))
     assert check_workload(tree) == workload.model_copy(update={"given": ()})
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers", "prefetch", "batch_size", "ahead"),
+    [
+        # PyTorch: each worker makes as many batches ahead as DLIO gives it, rounded up.
+        ("pytorch", 4, 2, 7, 4),
+        ("pytorch", 4, 4, 7, 4),
+        ("pytorch", 4, 5, 7, 8),
+        ("pytorch", 4, 0, 7, 4),
+        ("pytorch", 0, 2, 7, 0),
+        ("threads", 3, 7, 1, 9),
+        # tf.data: these, and two samples of each stream.
+        ("tensorflow", 4, 2, 7, 3),
+        ("tensorflow", 4, 2, 1, 10),
+        ("tensorflow", 0, 0, 1, 2),
+    ],
+)
+def test_as_many_batches_are_read_ahead_as_frameworks_do(
+    loader: str, workers: int, prefetch: int, batch_size: int, ahead: int
+) -> None:
+    keys = {
+        "reader.data_loader": loader,
+        "reader.read_threads": workers,
+        "reader.prefetch_size": prefetch,
+        "reader.batch_size": batch_size,
+    }
+    for loop, early in (("rule", 0), ("pipelined", 1)):
+        workload = load_workload("unet3d_h100", {**keys, "train.loop": loop})
+        assert workload.reader.batches_ahead == ahead
+        assert workload.batches_in_flight == 1 + early + ahead

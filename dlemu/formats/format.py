@@ -40,6 +40,8 @@ class FileSamples:
     dtype: np.dtype[np.generic]
     dims: tuple[int, ...] = ()
     """Shape of a sample in elements; empty: one column of as many elements as its bytes make."""
+    older_name: bool = True
+    """HDF5: whether `records`, DLIO's older name, leads to the samples too."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""HDF5: samples along the first axis of one contiguous dataset, `records_0`, and `labels`."""
+"""HDF5: samples along the first axis of one contiguous dataset, `records_0`, and `labels`.
+
+`records` is a hard link to the same dataset: releases of DLIO ask for one name or the other.
+"""
 
 import functools
 import io
@@ -73,7 +76,7 @@ def check_head(head: bytes, file_bytes: int) -> None:
 
 def write(sink: Sink, file: FileSamples) -> None:
     first, *rest = file.sample_shape
-    head = _template(len(file.samples), tuple(rest), file.dtype)
+    head = _template(len(file.samples), tuple(rest), file.dtype, file.older_name)
     for unit in (1, int(file.sizes.sum()) // first):
         head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
     at = _END_AT[head[8]]
@@ -87,7 +90,9 @@ def _u64(value: int) -> bytes:
 
 
 @functools.cache
-def _template(num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
+def _template(
+    num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic], older_name: bool
+) -> bytes:
     """Return what HDF5 writes before the payload, with _SIDE for a sample's first side.
 
     The library itself writes it, into a sparse file: its oldest layout, which has no checksums, so
@@ -118,6 +123,8 @@ def _template(num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generi
             h5py.h5s.create_simple((num_samples, _SIDE, *rest)),
             contiguous,
         )
+        if older_name:
+            file.id.links.create_hard(_RECORDS[1], file.id, _RECORDS[0])
         assert dataset.get_offset() == PAGE_BYTES
         file.flush()
         return os.pread(sparse.fileno(), PAGE_BYTES, 0)

@@ -9,6 +9,7 @@ training loop has taken (`train.loop`, `Workload.batches_in_flight`).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from dlemu.cufile import PathBytes
 from dlemu.errors import WorkloadError
 from dlemu.files import Layout, Samples
+from dlemu.loaders.descriptors import make_room
 from dlemu.plan import EpochPlan
 from dlemu.workload import Workload
 
@@ -134,6 +136,20 @@ LOADERS = {
 """Module, class, and the extra that it needs, by `reader.data_loader`."""
 
 
+def check_loader(workload: Workload, num_accelerators: int) -> None:
+    """Refuse at once what this host lacks for the loader of so many accelerators.
+
+    Raises:
+        WorkloadError: a package or a GPU is missing, or too few files may be open.
+    """
+    _find_loader(workload)
+    if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
+        raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
+    if workload.dali.device == "gpu":
+        import_module("dlemu.loaders.dali").find_gpus(workload)
+    make_room(workload, num_accelerators)
+
+
 def open_loader(
     workload: Workload,
     layout: Layout,
@@ -154,17 +170,7 @@ def open_loader(
         DatasetError: the first file cannot be read.
         WorkloadError: a package is missing, or a key asks for what cannot be.
     """
-    module, name, extra = LOADERS[workload.reader.data_loader]
-    try:
-        open_it = cast(_OpenLoader, getattr(import_module(module), name))
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dlemu"):
-            raise
-        raise WorkloadError(
-            f"reader.data_loader={workload.reader.data_loader} needs {error.name}: "
-            f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
-        ) from None
-    return open_it(
+    return _find_loader(workload)(
         workload,
         layout,
         folder,
@@ -172,3 +178,16 @@ def open_loader(
         known_places=known_places,
         keep=keep,
     )
+
+
+def _find_loader(workload: Workload) -> _OpenLoader:
+    module, name, extra = LOADERS[workload.reader.data_loader]
+    try:
+        return cast(_OpenLoader, getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dlemu"):
+            raise
+        raise WorkloadError(
+            f"reader.data_loader={workload.reader.data_loader} needs {error.name}: "
+            f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
+        ) from None

@@ -87,7 +87,7 @@ class DaliLoader:
         keep: int,
     ) -> None:
         self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
-        gpus = _find_gpus(workload)
+        gpus = find_gpus(workload)
         gds = workload.reader.gds if gpus else "off"
         why = None if gds == "off" else _why_through_host(workload, layout, folder)
         if why is not None and gds == "require":
@@ -268,7 +268,7 @@ class _Fed:
         self._feed.close()
 
 
-def _find_gpus(workload: Workload) -> range:
+def find_gpus(workload: Workload) -> range:
     """Return the GPUs on which the batches are to end; none in host memory.
 
     Raises:

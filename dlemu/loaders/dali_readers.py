@@ -31,6 +31,7 @@ from dlemu.loaders.dali_pipelines import (
 )
 from dlemu.loaders.samples import Source
 from dlemu.plan import EpochPlan
+from dlemu.regular import read_regular
 
 _INDEXES_KEPT = 64
 """Index files that are remembered: one for each stream that may be in the midst of a file."""
@@ -171,7 +172,7 @@ class DaliReads:
         """Return the lines of a file's index, and the framed bytes of its records."""
         path = self._source.folder / self._layout.index_path(file)
         try:
-            data, file_bytes = path.read_bytes(), os.stat(self._path(file)).st_size
+            data, file_bytes = read_regular(path), os.stat(self._path(file)).st_size
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
         try:

@@ -16,6 +16,7 @@ import numpy as np
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.samples import Memory
+from dlemu.regular import open_regular
 from dlemu.workload import FormatName
 
 _Returned = TypeVar("_Returned")
@@ -45,7 +46,7 @@ class CountedFile(io.FileIO):
         self.bytes_read = 0
         self.read_seconds = 0.0
         try:
-            super().__init__(path)
+            super().__init__(path, opener=open_regular)
         except FileNotFoundError:
             raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
         except OSError as error:

@@ -11,17 +11,24 @@ import os
 import pickle
 import queue
 import select
+import threading
+import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from multiprocessing import get_context, reduction
-from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from multiprocessing import get_context, popen_fork, reduction
+from multiprocessing.context import BaseContext, ForkProcess
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, TypeVar
+
+from dlemu.loaders.descriptors import MOST_MESSAGES
+
+Method = Literal["fork", "forkserver", "spawn"]
+T = TypeVar("T")
 
 _LENGTH_BYTES = 4
 _AT_ONCE = 1 << 16
-_MOST_MESSAGES = 256
-"""Small ones that a pipe of Linux surely holds: its 64 KiB, at 256 bytes each."""
 
 
 class Pipe:
@@ -32,7 +39,13 @@ class Pipe:
 
     def __init__(self, context: BaseContext) -> None:
         self._lock = context.Lock()
-        self._reader, self._writer = os.pipe()
+        reader, writer = os.pipe()
+        try:
+            # One descriptor serves both ends: a rank has a pipe for every worker, and few to spare.
+            self._both = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            os.close(reader)
+            os.close(writer)
         self._begin()
 
     def _begin(self) -> None:
@@ -41,11 +54,11 @@ class Pipe:
 
     def __getstate__(self) -> tuple[Any, ...]:
         # As a process is spawned, and only then, locks and descriptors can go with it.
-        return self._lock, reduction.DupFd(self._reader), reduction.DupFd(self._writer)
+        return self._lock, reduction.DupFd(self._both)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._lock, reader, writer = state
-        self._reader, self._writer = reader.detach(), writer.detach()
+        self._lock, both = state
+        self._both = both.detach()
         self._begin()
 
     def put(self, message: object) -> None:
@@ -54,7 +67,7 @@ class Pipe:
         left = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         with self._lock:
             while left:
-                left = left[os.write(self._writer, left) :]
+                left = left[os.write(self._both, left) :]
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the next message.
@@ -65,10 +78,10 @@ class Pipe:
         while (message := self._cut()) is None:
             if self._poll is None:
                 self._poll = select.poll()
-                self._poll.register(self._reader, select.POLLIN)
+                self._poll.register(self._both, select.POLLIN)
             if not self._poll.poll(None if timeout is None else timeout * 1e3):
                 raise queue.Empty
-            self._unread += os.read(self._reader, _AT_ONCE)
+            self._unread += os.read(self._both, _AT_ONCE)
         return pickle.loads(message)
 
     def _cut(self) -> bytes | None:
@@ -82,16 +95,42 @@ class Pipe:
 
     def close(self) -> None:
         """Close this process's ends."""
-        for end in (self._reader, self._writer):
-            if end >= 0:
-                os.close(end)
-        self._reader = self._writer = -1
+        if self._both >= 0:
+            os.close(self._both)
+        self._both = -1
 
     def cancel_join_thread(self) -> None:
         """Do nothing: there is no thread to wait for."""
 
     def __del__(self) -> None:
         self.close()
+
+
+class SharedMemory:
+    """Zeros that a process shares with those that it starts.
+
+    It has no name: nothing is left in /dev/shm, however a process dies, and containers that make
+    /dev/shm small do not bound it. Forked processes inherit it, so that it needs no descriptor;
+    others get one with what they are started with.
+    """
+
+    def __init__(self, num_bytes: int, method: Method, descriptor: int = -1) -> None:
+        if descriptor < 0 and method != "fork":
+            descriptor = os.memfd_create("dlemu")
+            os.ftruncate(descriptor, num_bytes)
+        self._num_bytes, self._method, self._descriptor = num_bytes, method, descriptor
+        self.bytes = mmap.mmap(descriptor, num_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach, (self._num_bytes, self._method, reduction.DupFd(self._descriptor))
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def _attach(num_bytes: int, method: Method, duplicate: Any) -> SharedMemory:
+    return SharedMemory(num_bytes, method, duplicate.detach())
 
 
 class Flag:
@@ -101,30 +140,16 @@ class Flag:
     for every batch, leaves the others waiting for ever.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        if descriptor is None:
-            descriptor = os.memfd_create("dlemu flag")
-            os.ftruncate(descriptor, mmap.PAGESIZE)
-        self._descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attach_flag, (reduction.DupFd(self._descriptor),)
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __init__(self, method: Method) -> None:
+        self._memory = SharedMemory(mmap.PAGESIZE, method)
 
     def set(self) -> None:
         """Raise it for all."""
-        self._memory[0] = 1
+        self._memory.bytes[0] = 1
 
     def is_set(self) -> bool:
         """Return whether anybody has raised it."""
-        return self._memory[0] == 1
-
-
-def _attach_flag(duplicate: Any) -> Flag:
-    return Flag(duplicate.detach())
+        return self._memory.bytes[0] == 1
 
 
 class Requests:
@@ -167,17 +192,101 @@ class Requests:
         self._kept.clear()
 
 
+class _Forked(popen_fork.Popen):
+    """A forked process that is looked at from time to time.
+
+    multiprocessing's own takes two pipes of the parent for each, to wait for its end in `select`.
+    """
+
+    sentinel = -1
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit code, None if the process has not ended within `timeout` seconds."""
+        if timeout is None:
+            return self.poll(0)
+        end, pause = time.monotonic() + timeout, 0.0005
+        while (code := self.poll()) is None and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return code
+
+    def _launch(self, process_obj: Any) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                code = process_obj._bootstrap()
+            finally:
+                os._exit(code)
+
+
+class _ForkProcess(ForkProcess):
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> _Forked:
+        return _Forked(process_obj)
+
+
+class Starter:
+    """A thread that starts worker processes, and lives as long as this object.
+
+    The kernel tells a process of its parent's death (PR_SET_PDEATHSIG) when the thread ends that
+    has started it: whoever iterates a loader may be such a thread.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._started = False
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns, called in the thread; raise what it raises."""
+        if not self._started:
+            run = partial(_run_calls, self._calls)  # which does not hold this object
+            threading.Thread(target=run, daemon=True, name="dlemu starter").start()
+            self._started = True
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(answer)
+        return future.result()
+
+    def close(self) -> None:
+        """End the thread, and with it the processes; may be called again."""
+        self._calls.put(None)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _run_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # what it holds may be what ends this thread
+
+
 def lean_context(
-    method: Literal["fork", "forkserver", "spawn"], *, num_messages: int, requests: Requests
+    method: Method, *, num_messages: int, requests: Requests, processes: list[BaseProcess]
 ) -> BaseContext:
     """Return a context of multiprocessing whose events have no lock and whose queues are pipes.
 
     `num_messages` may be under way at once. If that is so many that they could fill the pipes of
     both sides, who would then wait for one another, queues are multiprocessing's. `requests` may
-    hold back what is put into them.
+    hold back what is put into them. Each process that is made joins `processes`; forked ones take
+    no descriptor of this one.
     """
     context = copy.copy(get_context(method))
-    make = partial(Pipe, context) if num_messages <= _MOST_MESSAGES else context.Queue
-    setattr(context, "Event", Flag)  # noqa: B010  (both hide methods)
+    make = partial(Pipe, context) if num_messages <= MOST_MESSAGES else context.Queue
+    make_process: Any = _ForkProcess if method == "fork" else context.Process
+
+    def keep_process(*given: Any, **named: Any) -> BaseProcess:
+        processes.append(make_process(*given, **named))
+        return processes[-1]
+
+    setattr(context, "Event", partial(Flag, method))  # noqa: B010  (these hide methods)
     setattr(context, "Queue", lambda: requests.watch(make()))  # noqa: B010
+    setattr(context, "Process", keep_process)  # noqa: B010
     return context

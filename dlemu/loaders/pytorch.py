@@ -11,14 +11,12 @@ Batches never pass through the queue: torch would make, share, map and free memo
 
 import contextlib
 import ctypes
-import mmap
-import multiprocessing
 import os
 import signal
+import traceback
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +30,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from dlemu.errors import DlemuError, RunError
 from dlemu.files import Layout
 from dlemu.loaders import Batch
-from dlemu.loaders.pipes import Requests, lean_context
+from dlemu.loaders.descriptors import make_room
+from dlemu.loaders.pipes import Requests, SharedMemory, Starter, lean_context
 from dlemu.loaders.progress import Progress, tell
 from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
 from dlemu.loaders.steps import Steps, Takers
@@ -70,9 +69,12 @@ class PyTorchLoader:
         keep: int,
     ) -> None:
         self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
+        make_room(workload, len(accelerators))
         row_bytes = row_bytes_of(self._source, len(accelerators))
+        self._starter = Starter()
         self._workers = [
-            _Workers(self._source, accelerator, row_bytes) for accelerator in accelerators
+            _Workers(self._source, accelerator, row_bytes, self._starter)
+            for accelerator in accelerators
         ]
         self._takers: Takers | None = None
 
@@ -103,6 +105,7 @@ class PyTorchLoader:
         self._end_epoch()
         for workers in self._workers:
             workers.close()
+        self._starter.close()
 
     def _look(self) -> None:
         for workers in self._workers:
@@ -124,10 +127,12 @@ class PyTorchLoader:
 class _Workers:
     """The worker processes of one accelerator."""
 
-    def __init__(self, source: Source, accelerator: int, row_bytes: int) -> None:
+    def __init__(self, source: Source, accelerator: int, row_bytes: int, starter: Starter) -> None:
         """With `row_bytes` of 0 nobody looks at what is read."""
         self._source = source
         self._accelerator = accelerator
+        self._starter = starter
+        self._processes: list[BaseProcess] = []
         num_workers = source.workload.reader.read_threads
         self._requests = Requests()
         self._shared = _Shared(source, row_bytes)
@@ -141,6 +146,7 @@ class _Workers:
                     source.workload.reader.multiprocessing_context,
                     num_messages=source.batches_in_flight,
                     requests=self._requests,
+                    processes=self._processes,
                 ),
             }
         self._dataset = _Reading(source, accelerator, self._shared)
@@ -156,34 +162,32 @@ class _Workers:
                 generator=torch.Generator(),  # so that torch draws no seed from the user's
                 **several,
             )
-        self._processes: list[BaseProcess] = []
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
         """Have the workers begin with an epoch; return its batches.
 
         Raises:
             DatasetError: a file is missing, damaged or not what the workload says.
-            RunError: a worker has died since the last epoch.
+            RunError: a worker has died since the last epoch, or the host gives no more processes.
         """
         assert self._loader is not None, "closed"
         self._shared.serial += 1
         self._order.begin(epoch, plan, self._shared.serial)
         self._requests.drop()
-        before = multiprocessing.active_children()
-        handler = signal.getsignal(signal.SIGCHLD)
         with _as_many_workers_as_asked():
             try:
-                made = iter(self._loader)
+                made = self._starter.call(partial(iter, self._loader))
+            except OSError as error:
+                _disarm(error)
+                self._processes[:] = [each for each in self._processes if each.pid is not None]
+                raise RunError(
+                    f"no worker {len(self._processes)} of accelerator {self._accelerator}: "
+                    f"{error.strerror}; use fewer reader.read_threads or accelerators, or raise "
+                    "`ulimit -u`, `ulimit -n` or the container's limits"
+                ) from None
             except RuntimeError:  # torch awaits its workers here, and does not tell how one died
                 self.look()
                 raise
-        if signal.getsignal(signal.SIGCHLD) is not handler:
-            # Torch's would raise in the midst of whatever the main thread does; `look` tells who
-            # died, and where a step is awaited.
-            signal.signal(signal.SIGCHLD, handler)
-        if not self._processes:
-            new = [p for p in multiprocessing.active_children() if p not in before]
-            self._processes = sorted(new, key=lambda p: int(p.name.rpartition("-")[2]))
         return self._batches(epoch, plan, made)
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
@@ -255,40 +259,31 @@ class _Workers:
             process.join(max(0.1, end - perf_counter()))
             if process.is_alive():
                 process.kill()
-        self._processes = []
+        self._processes.clear()
         self._dataset.close()
         self._loader = None  # its queues' threads end with it
 
 
 class _Shared:
-    """Memory that the main process and an accelerator's workers share.
+    """Memory that the main process and an accelerator's workers share."""
 
-    It has no name: nothing is left in /dev/shm, however a process dies, and containers that make
-    /dev/shm small do not bound it.
-    """
-
-    def __init__(self, source: Source, row_bytes: int, descriptor: int | None = None) -> None:
-        self._given = source, row_bytes
-        num_workers = source.workload.reader.num_streams
-        table_bytes = 8 * num_workers * Progress.NUM_FIELDS
+    def __init__(self, source: Source, row_bytes: int, memory: SharedMemory | None = None) -> None:
+        reader = source.workload.reader
+        table_bytes = 8 * reader.num_streams * Progress.NUM_FIELDS
         head_bytes = round_up(8 + table_bytes)
         size = head_bytes + (Slots.num_bytes(source, row_bytes) if row_bytes else 0)
-        if descriptor is None:
-            descriptor = os.memfd_create("dlemu")
-            os.ftruncate(descriptor, size)
-        self._descriptor = descriptor
-        memory = memoryview(mmap.mmap(descriptor, size))
-        self._serial = memory[:8].cast("q")
-        table = np.frombuffer(memory[8 : 8 + table_bytes], np.float64)
-        self.progress = Progress(table.reshape(num_workers, Progress.NUM_FIELDS))
-        self.slots = Slots(memory[head_bytes:], source, row_bytes) if row_bytes else None
+        if memory is None:
+            method = reader.multiprocessing_context if reader.read_threads else "fork"
+            memory = SharedMemory(size, method)
+        self._given = source, row_bytes, memory
+        view = memoryview(memory.bytes)
+        self._serial = view[:8].cast("q")
+        table = np.frombuffer(view[8 : 8 + table_bytes], np.float64)
+        self.progress = Progress(table.reshape(reader.num_streams, Progress.NUM_FIELDS))
+        self.slots = Slots(view[head_bytes:], source, row_bytes) if row_bytes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spawned workers get the descriptor with what they are started with.
-        return _attach, (*self._given, reduction.DupFd(self._descriptor))
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+        return _Shared, self._given
 
     @property
     def serial(self) -> int:
@@ -298,10 +293,6 @@ class _Shared:
     @serial.setter
     def serial(self, serial: int) -> None:
         self._serial[0] = serial
-
-
-def _attach(source: Source, row_bytes: int, duplicate: Any) -> _Shared:
-    return _Shared(source, row_bytes, duplicate.detach())
 
 
 class _Order(Sampler[_Asked]):
@@ -393,6 +384,14 @@ def _as_many_workers_as_asked() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
+
+
+def _disarm(error: OSError) -> None:
+    """Keep torch's iterator, half made, from a traceback when it is collected."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        made = frame.f_locals.get("self")
+        if hasattr(made, "_shutdown_workers"):
+            made._shutdown = True
 
 
 def _as_it_is(made: Any) -> Any:

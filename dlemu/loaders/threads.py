@@ -12,7 +12,6 @@
 """
 
 import math
-import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.devices import lies_in_memory
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError
 from dlemu.files import Layout
-from dlemu.formats import FORMATS
 from dlemu.host import usable_cpus
 from dlemu.loaders import Batch
+from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.progress import Progress, tell
 from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
 from dlemu.loaders.steps import Steps, Window
@@ -41,8 +40,6 @@ from dlemu.workload import Workload
 
 _CLOSE_SECONDS = 5.0
 """How long a read that is under way may hold up `close`: one on dead storage never ends."""
-_OTHER_FILES = 128
-"""Descriptors left to the rest of the process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +170,7 @@ class ThreadsLoader:
         row_bytes = row_bytes_of(source, len(accelerators))
         num_workers = workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
-        max_open = _files_of_each(num_streams, streamed=FORMATS[layout.format].streamed)
+        room = make_room(workload, len(accelerators)) - OTHERS
         notes = np.zeros((len(accelerators), num_workers, Progress.NUM_FIELDS))
         self._progress = [Progress(rows) for rows in notes]
         self._columns = [
@@ -188,7 +185,7 @@ class ThreadsLoader:
                     worker=worker,
                     slots=column.slots,
                     note=partial(progress.note, worker),
-                    max_open=max_open,
+                    max_open=max(1, min(FILES_KEPT, room // num_streams)),
                 )
                 column.streams.append(_Stream(reader, column))
         self._crew = _Crew(_most_threads(num_streams, workload, folder), self._go_on)
@@ -373,23 +370,3 @@ def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
 
 def _private_slots(source: Source, row_bytes: int) -> Slots:
     return Slots(aligned_buffer(Slots.num_bytes(source, row_bytes)), source, row_bytes)
-
-
-def _files_of_each(num_streams: int, *, streamed: bool) -> int:
-    """Return how many files a stream may keep open, and raise this process's limit if it must.
-
-    A stream that reads file after file needs one, and a file of one sample is closed at once.
-    """
-    wish = 1 if streamed else 8
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = num_streams * wish + _OTHER_FILES
-    if need > soft:
-        soft = min(need, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    each = (soft - _OTHER_FILES) // num_streams
-    if each < 1:
-        raise WorkloadError(
-            f"reader.read_threads x accelerators must be at most {hard - _OTHER_FILES} here, got "
-            f"{num_streams}: a process may open {hard} files; raise `ulimit -Hn` or use more ranks"
-        )
-    return min(wish, each)

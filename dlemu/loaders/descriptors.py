@@ -1,0 +1,78 @@
+"""How many files a rank has open while it reads, and what this process may open."""
+
+import resource
+import sys
+
+from dlemu.errors import WorkloadError
+from dlemu.formats import FORMATS
+from dlemu.units import counted
+from dlemu.workload import Workload
+
+OTHERS = 128
+"""Descriptors left to the rest of the process."""
+MOST_MESSAGES = 256
+"""Small ones that a pipe of Linux surely holds: its 64 KiB, at 256 bytes each. With more under way
+the queues to workers are multiprocessing's."""
+FILES_KEPT = 8
+"""Files of many samples that a stream keeps open where it goes from one to the other."""
+
+
+def make_room(workload: Workload, num_accelerators: int) -> int:
+    """Raise this process's limit to what its accelerators want; return the limit.
+
+    Raises:
+        WorkloadError: the hard limit is below what they need.
+    """
+    soft, hard = _limits()
+    least, wish = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
+    if least > hard:
+        most = most_accelerators(workload)
+        fewer = f"emulate at most {most} in a rank, " if most else ""
+        raise WorkloadError(
+            f"{counted(num_accelerators, 'accelerator')} of reader.read_threads="
+            f"{workload.reader.read_threads} in a rank need {least} open files, a process may "
+            f"have {hard} here; {fewer}use more ranks or fewer reader.read_threads, or raise the "
+            f"limit as root: ulimit -n {least}"
+        )
+    if wish > soft:
+        soft = min(wish, hard)
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
+    return soft
+
+
+def most_accelerators(workload: Workload) -> int:
+    """Return how many accelerators a rank can emulate at the hard limit."""
+    return max(0, _limits()[1] - OTHERS) // _of_an_accelerator(workload)[0]
+
+
+def needed(workload: Workload, num_accelerators: int) -> int:
+    """Return the limit of open files that a rank with so many accelerators needs."""
+    return OTHERS + num_accelerators * _of_an_accelerator(workload)[0]
+
+
+def _limits() -> tuple[int, int]:
+    soft, hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, hard
+
+
+def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
+    """Return the descriptors that an accelerator's loader needs in a rank, and what it wishes."""
+    reader, dataset = workload.reader, workload.dataset
+    one_by_one = dataset.num_samples_per_file == 1 or FORMATS[dataset.format].streamed
+    kept = 1 if one_by_one else FILES_KEPT
+    if reader.data_loader != "pytorch":
+        return reader.num_streams, reader.num_streams * kept
+    if reader.read_threads == 0:
+        return kept, kept
+    # A queue to each worker and one back are pipes of one descriptor, multiprocessing's of two.
+    queues = (1 + reader.read_threads) * (1 if workload.batches_in_flight <= MOST_MESSAGES else 2)
+    if reader.multiprocessing_context == "fork":
+        return queues, queues
+    # Two pieces of memory have two each, and multiprocessing keeps two pipes to each worker.
+    spawned = queues + 4 + 2 * reader.read_threads
+    return spawned, spawned

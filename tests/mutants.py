@@ -1,0 +1,365 @@
+"""Does a test notice? Changes the code as somebody might by mistake, and runs the tests.
+
+    python -m tests.mutants [--only WORD] [--jobs N]
+
+`mutants.toml` has the list: a file, text that it holds once, what to put in its place, and the
+tests that must fail then. Each job works in a copy of the checkout; there the tests must first pass
+as the code is. No test may need root: its rights are put down.
+
+The exit status is 0 if all changes were noticed but for a few, each with a reason in the list.
+"""
+
+import argparse
+import compileall
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from py_compile import PycInvalidationMode
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[1]
+LIST = Path(__file__).with_suffix(".toml")
+
+MOST_SURVIVORS = 5
+_LEAST_SECONDS = 60.0
+"""A run of tests may take this long, or twice what all tests took as the code is."""
+_LONGEST_CONTROL = 3600.0
+_NOBODY = 65534
+_PASSED, _FAILED = 0, 1
+"""Exit statuses of pytest; others say that no test was run, or not to its end."""
+_OPTIONS = (
+    *("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
+    # Random examples must be the same each time, or a change would be noticed by chance.
+    "--hypothesis-seed=0",
+)
+_PRELOADED = (
+    *("pytest", "hypothesis.strategies", "_hypothesis_pytestplugin", "numpy", "pydantic", "yaml"),
+    *("psutil", "h5py", "hydra", "omegaconf", "rich", "google_crc32c", "isal.isal_zlib"),
+)
+
+
+class BrokenList(Exception):
+    """The list or the tests are not in order, so that nothing can be said."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of the code."""
+
+    file: str
+    what: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Files or tests, as pytest takes them."""
+    reason: str = ""
+    """Why no test can notice; empty: one must."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.what}"
+
+
+def read_list(path: Path) -> list[Mutation]:
+    """Return the mutations of a list.
+
+    Raises:
+        BrokenList: an entry lacks something, or two have one name.
+    """
+    found = []
+    for file, module in tomllib.loads(path.read_text()).items():
+        for entry in module["mutations"]:
+            fields: dict[str, Any] = {"file": file, "tests": module.get("tests", ()), **entry}
+            fields["tests"] = tuple(fields["tests"])
+            try:
+                found.append(Mutation(**fields))
+            except TypeError as error:
+                raise BrokenList(f"{path}: {file}: {entry}: {error}") from None
+            if not fields["tests"]:
+                raise BrokenList(f"{path}: {found[-1].name}: it names no tests")
+    names = [mutation.name for mutation in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise BrokenList(f"{path}: two mutations are called {name}")
+    return found
+
+
+def stale(mutations: Sequence[Mutation], root: Path) -> list[str]:
+    """Return a line for each mutation whose text does not stand in its file exactly once."""
+    lines = []
+    for mutation in mutations:
+        path = root / mutation.file
+        count = path.read_text().count(mutation.old) if path.is_file() else 0
+        if count != 1:
+            lines.append(
+                f"the list is out of date: {mutation.name}: the file holds {mutation.old!r} "
+                f"{count} times, once is needed"
+            )
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            name = name.rpartition("::")[2].partition("[")[0]
+            text = (root / file).read_text() if (root / file).is_file() else ""
+            if f"def {name}(" not in text if name else not text:
+                lines.append(f"the list is out of date: {mutation.name}: there is no {test}")
+    return lines
+
+
+class Copy:
+    """A copy of the checkout, in which files are changed and tests run."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._folder = folder
+        self._seconds = 0.0
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+        for name in listed.stdout.split("\0"):
+            if name and (root / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, folder / name, follow_symlinks=False)
+        (folder / "tmp").mkdir()
+        for path in (folder, folder / "tmp"):
+            path.chmod(0o777)
+        # By their content: a change comes too soon after the last one to be told by its time.
+        mode = PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(folder, quiet=2, invalidation_mode=mode)
+        self._server = subprocess.Popen(
+            [*_without_root(), sys.executable, __file__, "--serve"],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(folder),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "TMPDIR": str(folder / "tmp"),
+                "HOME": str(folder / "tmp"),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End the process that runs tests."""
+        self._server.communicate()
+
+    def control(self, tests: Sequence[str]) -> None:
+        """Run tests on the code as it is.
+
+        Raises:
+            BrokenList: they do not pass.
+        """
+        begin = time.monotonic()
+        status, told = self._run(tests, _LONGEST_CONTROL)
+        self._seconds = time.monotonic() - begin
+        if status != _PASSED:
+            raise BrokenList(f"without any change the tests do not pass:\n{told}")
+
+    def survives(self, mutation: Mutation) -> tuple[bool, str]:
+        """Return whether no test noticed, and what was told.
+
+        Raises:
+            BrokenList: the tests could not be run.
+        """
+        path = self._folder / mutation.file
+        text = path.read_text()
+        path.write_text(text.replace(mutation.old, mutation.new))
+        try:
+            status, told = self._run(mutation.tests, max(_LEAST_SECONDS, 2 * self._seconds))
+        finally:
+            path.write_text(text)
+        if status is None:
+            return False, "killed: its tests did not end"
+        if status not in (_PASSED, _FAILED):
+            raise BrokenList(f"{mutation.name}: the tests could not be run:\n{told}")
+        return status == _PASSED, "survived" if status == _PASSED else "killed"
+
+    def _run(self, tests: Sequence[str], seconds: float) -> tuple[int | None, str]:
+        """Return pytest's exit status (None: it did not end in time) and the end of its words."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([list(tests), seconds]) + "\n")
+        self._server.stdin.flush()
+        line = self._server.stdout.readline()
+        if not line:
+            raise BrokenList("the process that runs the tests has ended")
+        status, told = json.loads(line)
+        return status, told
+
+
+def serve() -> None:
+    """Run the tests that are named on standard input, each time in a process forked off.
+
+    What all tests import of others is imported before, which is most of the work of a short run.
+    """
+    sys.path[0] = os.getcwd()
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    assert "dlemu" not in sys.modules, "what is to be changed must not be imported yet"
+    for line in sys.stdin:
+        tests, seconds = json.loads(line)
+        with tempfile.TemporaryFile("w+") as words:
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(words.fileno(), 1)
+                os.dup2(words.fileno(), 2)
+                _test(tests)
+            status = _wait(pid, seconds)
+            words.seek(0)
+            told = "\n".join(words.read().splitlines()[-40:])
+        print(json.dumps([status, told]), flush=True)
+
+
+def _test(tests: Sequence[str]) -> NoReturn:
+    import pytest
+
+    status: int = 3  # pytest's own for what it did not expect
+    try:
+        found = importlib.util.find_spec("dlemu")
+        if Path("dlemu").is_dir() and not (found and str(found.origin).startswith(os.getcwd())):
+            print("the tests would not import the copy that is changed")
+        else:
+            status = pytest.main([*_OPTIONS, *tests])
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """Return a child's exit status; None if it had to be killed, and all that it began with it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _without_root() -> list[str]:
+    """Return the command that a program is given to, to be run without root's rights.
+
+    Raises:
+        BrokenList: this is root, and neither way works here.
+    """
+    if os.geteuid() != 0:
+        return []
+    ways = [
+        # Of root's own files it remains the owner, so that a Python in root's home can be run.
+        ["unshare", "--user", f"--map-user={_NOBODY}"],
+        ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"],
+    ]
+    for way in ways:
+        command = [*way, sys.executable, "-c", "import os, sys; sys.exit(os.geteuid() == 0)"]
+        if shutil.which(way[0]) and subprocess.run(command, capture_output=True).returncode == 0:
+            return way
+    raise BrokenList("root's rights cannot be put down here; run it as another user")
+
+
+def run(
+    mutations: Sequence[Mutation], *, root: Path, jobs: int = 1
+) -> dict[Mutation, tuple[bool, str]]:
+    """Return, for each mutation, whether it survived and what was told.
+
+    Raises:
+        BrokenList: the list is out of date, or the tests do not pass as the code is.
+    """
+    if lines := stale(mutations, root):
+        raise BrokenList("\n".join(lines))
+    left: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
+    for mutation in mutations:
+        left.put(mutation)
+    found: dict[Mutation, tuple[bool, str]] = {}
+    failures: list[BaseException] = []
+    tests = sorted({test for mutation in mutations for test in mutation.tests})
+
+    def work() -> None:
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder,
+                contextlib.closing(Copy(root, Path(folder))) as copy,
+            ):
+                copy.control(tests)
+                while not failures and not left.empty():
+                    mutation = left.get_nowait()
+                    found[mutation] = copy.survives(mutation)
+                    print(f"{found[mutation][1]:<10}{mutation.name}", flush=True)
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as error:  # each ends after the tests that it is at
+        failures.append(error)
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return found
+
+
+def judge(found: dict[Mutation, tuple[bool, str]]) -> tuple[int, str]:
+    """Return the exit status, and what is told of the survivors."""
+    survivors = [mutation for mutation, (survived, _) in found.items() if survived]
+    lines = [f"{len(found)} mutations, {len(survivors)} survived (at most {MOST_SURVIVORS} may)"]
+    wrong = len(survivors) > MOST_SURVIVORS
+    for mutation in survivors:
+        lines.append(f"  {mutation.name}: {mutation.reason or 'NO REASON; add a test'}")
+        wrong |= not mutation.reason
+    for mutation, (survived, _) in found.items():
+        if mutation.reason and not survived:
+            lines.append(f"  {mutation.name} was noticed: take its reason off the list")
+            wrong = True
+    return int(wrong), "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", default="", metavar="WORD", help="of these files or changes")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies to work in")
+    asked = parser.parse_args()
+    if asked.serve:
+        serve()
+        return 0
+    try:
+        listed = read_list(LIST)
+        if lines := stale(listed, ROOT):  # all of them, whatever was asked for
+            raise BrokenList("\n".join(lines))
+        mutations = [mutation for mutation in listed if asked.only in mutation.name]
+        if not mutations:
+            raise BrokenList(f"no mutation has {asked.only!r} in its name")
+        status, told = judge(run(mutations, root=ROOT, jobs=asked.jobs))
+    except BrokenList as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(told)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

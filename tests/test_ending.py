@@ -1,0 +1,152 @@
+"""The first Ctrl-C ends a process, though its main thread is stuck or slow to clean up.
+
+A thread that blocks signals does not handle them, as one that is stuck in a system call.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlemu.ending import Interrupts
+
+ROOT = Path(__file__).parents[1]
+_BEGIN = """
+import os, signal, sys, threading, time
+from dlemu.ending import Interrupts, end_soon, last_act
+def act(error):
+    print("act", type(error).__name__, flush=True)
+"""
+_STUCK = """
+with Interrupts() as interrupts, last_act(act):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    print("begun", flush=True)
+    time.sleep(100)
+"""
+_SLOW_TO_CLEAN = """
+with Interrupts() as interrupts, last_act(act):
+    try:
+        print("begun", flush=True)
+        time.sleep(100)
+    finally:
+        print("cleaning", flush=True)
+        time.sleep(100)
+"""
+_CLEAN = """
+with Interrupts() as interrupts, last_act(act):
+    try:
+        print("begun", flush=True)
+        time.sleep(100)
+    except KeyboardInterrupt:
+        print("cleaned", flush=True)
+        sys.exit(interrupts.say())
+"""
+_BUSY_LATER = """
+with Interrupts() as interrupts, last_act(act):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("begun", flush=True)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        time.sleep(100)
+    except KeyboardInterrupt:
+        print("cleaned", flush=True)
+        sys.exit(interrupts.say())
+"""
+_SILENT = _CLEAN.replace("    try:", "    interrupts.speaks = False\n    try:")
+_IGNORES = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+with Interrupts():
+    print("begun", flush=True)
+    time.sleep(1)
+print("went on", flush=True)
+"""
+
+
+def interrupted(
+    program: str, *numbers: signal.Signals, pause: float = 0.0
+) -> tuple[int, list[str], str]:
+    """Return status, lines after "begun", and errors of a program that gets these signals."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BEGIN + program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(pause)
+        out, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out.splitlines(), errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stuck_main_thread_is_ended(number: signal.Signals) -> None:
+    found = interrupted(_STUCK, number)
+    assert found == (130, ["act KeyboardInterrupt"], "dlemu: interrupted\n")
+
+
+def test_cleaning_up_is_not_waited_for_for_ever() -> None:
+    found = interrupted(_SLOW_TO_CLEAN, signal.SIGINT)
+    assert found == (130, ["cleaning", "act KeyboardInterrupt"], "dlemu: interrupted\n")
+
+
+def test_a_main_thread_that_can_ends_by_itself() -> None:
+    found = interrupted(_CLEAN, signal.SIGINT)
+    assert found == (130, ["cleaned"], "dlemu: interrupted\n")
+
+
+def test_a_second_ctrl_c_disturbs_nothing() -> None:
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+    status, lines, errors = interrupted(_SLOW_TO_CLEAN, *numbers, pause=0.1)
+    assert (status, lines, errors) == (
+        130,
+        ["cleaning", "act KeyboardInterrupt"],
+        "dlemu: interrupted\n",
+    )
+
+
+def test_a_signal_that_another_thread_takes_reaches_the_main_one() -> None:
+    found = interrupted(_BUSY_LATER, signal.SIGINT)
+    assert found == (130, ["cleaned"], "dlemu: interrupted\n")
+
+
+def test_one_of_several_ranks_speaks() -> None:
+    assert interrupted(_SILENT, signal.SIGINT) == (130, ["cleaned"], "")
+
+
+def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
+    assert interrupted(_IGNORES, signal.SIGINT) == (0, ["went on"], "")
+
+
+def test_an_exit_that_waits_for_a_stuck_thread_comes_to_an_end() -> None:
+    program = """
+import dlemu.ending
+dlemu.ending._EXIT_SECONDS = 0.5
+threading.Thread(target=time.sleep, args=(100,)).start()
+print("begun", flush=True)
+end_soon(3)
+sys.exit(4)
+"""
+    assert interrupted(program) == (3, [], "")
+
+
+def test_handlers_are_put_back_and_no_thread_stays() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interrupts() as interrupts:
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert not interrupts._thread.is_alive()

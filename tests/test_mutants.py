@@ -1,0 +1,128 @@
+"""The tool that changes code to see whether tests notice, on a project of one function."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import LIST, ROOT, BrokenList, Mutation, judge, read_list, run, stale
+
+CODE = "def half(number):\n    return number // 2\n"
+TESTS = """
+from half import half
+
+def test_half():
+    assert half(4) == 2
+
+def test_of_any():
+    assert half(5) == 2
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "half.py").write_text(CODE)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_half.py").write_text(TESTS)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def mutation(new: str, *, what: str = "", reason: str = "", test: str = "") -> Mutation:
+    tests = (f"tests/test_half.py{test}",)
+    return Mutation("half.py", what or new, "number // 2", new, tests, reason)
+
+
+def test_the_list_fits_the_code() -> None:
+    mutations = read_list(LIST)
+    assert stale(mutations, ROOT) == []
+    assert len(mutations) >= 100
+    assert sum(bool(each.reason) for each in mutations) <= 5
+
+
+def test_what_no_test_notices_survives_and_needs_a_reason(project: Path) -> None:
+    killed, survivor = mutation("number // 3"), mutation("number >> 1")
+    spared = mutation("number / 2", test="::test_half")
+    found = run([killed, survivor, spared], root=project)
+    assert {each: survived for each, (survived, _) in found.items()} == {
+        killed: False,
+        survivor: True,
+        spared: True,
+    }
+    assert (project / "half.py").read_text() == CODE, "the change was made in a copy"
+    status, told = judge(found)
+    assert status == 1 and "half.py: number >> 1: NO REASON; add a test" in told
+    assert told.startswith("3 mutations, 2 survived (at most 5 may)\n")
+
+
+def test_few_survivors_with_reasons_are_accepted() -> None:
+    spared = [mutation(str(number), reason="it is the same") for number in range(6)]
+    survived = (True, "survived")
+    assert judge(dict.fromkeys(spared[:5], survived))[0] == 0
+    assert judge(dict.fromkeys(spared, survived))[0] == 1
+    status, told = judge({spared[0]: (False, "killed")})
+    assert status == 1 and "half.py: 0 was noticed: take its reason off the list" in told
+
+
+def test_an_endless_test_notices_but_one_that_cannot_run_says_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutants._LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("tests.mutants.Copy.control", lambda copy, tests: None)
+    (survived, told), *_ = run([mutation("__import__('time').sleep(99)")], root=project).values()
+    assert not survived and told == "killed: its tests did not end"
+    monkeypatch.setattr("tests.mutants._LEAST_SECONDS", 60.0)
+    with pytest.raises(BrokenList, match="the tests could not be run:\n"):
+        run([mutation("(")], root=project)
+
+
+def test_tests_that_fail_without_any_change_say_nothing(project: Path) -> None:
+    (project / "half.py").write_text(CODE.replace("//", "/"))
+    with pytest.raises(BrokenList, match=r"without any change the tests do not pass:\n"):
+        run(
+            [Mutation("half.py", "a third", "number / 2", "3", ("tests/test_half.py",))],
+            root=project,
+        )
+
+
+def test_all_that_is_out_of_date_is_told_at_once(project: Path) -> None:
+    (project / "twice.py").write_text("1 1\n")
+    tests = ("tests/test_half.py::test_none", "tests/test_gone.py")
+    wrong = [
+        Mutation("half.py", "a", "number // 3", "0", ("tests/test_half.py",)),
+        Mutation("twice.py", "b", "1", "0", ("tests/test_half.py::test_half",)),
+        Mutation("gone.py", "c", "1", "0", ("tests/test_half.py",)),
+        Mutation("half.py", "d", "number // 2", "0", tests),
+    ]
+    lines = stale(wrong, project)
+    assert [line.removeprefix("the list is out of date: ") for line in lines] == [
+        "half.py: a: the file holds 'number // 3' 0 times, once is needed",
+        "twice.py: b: the file holds '1' 2 times, once is needed",
+        "gone.py: c: the file holds '1' 0 times, once is needed",
+        "half.py: d: there is no tests/test_half.py::test_none",
+        "half.py: d: there is no tests/test_gone.py",
+    ]
+    with pytest.raises(BrokenList) as error:
+        run(wrong, root=project)
+    assert str(error.value) == "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '["a.py"]\nmutations = [{what = "b", old = "c", new = "d"}]',
+            "a.py: b: it names no tests",
+        ),
+        ('["a.py"]\ntests = ["t"]\nmutations = [{what = "b", old = "c"}]', "missing .* 'new'"),
+        (
+            '["a.py"]\ntests = ["t"]\nmutations = ['
+            '{what = "b", old = "c", new = "d"}, {what = "b", old = "e", new = "d"}]',
+            "two mutations are called a.py: b",
+        ),
+    ],
+)
+def test_a_list_that_says_too_little_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "list.toml").write_text(text)
+    with pytest.raises(BrokenList, match=told):
+        read_list(tmp_path / "list.toml")
