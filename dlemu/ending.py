@@ -94,7 +94,8 @@ class Interrupts:
         return _INTERRUPTED
 
     def _come(self, number: int, frame: FrameType | None) -> None:
-        if self._since is None:
+        # At the end our own SIGINT comes here if the thread has not got as far as to block it.
+        if self._since is None and not self._left:
             self._since = time.perf_counter()
             raise KeyboardInterrupt
 

@@ -150,3 +150,14 @@ def test_handlers_are_put_back_and_no_thread_stays() -> None:
         assert signal.getsignal(signal.SIGTERM) != before[1]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert not interrupts._thread.is_alive()
+
+
+def test_the_signal_that_wakes_the_thread_interrupts_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy host a short command has ended before the thread blocks signals."""
+    monkeypatch.setattr(Interrupts, "_watch", lambda self: time.sleep(0.2))
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts():
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
