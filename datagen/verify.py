@@ -58,19 +58,25 @@ def verify(
         RunError: the disk is full.
         PeerError: another rank failed.
     """
-    manifest = read_manifest(folder)
-    if manifest is None and not folder.is_dir():
+    if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
+    if not repair:
+        return _find(folder, _manifest(folder), full, world, on_progress)
+    with writing(folder, world, "start dlemu verify --repair again"):
+        world.barrier()  # from here on no datagen changes the manifest
+        manifest = _manifest(folder)
+        faults = _find(folder, manifest, full, world, on_progress)
+        return _repair(folder, manifest, faults, world, on_progress)
+
+
+def _manifest(folder: Path) -> Manifest:
+    manifest = read_manifest(folder)
     if manifest is None:
         raise DatasetError(
             f"{folder} has no manifest, so nothing says what its files should be; dlemu verify "
             "checks what dlemu datagen wrote: start that again if it was interrupted"
         )
-    if not repair:
-        return _find(folder, manifest, full, world, on_progress)
-    with writing(folder, world, "start dlemu verify --repair again"):
-        faults = _find(folder, manifest, full, world, on_progress)
-        return _repair(folder, manifest, faults, world, on_progress)
+    return manifest
 
 
 def _find(

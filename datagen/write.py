@@ -155,7 +155,8 @@ class _Todo:
 def _prepare(folder: Path, wanted: Recipe) -> _Todo:
     """Make the folders and return what is to be done."""
     work = folder / WORK
-    manifest, plan = read_manifest(folder), read_plan(work / _PLAN)
+    manifest = read_manifest(folder)
+    plan = read_plan(work / _PLAN) if manifest is None else None
     recipe, older = _settle(folder, wanted, manifest, plan)
     layout = recipe.layout
     listing = list_files(folder, layout, *([] if older is None else [older]))
@@ -217,6 +218,7 @@ def _settle(
         return found.of_files(wanted.layout.num_files), manifest.layout
     if plan is None:
         return wanted, None
+    other = "use another dataset.data_folder, or finish that one with"
     plan.recipe.refuse(tree, folder, what="an unfinished dataset", remedy=other)
     if plan.extends is None:
         return plan.recipe, None

@@ -149,9 +149,11 @@ class Command:
 
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options))
-            if self.takes_folder and not parsed.overrides:
-                if len(parsed.others) != 1:
-                    raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
+            if self.takes_folder and (parsed.others or not parsed.overrides):
+                if len(parsed.others) != 1 or parsed.overrides:
+                    raise WorkloadError(
+                        "one data folder is needed, and no key: dlemu verify FOLDER"
+                    )
                 return None, parsed
             if parsed.others:
                 word = parsed.others[0]

@@ -212,7 +212,7 @@ def generated(folder: Path, **dataset: Any) -> Workload:
     return workload
 
 
-def test_half_an_entry_in_a_journal_is_no_entry(tmp_path: Path) -> None:
+def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     workload = generated(tmp_path)
     whole, manifest = tree(tmp_path), read_manifest(tmp_path)
     assert manifest is not None
@@ -224,6 +224,8 @@ def test_half_an_entry_in_a_journal_is_no_entry(tmp_path: Path) -> None:
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
     entries[4 * 16 + 9] ^= 1
+    strange = _entries(np.array([-1, 6, -7, 1 << 62]), np.zeros(4, np.uint32))
+    (work / "rank6.journal").write_bytes(strange.tobytes())
     (work / "rank5.journal").write_bytes(entries[3 * 16 : 5 * 16])
 
     assert generate(workload, world=Alone()).files_written == 3
@@ -350,10 +352,21 @@ def test_only_partial_files_of_its_own_are_removed(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
 
-    generate(workload, world=Alone())
+    def left(paths: list[str]) -> list[str]:
+        return [path for path in paths if (tmp_path / path).exists()]
 
-    assert [path for path in own if (tmp_path / path).exists()] == []
-    assert [path for path in other if (tmp_path / path).exists()] == other
+    generate(workload, world=Alone())
+    assert (left(own), left(other)) == ([], other)
+
+    for path in own:
+        (tmp_path / path).touch()
+    generate(workload, world=Alone())
+    assert (left(own), left(other)) == ([], other), "of a complete dataset, too"
+
+    for path in own:
+        (tmp_path / path).touch()
+    generate(workload.with_keys({"dataset.num_files_train": 8}), world=Alone())
+    assert (left(own), left(other)) == ([], other), "of the names that files had"
 
 
 def test_what_servers_and_desktops_leave_is_in_nobodys_way(tmp_path: Path) -> None:
