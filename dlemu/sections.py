@@ -326,7 +326,7 @@ class Output(Section):
     """Where results go."""
 
     folder: str | None = None
-    """The run's folder; None: outputs/<workload>/<date>-<time>."""
+    """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
     stall_seconds: Annotated[float, Field(gt=0)] = 300.0
     """A run in which no step finishes for so long is ended."""
     drop_caches: bool = True
