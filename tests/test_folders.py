@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def attempt(folder: Path, status: str = "failed") -> None:
 
 @pytest.mark.parametrize("enter", [make, lambda folder: hold(folder, "")])
 def test_what_was_made_and_is_empty_is_removed(
-    enter: Callable[[Path], make], tmp_path: Path
+    enter: Callable[[Path], AbstractContextManager[Path]], tmp_path: Path
 ) -> None:
     (tmp_path / "before").mkdir()
     with enter(tmp_path / "before"):
@@ -142,7 +142,8 @@ def test_a_folder_that_vanishes_meanwhile_is_made_again(
     """A command that was refused removes the empty folders it made; another renames one."""
     monkeypatch.chdir(tmp_path)
     module = {"open": os, "flock": fcntl}[moment]
-    call, vanished = getattr(module, moment), []
+    call = getattr(module, moment)
+    vanished: list[Path] = []
 
     def vanish(*words: object) -> object:
         if not vanished:
@@ -160,7 +161,8 @@ def test_a_folder_that_vanishes_meanwhile_is_made_again(
 
 @pytest.mark.parametrize("status", ["failed", "incomplete"])
 def test_a_run_that_did_not_end_is_kept_beside(status: str, tmp_path: Path) -> None:
-    folder, said = tmp_path / "a run", []
+    folder = tmp_path / "a run"
+    said: list[str] = []
     for number in (1, 2):
         attempt(folder, status)
         before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
@@ -434,7 +436,12 @@ def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: st
     for rank, num in enumerate(epochs):
         steps["accelerator"] = rank
         write_steps(folder, rank, steps[steps["epoch"] < num])
-    unknown = {"metric": {}, "measured": {}, "limit": None, "num_accelerators": len(epochs)}
+    unknown: dict[str, object] = {
+        "metric": {},
+        "measured": {},
+        "limit": None,
+        "num_accelerators": len(epochs),
+    }
     summary = read_summary(folder) | unknown | {"status": status} | keys
     write_summary(folder, summary)
 
