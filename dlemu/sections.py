@@ -410,7 +410,7 @@ class Output(Section):
     """Where results go."""
 
     folder: str | None = None
-    """The run's folder; None: outputs/<workload>/<date>-<time>."""
+    """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
     stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
     """A run in which no step finishes for so long is ended."""
     drop_caches: bool = True

@@ -1,5 +1,6 @@
 """Output folders: nobody else's, no run that is lost, none that is left empty."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -8,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +49,7 @@ def attempt(folder: Path, status: str = "failed") -> None:
 
 @pytest.mark.parametrize("enter", [make, lambda folder: hold(folder, "")])
 def test_what_was_made_and_is_empty_is_removed(
-    enter: Callable[[Path], make], tmp_path: Path
+    enter: Callable[[Path], AbstractContextManager[Path]], tmp_path: Path
 ) -> None:
     (tmp_path / "before").mkdir()
     with enter(tmp_path / "before"):
@@ -86,7 +88,7 @@ def test_commands_of_one_second_have_folders_of_their_own(
     monkeypatch.chdir(tmp_path)
     now = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
     monkeypatch.setattr(folders, "datetime", now)
-    start, end = threading.Barrier(num), threading.Barrier(num)
+    start, end = threading.Barrier(num, timeout=20), threading.Barrier(num, timeout=20)
 
     def command(number: int) -> Path:
         start.wait()
@@ -121,34 +123,46 @@ def test_a_folder_is_held_by_one_command(tmp_path: Path) -> None:
 def test_a_worker_that_lives_on_does_not_hold_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ended = context.Event()
-    with hold(tmp_path, ""):
-        worker = context.Process(target=ended.wait)
-        worker.start()
-    with hold(tmp_path, ""):
+    try:
+        with hold(tmp_path, ""):
+            worker = context.Process(target=ended.wait, daemon=True)
+            worker.start()
+        with hold(tmp_path, ""):
+            pass
+    finally:
         ended.set()
-    worker.join()
+        worker.join()
 
 
-def test_folders_that_come_and_go_are_no_error(tmp_path: Path) -> None:
-    """Commands that are refused remove theirs while others make them."""
+@pytest.mark.parametrize("moment", ["open", "flock"])
+@pytest.mark.parametrize("given", ["out/run", None])
+def test_a_folder_that_vanishes_meanwhile_is_made_again(
+    moment: str, given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was refused removes the empty folders it made; another renames one."""
+    monkeypatch.chdir(tmp_path)
+    module = {"open": os, "flock": fcntl}[moment]
+    call = getattr(module, moment)
+    vanished: list[Path] = []
 
-    def come_and_go(number: int) -> int:
-        held = 0
-        for _ in range(300):
-            try:
-                with hold(tmp_path / "outputs" / "job", ""):
-                    held += 1
-            except WorkloadError as error:
-                assert "in use" in str(error)
-        return held
+    def vanish(*words: object) -> object:
+        if not vanished:
+            (folder,) = [path for path in Path().glob("out*/**/*") if not any(path.iterdir())]
+            vanished.append(folder)
+            folder.rename("elsewhere")
+        return call(*words)
 
-    with ThreadPoolExecutor(3) as threads:
-        assert all(threads.map(come_and_go, range(3)))
+    monkeypatch.setattr(module, moment, vanish)
+    with hold(given, "job") as folder:
+        assert vanished and folder.is_dir()
+        with pytest.raises(WorkloadError, match="in use"), hold(folder, ""):
+            pass
 
 
 @pytest.mark.parametrize("status", ["failed", "incomplete"])
 def test_a_run_that_did_not_end_is_kept_beside(status: str, tmp_path: Path) -> None:
-    folder, said = tmp_path / "a run", []
+    folder = tmp_path / "a run"
+    said: list[str] = []
     for number in (1, 2):
         attempt(folder, status)
         before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
@@ -285,29 +299,41 @@ def test_the_same_command_may_be_given_again_once_a_run_has_failed(
     assert read_summary(tmp_path / "run")["status"] == "complete"
 
 
-def test_a_run_that_goes_on_is_never_moved(data: str, tmp_path: Path) -> None:
-    words = ["run", *QUICK, data, "train.epochs=1000", "output.folder=run"]
+@contextmanager
+def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run of 500 epochs in folder/run; yield it once it has printed this."""
+    command = [sys.executable, "-m", "dlemu", "run", *QUICK, data, "train.epochs=500"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "dlemu", *words],
-        stdout=-1,
+        [*command, "output.folder=run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    assert process.stdout is not None
-    while "epoch 1 of" not in process.stdout.readline():
-        assert process.poll() is None
-    again = dlemu(*words, cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (
-        1,
-        "dlemu: output.folder run is in use by another dlemu; wait for its end, or name another\n",
-    )
-    assert process.poll() is None and not (tmp_path / "run.attempt-1").exists()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    done = dlemu(*words, "train.epochs=1", cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        while until not in process.stdout.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_goes_on_is_never_moved(data: str, tmp_path: Path) -> None:
+    words = ["run", *QUICK, data, "train.epochs=1", "output.folder=run"]
+    with long_run(data, tmp_path, "epoch 1 of") as process:
+        again = dlemu(*words, cwd=tmp_path)
+        assert (again.returncode, again.stderr) == (
+            1,
+            "dlemu: output.folder run is in use by another dlemu; wait for its end, or name "
+            "another\n",
+        )
+        assert process.poll() is None and not (tmp_path / "run.attempt-1").exists()
+    done = dlemu(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert read_summary(tmp_path / "run.attempt-1")["status"] == "incomplete"
+    assert read_summary(tmp_path / "run.attempt-1")["status"] == "incomplete", "it was killed"
 
 
 def keys_of(data: str, **more: object) -> dict[str, object]:
@@ -375,20 +401,9 @@ def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path) -> None:
-    words = ["run", *QUICK, data, "train.epochs=500", "output.folder=run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dlemu", *words],
-        stdout=-1,
-        stderr=-1,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    while "epoch 3 of" not in process.stdout.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
+    with long_run(data, tmp_path, "epoch 3 of") as process:
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
     num = len(np.unique(read_steps(tmp_path / "run")["epoch"]))
     verdict = (
@@ -421,7 +436,12 @@ def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: st
     for rank, num in enumerate(epochs):
         steps["accelerator"] = rank
         write_steps(folder, rank, steps[steps["epoch"] < num])
-    unknown = {"metric": {}, "measured": {}, "limit": None, "num_accelerators": len(epochs)}
+    unknown: dict[str, object] = {
+        "metric": {},
+        "measured": {},
+        "limit": None,
+        "num_accelerators": len(epochs),
+    }
     summary = read_summary(folder) | unknown | {"status": status} | keys
     write_summary(folder, summary)
 
