@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.closed import check_closed
+from dlemu.ending import last_act
 from dlemu.errors import RunError, WorkloadError
 from dlemu.files import DatasetSize, dataset_size
 from dlemu.job import Outcome, Say, run_job
@@ -58,11 +59,16 @@ def run_protocol(workload: Workload, *, world: World, say: Say = print) -> int:
         "runs": [],
     }
     _start(base, summary, world)
-    try:
-        outcomes = _run_all(workload, base, summary, world, say)
-    except BaseException as error:
+
+    def record(error: BaseException) -> None:
         if world.rank == 0:
             _write_failure(base, summary, error)
+
+    try:
+        with last_act(record):
+            outcomes = _run_all(workload, base, summary, world, say)
+    except BaseException as error:
+        record(error)
         raise
     status = 0
     if world.rank == 0:

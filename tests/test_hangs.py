@@ -293,3 +293,15 @@ def test_a_fifo_in_a_files_place_ends_a_run_at_once(folder: Path) -> None:
             _, errors = process.communicate(timeout=_LONG)
             assert errors == f"dlemu: {manifest} is a FIFO, not a file\n", words
             assert process.returncode == 1
+
+
+def test_several_runs_of_which_one_hangs_are_recorded(folder: Path) -> None:
+    workload = small(folder)
+    keys = ("runs=2", "output.stall_seconds=2")
+    with (
+        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open") as point,
+        start(workload, f"dataset.data_folder={point}", *keys) as run,
+    ):
+        assert run.end(_LONG) == 1
+        (line,) = (line for line in run.errors if line.startswith("dlemu: "))
+        assert run.summary["status"] == "failed" and run.summary["error"] in line
