@@ -36,6 +36,8 @@ class Found(Layout):
     """Of each file, below the data folder."""
     looked_into: int = 0
     """How many files were opened; their headers and number of samples are taken for all."""
+    largest_bytes: int | None = None
+    """Of the largest file, where room for its samples is needed; else nobody has looked."""
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
@@ -84,9 +86,26 @@ def survey(
         num_subfolders=wanted.num_subfolders,
         paths=paths,
         looked_into=len(chosen),
+        largest_bytes=_largest_bytes(folder, paths, workload, at),
     )
     _check_mean(folder, workload, wanted, found.mean_bytes)
     return found
+
+
+def _largest_bytes(
+    folder: Path, paths: tuple[str, ...], workload: Workload, at: Callable[[str], object]
+) -> int | None:
+    """Return the bytes of the largest file, None where batches have room without that.
+
+    On a network's file system it takes its time, so one rank looks, for all.
+    """
+    if not workload.reader.hands_over or workload.dataset.record_length_bytes_resize is not None:
+        return None
+    largest = 0
+    for path in paths:
+        at(f"{folder}/{path}")
+        largest = max(largest, os.stat(f"{folder}/{path}").st_size)
+    return largest
 
 
 def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, around: float) -> float:

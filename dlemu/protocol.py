@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.closed import check_closed
+from dlemu.ending import last_act
 from dlemu.errors import RunError, WorkloadError
 from dlemu.files import DatasetSize, dataset_size
 from dlemu.folders import hold_for_runs
@@ -68,11 +69,16 @@ def _run_below(base: Path, workload: Workload, world: World, say: Say) -> int:
     }
     if world.rank == 0:
         write_summary(base, summary)
-    try:
-        outcomes = _run_all(workload, base, summary, world, say)
-    except BaseException as error:
+
+    def record(error: BaseException) -> None:
         if world.rank == 0:
             _write_failure(base, summary, error)
+
+    try:
+        with last_act(record):
+            outcomes = _run_all(workload, base, summary, world, say)
+    except BaseException as error:
+        record(error)
         raise
     status = 0
     if world.rank == 0:

@@ -412,9 +412,10 @@ class Output(Section):
     folder: str | None = None
     """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
     stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
-    """A run in which no step finishes for so long is ended."""
+    """A run that makes no progress for so long is ended; computing is progress."""
     drop_caches: bool = True
-    """Drop the dataset's pages from the page cache before a run."""
+    """Drop the dataset's pages from the page cache before a run, if it is found there. With
+    O_DIRECT only where it is asked for on the command line."""
     drop_all_caches: bool = False
     """Drop the host's whole page cache instead (root only)."""
 

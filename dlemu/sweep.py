@@ -8,8 +8,9 @@ measure   each cell for some seconds; done cells are kept in cells.jsonl and not
 import itertools
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from pydantic import TypeAdapter
 from dlemu import cuda
 from dlemu.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.cufile import availability
+from dlemu.ending import last_act
 from dlemu.energy import Energy, read_energy
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.folders import hold
@@ -327,16 +329,37 @@ def _files(
             f"{format_bytes(size)}; free some, or lower file_size or workers"
         )
     on_event(f"writing {num} files of {format_bytes(size)} into {target}")
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(write_random_file, files, range(num), [size] * num))
-        yield files, size
-    finally:
+
+    def remove(error: BaseException | None = None) -> None:
         for file in files:
             Path(file).unlink(missing_ok=True)
 
+    try:
+        with last_act(remove):
+            _write_all(files, size)
+            yield files, size
+    finally:
+        remove()
 
-def write_random_file(path: str, seed: int, num_bytes: int) -> None:
+
+def _write_all(files: Sequence[str], size: int) -> None:
+    """Write the files, several at once."""
+    stopped = threading.Event()
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            written = [
+                threads.submit(write_random_file, file, seed, size, stopped)
+                for seed, file in enumerate(files)
+            ]
+            for each in written:
+                each.result()
+        finally:
+            stopped.set()  # an interrupt would wait for the rest of all files
+
+
+def write_random_file(
+    path: str, seed: int, num_bytes: int, stopped: threading.Event | None = None
+) -> None:
     """Write bytes that no storage can compress or deduplicate, and put them on the drive."""
     random = np.random.default_rng(seed)
     pool = random.integers(0, 1 << 64, _FILL // 8, np.uint64)
@@ -347,5 +370,7 @@ def write_random_file(path: str, seed: int, num_bytes: int) -> None:
             data = block.view(np.uint8)[: num_bytes - start].data
             while data:
                 data = data[file.write(data) :]
+            if stopped is not None and stopped.is_set():
+                return
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -56,6 +56,7 @@ class Witness:
             mount = mount_under(workload.data_folder)
             if world.local_rank == 0:
                 self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
+                watchdog.at("")
                 with suppress(OSError, DatasetError):  # the readers will say which file it is
                     self._resident_before = cached_share(self._some_files(), at=watchdog.at)
         self._file_system = "" if mount is None else mount.kind

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -96,6 +97,7 @@ class _Server:
                 continue
             if self._never_answers(what, node, body):
                 self._note(pid, self._stalls)
+                self._threads.submit(self._stall, unique, pid)
                 continue
             if what == _READ:
                 self._threads.submit(self._read, unique, node, body, came)
@@ -142,6 +144,13 @@ class _Server:
             return _names(path, *_IO.unpack_from(body)[1:])
         raise OSError(errno.ENOSYS, "not here")
 
+    def _stall(self, unique: int, pid: int) -> None:
+        """Answer a thread that is killed, and no other: as NFS does, which signals do not reach."""
+        with contextlib.suppress(FileNotFoundError):
+            while not _is_killed(Path(f"/proc/{pid}/status").read_text()):
+                time.sleep(0.05)
+        self._answer(unique, b"", errno.EINTR)
+
     def _note(self, pid: int, name: str) -> None:
         with self._log.open("a") as log:
             print(pid, name, file=log)
@@ -163,6 +172,11 @@ class _Server:
             data = os.pread(file.fileno(), size, offset)
         time.sleep(max(0.0, came + self._seconds - time.perf_counter()))
         self._answer(unique, data)
+
+
+def _is_killed(status: str) -> bool:
+    pending = next(line for line in status.splitlines() if line.startswith("SigPnd:"))
+    return bool(int(pending.split()[1], 16) >> (signal.SIGKILL - 1) & 1)
 
 
 def _attributes(path: Path) -> bytes:

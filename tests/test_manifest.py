@@ -23,6 +23,7 @@ from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.errors import DatasetError
 from dlemu.files import layout_of
 from dlemu.formats import FORMATS
+from dlemu.loaders.samples import Source, sample_bytes
 from dlemu.regular import read_regular
 from dlemu.workload import load_workload
 from dlemu.world import Alone
@@ -433,6 +434,33 @@ def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
     found = survey(tmp_path, workload_of(tmp_path, **keys))
 
     assert found.path(3) == "train/1/img_3_of_4.npz"
+
+
+def test_one_rank_looks_at_all_sizes_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for samples follows from the largest file; a network's file system is asked once."""
+    foreign(tmp_path, "npz", 1)
+    largest = tmp_path / "train" / "img_1_of_4.npz"
+    np.savez(largest, x=np.zeros(650, np.uint8), y=np.zeros(1, np.int64))
+    size = largest.stat().st_size
+    keys: dict[str, object] = {"dataset.num_files_train": 4, "dataset.record_length_bytes": 600.0}
+    keys |= {"dataset.data_folder": str(tmp_path), "dataset.record_length_bytes_stdev": 0}
+    keys |= {"dataset.record_length_bytes_resize": None}
+    workload = load_workload("unet3d_h100", {**keys, "reader.hand_over": "batch"})
+    seen: list[str] = []
+    found = survey(tmp_path, workload, at=seen.append)
+    assert found.largest_bytes == size and f"{tmp_path}/train/img_1_of_4.npz" in seen
+    dropped = workload.with_keys({"reader.hand_over": "none"})
+    assert survey(tmp_path, dropped).largest_bytes is None
+
+    source = Source(workload, found, tmp_path, direct=False, known_places=False, keep=1)
+    other = replace(source, layout=replace(found, largest_bytes=None))
+    wanted = sample_bytes(other)
+    monkeypatch.setattr(Path, "stat", None)
+    assert sample_bytes(source) == wanted
+    with pytest.raises(TypeError):
+        sample_bytes(other)
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from dlemu.datagen import Found
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.files import Layout, Samples
 from dlemu.formats import FORMATS
@@ -179,8 +180,9 @@ def sample_bytes(source: Source) -> int:
             int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
             for start in range(0, layout.num_samples, 65536)
         )
-    largest = 0
-    for number in range(layout.num_files):
+    known = layout.largest_bytes if isinstance(layout, Found) else None
+    largest = known or 0
+    for number in range(layout.num_files if known is None else 0):
         path = source.folder / layout.path(number)
         try:
             largest = max(largest, path.stat().st_size)
