@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -24,8 +25,10 @@ import yaml
 
 from dlemu.pagecache import drop
 from dlemu.proof import EXIT_STATUS
+from dlemu.records import read_steps
 from tests.cgroups import Group, cpu_quota, throttled_reads
 from tests.mpirun import mpirun
+from tests.simulated import Read, true_au
 from tests.slow_files import slow_files
 
 ROOT = Path(__file__).parents[1]
@@ -225,12 +228,20 @@ class Found:
     true_cached: list[float] | None = None
     resident: float | None = None
     """Share of the files' pages in memory before the run."""
+    late: float = 0.0
+    """Seconds that this host's own sleeps ended late during the run, on average."""
+    late_au: float | None = None
+    """The truth if every wait of the job ends so late."""
+    step_seconds: float = 1.0
+    """Mean length of a step."""
 
 
 def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Found:
-    """Return what an ended run said."""
-    run.completes()
+    """Return what an ended run said, beside how late sleeps ended meanwhile."""
+    with sleeps_late() as late:
+        run.completes()
     summary = run.summary
+    steps = read_steps(run.folder)
     return Found(
         au=summary["metric"]["train_au_mean_percentage"],
         true_au=true_au,
@@ -239,7 +250,30 @@ def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Fou
         evidence=summary["limit"]["evidence"],
         cached=summary["measured"]["page_cache_share_per_epoch"],
         resident=summary["measured"]["resident_share_before"],
+        late=fmean(late),
+        step_seconds=float((steps["wait"] + steps["compute"] + steps["barrier"]).mean()),
     )
+
+
+@contextlib.contextmanager
+def sleeps_late() -> Iterator[list[float]]:
+    """Measure how late sleeps of 10 ms end, until left."""
+    late: list[float] = []
+    ended = threading.Event()
+
+    def sleep() -> None:
+        while not ended.is_set() or not late:
+            begin = time.perf_counter()
+            time.sleep(0.01)
+            late.append(time.perf_counter() - begin - 0.01)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    try:
+        yield late
+    finally:
+        ended.set()
+        sleeper.join()
 
 
 def throttled_disk(
@@ -378,6 +412,86 @@ def slow_answers(num_workers: int, *, loader: str) -> Found:
             return found(run, "loader" if share < 1 else "none", 100 * share)
 
 
+_SEVERAL: dict[str, Any] = {
+    "dataset__format": "npy",  # whose payload ends with the file: what is read is the whole
+    "dataset__num_files_train": 240,
+    "dataset__record_length_bytes": 50_000,
+    "dataset__record_length_bytes_stdev": 20_000,
+    "reader__batch_size": 4,
+    "reader__read_threads": 3,
+    "reader__prefetch_size": 6,
+    "reader__odirect": True,
+    "reader__file_shuffle": "off",
+    "reader__piece_bytes": 16_384,
+}
+"""60 batches of 4 records, each of one to six reads, by 3 workers that may each be 2 ahead."""
+
+
+def truths(folder: Path, seconds: float, late: float, **storage: float) -> tuple[float, float]:
+    """Return the AU of `_SEVERAL`, as it is and with every wait `late`, by the files' own sizes.
+
+    `storage` is what each read takes: `latency` in seconds, `bytes_per_second` of all.
+    """
+    piece, batch = _SEVERAL["reader__piece_bytes"], _SEVERAL["reader__batch_size"]
+    sizes = [path.stat().st_size for path in sorted((folder / "data" / "train").iterdir())]
+    reads = [
+        [
+            Read(storage.get("latency", 0.0), min(piece, -(-(size - at) // 4096) * 4096))
+            for at in range(0, size, piece)
+        ]
+        for size in sizes
+    ]
+    batches = [
+        [read for record in reads[start : start + batch] for read in record]
+        for start in range(0, len(reads), batch)
+    ]
+    exact, later = (
+        true_au(
+            batches,
+            workers=_SEVERAL["reader__read_threads"],
+            prefetch_factor=_SEVERAL["reader__prefetch_size"] // _SEVERAL["reader__read_threads"],
+            computation_time=seconds,
+            bytes_per_second=storage.get("bytes_per_second", float("inf")),
+            late=each,
+        )
+        for each in (0.0, late)
+    )
+    return exact, later
+
+
+def slow_answers_of_several(*, loader: str) -> Found:
+    """Run on files that take 30 ms a read: records of other sizes, several workers, read ahead."""
+    seconds, latency = 0.12, 0.03
+    with folder_on_disk() as folder:
+        keys = {"reader__data_loader": loader, "train__computation_time": seconds}
+        workload = dataset(folder, **_SEVERAL, **keys)
+        with (
+            slow_files(folder / "data", seconds=latency) as point,
+            start(workload, f"dataset.data_folder={point}") as run,
+        ):
+            said = found(run, "loader")
+        # A read wakes the server, a thread of it that sleeps, and who has asked.
+        exact, later = truths(folder, seconds, 3 * said.late, latency=latency)
+        return replace(said, true_au=exact, late_au=later)
+
+
+def throttled_disk_of_several(share: float, *, loader: str) -> Found:
+    """Run where all share a throttled disk: records of other sizes, several workers, read ahead."""
+    seconds = 0.12
+    with folder_on_disk() as folder:
+        keys = {"reader__data_loader": loader, "train__computation_time": seconds}
+        workload = dataset(folder, **_SEVERAL, **keys)
+        sizes = [path.stat().st_size for path in (folder / "data" / "train").iterdir()]
+        num_bytes = sum(-(-size // 4096) * 4096 for size in sizes)
+        num_steps = _SEVERAL["dataset__num_files_train"] // _SEVERAL["reader__batch_size"]
+        rate = round(share * num_bytes / (num_steps * seconds))
+        _load_libraries()
+        with throttled_reads(folder, rate) as group, start(workload, group=group) as run:
+            said = found(run, "storage")
+        exact, later = truths(folder, seconds, said.late, bytes_per_second=rate)
+        return replace(said, true_au=exact, late_au=later)
+
+
 def slow_preprocessing(*, loader: str) -> Found:
     """Run with one worker that takes longer for a batch than the accelerator."""
     with folder_on_disk() as folder:
@@ -448,6 +562,12 @@ _CASES: dict[str, dict[str, Callable[[], Found]]] = {
     "others' work on all cores": _both(others_work),
     "reads take 100 ms, 1 worker": _both(slow_answers, num_workers=1),
     "reads take 100 ms, 4 workers": _both(slow_answers, num_workers=4),
+    "reads take 30 ms, 3 workers, batches of 4 records of 1 to 6 reads": _both(
+        slow_answers_of_several
+    ),
+    "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": _both(
+        throttled_disk_of_several, share=0.7
+    ),
     "preprocessing takes 100 ms, 1 worker": _both(slow_preprocessing),
     "40% of the files in the page cache": _both(warm_cache, share=0.4),
 }

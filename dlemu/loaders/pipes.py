@@ -278,15 +278,16 @@ def lean_context(
     hold back what is put into them. Each process that is made joins `processes`; forked ones take
     no descriptor of this one.
     """
-    context = copy.copy(get_context(method))
+    context: Any = copy.copy(get_context(method))
     make = partial(Pipe, context) if num_messages <= MOST_MESSAGES else context.Queue
-    make_process: Any = _ForkProcess if method == "fork" else context.Process
+    make_process = _ForkProcess if method == "fork" else context.Process
 
     def keep_process(*given: Any, **named: Any) -> BaseProcess:
         processes.append(make_process(*given, **named))
         return processes[-1]
 
-    setattr(context, "Event", partial(Flag, method))  # noqa: B010  (these hide methods)
-    setattr(context, "Queue", lambda: requests.watch(make()))  # noqa: B010
-    setattr(context, "Process", keep_process)  # noqa: B010
-    return context
+    context.Event = partial(Flag, method)
+    context.Queue = lambda: requests.watch(make())
+    context.Process = keep_process
+    made: BaseContext = context
+    return made

@@ -389,7 +389,7 @@ def _as_many_workers_as_asked() -> Iterator[None]:
 def _disarm(error: OSError) -> None:
     """Keep torch's iterator, half made, from a traceback when it is collected."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        made = frame.f_locals.get("self")
+        made: Any = frame.f_locals.get("self")
         if hasattr(made, "_shutdown_workers"):
             made._shutdown = True
 
