@@ -117,10 +117,12 @@ def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
                 os._exit(code)
         if stranger == "connects":
             with call(name) as peer:
-                # The server's own rank comes when the other has been answered.
-                ended = threading.Thread(target=lambda: codes.append(os.waitpid(pid, 0)[1]))
-                own = threading.Thread(target=lambda: ended.join() or introduce(peer, 1, SECRET))
-                ended.start()
+
+                def come_second() -> None:
+                    codes.append(os.waitpid(pid, 0)[1])
+                    introduce(peer, 1, SECRET)
+
+                own = threading.Thread(target=come_second)
                 own.start()
                 admitted = admit(server, {1}, SECRET, LONG)
                 own.join(LONG)
