@@ -1,6 +1,6 @@
 """What waiting at the barrier costs: mpirun -n 16 python -m benchmarks.barrier [NUM_HOSTS].
 
-With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over MPI. MPI's own is
+With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over TCP. MPI's own is
 measured beside it, in turn.
 """
 

@@ -474,7 +474,7 @@ def _summary_start(
         "measured": {},
         "limit": None,
         "ignored": list(workload.ignored),
-        "notes": [*notes, *extra],
+        "notes": [*world.notes, *notes, *extra],
         "versions": versions(),
     }
 

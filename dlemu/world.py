@@ -130,7 +130,8 @@ _ANSWER_SECONDS = 1.0
 # So long rank 0 waits for the others to come to the end, before it ends the job for all; they wait
 # half as long again, for rank 0 may have results to keep.
 _END_SECONDS = 3.0
-# A process that is ready to end, and does not: the kernel ends it.
+# So long rank 0 stays when the others have only to leave; one that does not is ended by the kernel.
+_LAST_SECONDS = 10.0
 _EXIT_SECONDS = 30
 
 
@@ -227,7 +228,7 @@ class Mpi(World):
         else:
             signal.alarm(_EXIT_SECONDS)
             _finalize()
-            self._links.outlast(self._children, _END_SECONDS)
+            self._links.outlast(self._children, _LAST_SECONDS)
         return (worst or 0) if self.rank == 0 else 0
 
     def _agree_to_end(self, status: int) -> int | None:

@@ -116,7 +116,7 @@ def _disk_number(folder: Path) -> str:
 
 def _remove(folder: Path) -> None:
     """Move what is left in a group to the one above, and remove it."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):  # it has just ended

@@ -312,7 +312,7 @@ class Loaders:
         del epoch
         for pid in pids:
             assert not Path(f"/proc/{pid}").exists()
-        deadline = time.monotonic() + 5  # threads of torch's queues end in their own time
+        deadline = time.monotonic() + 60  # threads of torch's queues end in their own time
         while _own_resources() != before and time.monotonic() < deadline:
             time.sleep(0.05)
         assert _own_resources() == before
@@ -364,7 +364,7 @@ class Loaders:
         make = SampleReader.make
 
         def make_with_others(self: SampleReader, *given: Any) -> Any:
-            together.wait(timeout=20)  # all three read, or none goes on
+            together.wait(timeout=60)  # all three read, or none goes on
             return make(self, *given)
 
         monkeypatch.setattr(SampleReader, "make", make_with_others)
@@ -435,7 +435,7 @@ def _count_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: int(begun.sum())
 
 
-def wait_for(count: Callable[[], int], wanted: int, seconds: float = 10.0) -> None:
+def wait_for(count: Callable[[], int], wanted: int, seconds: float = 60.0) -> None:
     """Return when so many are counted, or after so many seconds."""
     end = time.monotonic() + seconds
     while count() < wanted and time.monotonic() < end:

@@ -1,17 +1,21 @@
 """A rank that meets the others and keeps what it saw: python -m tests.ranks FOLDER HOSTS CASE.
 
-HOSTS is the host each rank plays, "a,a,b". A rank's result goes to FOLDER/<rank>.json, because
-launchers may lose the output of ranks that they end.
+HOSTS is the host each rank plays, "a,a,b"; "a,a,b!" where rank 0 tells nobody its addresses. A
+rank's result goes to FOLDER/<rank>.json, because launchers may lose the output of ranks that they
+end.
 """
 
+import atexit
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import dlemu.links
 from dlemu.errors import RunError
 from dlemu.world import Mpi, World
 
@@ -34,28 +38,57 @@ def meet(world: World) -> dict[str, Any]:
         "all_gathered": world.all_gather(world.host),
         "broadcast": world.broadcast({"from": world.rank}),
         "times": times,
+        "notes": world.notes,
+        "maps_shared_memory": "sm_segment" in Path("/proc/self/maps").read_text(),
     }
 
 
-def wait(world: World) -> dict[str, Any]:
-    """Return the CPU time that a wait of 2 s for the last rank took."""
-    world.barrier()
-    cpu = time.process_time()
-    if world.rank == world.num_ranks - 1:
-        time.sleep(2)
-    world.barrier()
-    return {"cpu_share": (time.process_time() - cpu) / 2}
+def wait(world: Mpi) -> dict[str, Any]:
+    """Return what waits of 2 s for the last rank took: of CPU, beside MPI's own; and of looks."""
+    from mpi4py import MPI
+
+    looks = 0
+    receive = world._links.receive
+
+    def look(*arguments: Any) -> list[tuple[int, bytes]]:
+        nonlocal looks
+        looks += 1
+        return receive(*arguments)
+
+    seconds: dict[str, list[float]] = {"dlemu": [], "MPI": []}
+    for name, barrier in 2 * [("dlemu", world.barrier), ("MPI", MPI.COMM_WORLD.Barrier)]:
+        world.barrier()
+        if name == "dlemu":
+            world._links.receive = look  # type: ignore[assignment,method-assign]
+        cpu = time.process_time()
+        if world.rank == world.num_ranks - 1:
+            time.sleep(1)
+        barrier()
+        seconds[name].append(time.process_time() - cpu)
+        world._links.receive = receive  # type: ignore[method-assign]
+    return {"cpu_seconds": {name: sum(each) for name, each in seconds.items()}, "looks": looks}
 
 
-def stop(world: World, case: str, culprit: int) -> None:
+def stop(world: Mpi, case: str, culprit: int) -> None:
     """Let one rank end or hang while the others wait for it."""
     world.barrier()
     if world.rank == culprit:
         time.sleep(0.2)
         if case == "raise":
             raise RunError("/data/img_1.npz: is gone")
+        if case == "slow":
+            raise RunError("/data/img_1.npz: is gone")
         if case == "bug":
             raise ZeroDivisionError("1/0")
+        if case == "noise":
+            world._links.send(world._parent or 0, b"\xffnoise")
+        if case == "watchdog":
+
+            def end() -> None:
+                world.fail("no step has finished")
+                os._exit(world.end(1))
+
+            threading.Thread(target=end).start()
         if case == "kill":
             if os.fork() == 0:  # a worker lives on, and must not hide the death
                 os.closerange(0, 3)  # mpirun waits for those
@@ -73,7 +106,9 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
     # Mpi alone may load MPI: it says first what MPI must not use.
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
-    world = Mpi(host=hosts[rank])
+    if hosts[-1].endswith("!"):
+        dlemu.links.own_addresses = list
+    world = Mpi(host=hosts[rank].rstrip("!"))
     status = 0
     try:
         with world:
@@ -88,6 +123,10 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
         status = 1
     finally:
         (folder / f"{rank}.json").write_text(json.dumps(result))
+    if case == "slow" and rank > 0:  # to leave, as where a large library is unloaded
+        atexit.register(time.sleep, 1.0)
+        if len(set(hosts)) == 1:
+            atexit.register(world._links.close)  # comes first
     return world.end(status)
 
 

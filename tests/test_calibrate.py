@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -96,16 +97,18 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
 def test_a_prediction_takes_what_was_measured(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    begin = time.perf_counter()
     assert run(["calibrate", *words(job)]) == 0
+    whole = time.perf_counter() - begin
 
     out = capsys.readouterr().out
     path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
     (found,) = CalibrationFile.parse(path.read_text(), path=str(path)).calibrations
     assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
     assert (found.sample_bytes, found.read_threads) == (65536, 1)
-    # A step of 2 ms lasts no 20, and a host moves more than 60 MB/s.
-    assert found.overhead < 0.02 and found.jitter < 0.02
-    assert found.host_read_bytes_per_second > 2 * 65536 / 0.002
+    # Ten steps, of the many, take less than the whole; and a sample more than that is read.
+    assert 0 < 10 * found.overhead < whole and 0 <= 10 * found.jitter < whole
+    assert found.host_read_bytes_per_second > 65536 / whole
     assert found.drive_read_bytes_per_second is not None
     assert found.page_cache_share < 0.05
     assert f"result: {path}" in out and "this host moves" in out

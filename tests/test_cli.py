@@ -447,7 +447,7 @@ def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path)
         time.sleep(0.02)
     time.sleep(0.2)
     process.send_signal(number)
-    _, said = process.communicate(timeout=10)
+    _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "incomplete"
     done = dlemu("report", "run", cwd=tmp_path)

@@ -1,7 +1,9 @@
 """DALI keeps the contract of loaders, whoever reads for it; and reads what others wrote, and we."""
 
 import contextlib
+import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -196,13 +198,18 @@ def test_the_next_batch_is_made_while_the_accelerator_computes(
 ) -> None:
     case = case_of(tmp_path, dataset, {})
     loader = open_dali(case)
-    waited, asked = [], 0.0
-    for [batch] in loader.epoch(0, case.plan(0)):
-        waited.append(batch.ready - asked)
-        time.sleep(0.05)
-        asked = time.perf_counter()
+    early = []
+    for compute in (0.05, 0.5, 3.0):  # a busy host may take longer to make a batch
+        waited, asked = [], 0.0
+        for [batch] in itertools.islice(loader.epoch(0, case.plan(0)), 5):
+            waited.append(batch.ready - asked)
+            time.sleep(compute)
+            asked = time.perf_counter()
+        early.append(-float(np.median(waited[1:])))
+        if early[-1] > 0.2 * compute:
+            break
     loader.close()
-    assert np.median(waited[1:]) < -0.01, "it was ready long before it was asked for"
+    assert early[-1] > 0.2 * compute, f"ready so long before it was asked for: {early} s"
 
 
 def test_dali_itself_reads_our_records_by_our_index(tmp_path: Path) -> None:
@@ -287,11 +294,12 @@ def test_says_what_it_waits_for(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    deadline = time.perf_counter() + 10
-    while "for 1 s" not in (text := loader.waiting_for()) and time.perf_counter() < deadline:
-        time.sleep(0.01)
+    deadline = time.perf_counter() + 60
     # DALI reads the first sample of the next batch before it hands a batch over.
-    assert text == "accelerator 0 waits for DALI to read the batch of step 2 for 1 s"
+    wanted = r"accelerator 0 waits for DALI to read the batch of step 2 for [1-9]\d* s"
+    while not re.fullmatch(wanted, text := loader.waiting_for()):
+        assert time.perf_counter() < deadline, text
+        time.sleep(0.01)
     while reader.is_alive():  # it opens it more than once
         with contextlib.suppress(OSError):  # nobody waits just now
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))

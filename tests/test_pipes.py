@@ -39,7 +39,7 @@ def test_a_message_may_be_larger_than_the_pipe(pipe: Pipe, num_bytes: int) -> No
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert [len(pipe.get(timeout=10)) for _ in range(3)] == [num_bytes] * 3
+    assert [len(pipe.get(timeout=60)) for _ in range(3)] == [num_bytes] * 3
     sender.join()
 
 
@@ -57,7 +57,7 @@ def test_half_a_message_is_none(pipe: Pipe) -> None:
     with pytest.raises(queue.Empty):
         pipe.get(timeout=0.01)
     os.write(pipe._both, written[7:])
-    assert pipe.get(timeout=1) == "whole"
+    assert pipe.get(timeout=60) == "whole"
 
 
 def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
@@ -80,7 +80,7 @@ def test_processes_started_in_any_way_talk(method: Method) -> None:
         worker.start()
     for number in range(100):
         asked[number % 2].put(number)
-    got = [answers.get(timeout=20) for _ in range(100)]
+    got = [answers.get(timeout=60) for _ in range(100)]
     assert {number: square for _, number, square in got} == {n: n * n for n in range(100)}
     for number, worker in enumerate(workers):
         own = [n for pid, n, _ in got if pid == worker.pid]
@@ -88,7 +88,7 @@ def test_processes_started_in_any_way_talk(method: Method) -> None:
     assert all(worker.is_alive() for worker in workers)
     flag.set()
     for worker in workers:
-        worker.join(10)
+        worker.join(60)
         assert worker.exitcode == 0
 
 
@@ -109,7 +109,7 @@ def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
         looker.join()
     setter = threading.Thread(target=flag.set, daemon=True)
     setter.start()
-    setter.join(5)
+    setter.join(60)
     assert flag.is_set()
 
 
@@ -137,14 +137,14 @@ def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
     made.put("second")
     made.put("third")
     requests.held = False
-    assert made.get(timeout=5) == "first"
+    assert made.get(timeout=60) == "first"
     with pytest.raises(queue.Empty):
         made.get(timeout=0.05)
     requests.send()
-    assert [made.get(timeout=5), made.get(timeout=5)] == ["second", "third"]
+    assert [made.get(timeout=60), made.get(timeout=60)] == ["second", "third"]
     requests.held = True
     made.put("fourth")
     requests.drop()
     made.put("fifth")
     requests.send()
-    assert made.get(timeout=5) == "fifth"
+    assert made.get(timeout=60) == "fifth"
