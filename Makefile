@@ -35,7 +35,7 @@ types: $(VENV)/test.done
 
 check: lint types test
 
-# Do the tests notice mistakes? An hour on a busy core; it needs no root.
+# Do the tests notice mistakes? It needs no root.
 mutants: $(VENV)/test.done
 	$(BIN)/python -m tests.mutants
 

@@ -41,9 +41,11 @@ _LONGEST_CONTROL = 3600.0
 _NOBODY = 65534
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; others say that no test was run, or not to its end."""
-_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu")
 # Random examples must be the same each time, or a change would be noticed by chance.
-_OPTIONS += ("--hypothesis-seed=0",)
+_OPTIONS = (
+    *("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
+    "--hypothesis-seed=0",
+)
 _PRELOADED = (
     *("pytest", "hypothesis.strategies", "_hypothesis_pytestplugin", "numpy", "pydantic", "yaml"),
     *("psutil", "h5py", "hydra", "omegaconf", "rich", "google_crc32c", "isal.isal_zlib"),
