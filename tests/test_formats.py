@@ -188,6 +188,15 @@ class TestFilesOfOthers:
         with pytest.raises(DatasetError, match=problem):
             locate(FORMATS[name], path, 1)
 
+    @pytest.mark.parametrize("shape", [(60,), (20, 3)])
+    def test_an_npy_with_bytes_behind_its_array(self, tmp_path: Path, shape: tuple[int]) -> None:
+        path = tmp_path / "a.npy"
+        np.save(path, np.zeros(shape, np.uint8))
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(DatasetError, match="is 60 bytes, but 64 are there"):
+            locate(FORMATS["npy"], path, shape[-1])
+
     def test_compressed_encrypted_or_without_x(self, tmp_path: Path) -> None:
         path = tmp_path / "a.npz"
         np.savez_compressed(path, x=np.zeros(100))
