@@ -40,7 +40,7 @@ SECONDS ?= 600
 fuzz: $(VENV)/test.done
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
-# Do the tests notice mistakes? An hour on a busy core; it needs no root.
+# Do the tests notice mistakes? It needs no root.
 mutants: $(VENV)/test.done
 	$(BIN)/python -m tests.mutants
 

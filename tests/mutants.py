@@ -1,6 +1,6 @@
 """Does a test notice? Changes the code as somebody might by mistake, and runs the tests.
 
-    python -m tests.mutants [--only WORD] [--jobs N]
+    python -m tests.mutants [--only WORD ...] [--jobs N]
 
 `mutants.toml` has the list: a file, text that it holds once, what to put in its place, and the
 tests that must fail then. Each job works in a copy of the checkout; there the tests must first pass
@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -41,9 +42,9 @@ _LONGEST_CONTROL = 3600.0
 _NOBODY = 65534
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; others say that no test was run, or not to its end."""
+# Random examples must be the same each time, or a change would be noticed by chance.
 _OPTIONS = (
     *("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
-    # Random examples must be the same each time, or a change would be noticed by chance.
     "--hypothesis-seed=0",
 )
 _PRELOADED = (
@@ -113,7 +114,7 @@ def stale(mutations: Sequence[Mutation], root: Path) -> list[str]:
             file, _, name = test.partition("::")
             name = name.rpartition("::")[2].partition("[")[0]
             text = (root / file).read_text() if (root / file).is_file() else ""
-            if f"def {name}(" not in text if name else not text:
+            if not re.search(rf"\b(def|class) {name}\b" if name else ".", text):
                 lines.append(f"the list is out of date: {mutation.name}: there is no {test}")
     return lines
 
@@ -339,7 +340,7 @@ def judge(found: dict[Mutation, tuple[bool, str]]) -> tuple[int, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", default="", metavar="WORD", help="of these files or changes")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="of these files or changes")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies to work in")
     asked = parser.parse_args()
@@ -350,9 +351,10 @@ def main() -> int:
         listed = read_list(LIST)
         if lines := stale(listed, ROOT):  # all of them, whatever was asked for
             raise BrokenList("\n".join(lines))
-        mutations = [mutation for mutation in listed if asked.only in mutation.name]
+        words = asked.only or [""]
+        mutations = [each for each in listed if any(word in each.name for word in words)]
         if not mutations:
-            raise BrokenList(f"no mutation has {asked.only!r} in its name")
+            raise BrokenList(f"no mutation has {' or '.join(words)} in its name")
         status, told = judge(run(mutations, root=ROOT, jobs=asked.jobs))
     except BrokenList as error:
         print(error, file=sys.stderr)

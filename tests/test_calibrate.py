@@ -208,7 +208,8 @@ def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
     steps["step"] = np.arange(1001)
     shares = (np.arange(1000) + 0.5) / 1000
     steps["wait"][1:] = 0.01 - 0.003 * np.log(-np.log(shares))
-    steps["compute"] = steps["computation_time"] = 0.1
+    # Times that are drawn are asked for.
+    steps["compute"] = steps["computation_time"] = 0.1 + 0.05 * np.sin(np.arange(1001))
     assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
     steps["wait"][0] = 100.0
     steps["wait"][1:] = np.where(shares > 0.99, 5.0, steps["wait"][1:])

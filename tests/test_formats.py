@@ -1,6 +1,7 @@
 """The contract of the formats, each against a library of its own; and what only one of them has."""
 
 import io
+import os
 import re
 import struct
 import zipfile
@@ -191,6 +192,15 @@ class TestFilesOfOthers:
         with pytest.raises(DatasetError, match=problem):
             locate(FORMATS[name], path, 1)
 
+    @pytest.mark.parametrize("shape", [(60,), (20, 3)])
+    def test_an_npy_with_bytes_behind_its_array(self, tmp_path: Path, shape: tuple[int]) -> None:
+        path = tmp_path / "a.npy"
+        np.save(path, np.zeros(shape, np.uint8))
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(DatasetError, match="is 60 bytes, but 64 are there"):
+            locate(FORMATS["npy"], path, shape[-1])
+
     def test_compressed_encrypted_or_without_x(self, tmp_path: Path) -> None:
         path = tmp_path / "a.npz"
         np.savez_compressed(path, x=np.zeros(100))
@@ -261,6 +271,15 @@ class TestFilesOfOthers:
         data[len(data) // 3 + 1] ^= 1
         path.write_bytes(data)
         with pytest.raises(DatasetError, match=r"record 1 at byte \d+: the checksum"):
+            locate(FORMATS["tfrecord"], path, 3)
+
+    def test_tfrecord_that_lacks_its_last_byte(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
+        os.truncate(path, num_bytes - 1)
+        with pytest.raises(
+            DatasetError, match=r"record 2 at byte \d+: the record has .*it was cut"
+        ):
             locate(FORMATS["tfrecord"], path, 3)
 
 

@@ -102,6 +102,10 @@ def test_each_command_has_keys_of_its_own() -> None:
     }
     assert idle(keys) == ["size.confirm", "predict.calibration", "predict.accelerators", "drive"]
     assert idle(keys, command="size") == ["predict.accelerators", "runs"]
+    memory: dict[str, object] = {"host_memory": "64GiB", "dataset.num_files_train": 9}
+    assert idle(memory) == ["host_memory"], "the dataset is as large as was asked"
+    assert idle(memory, command="size") == []
+    assert idle({**memory, "size.quick": True}, command="size") == ["host_memory"]
 
 
 def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:

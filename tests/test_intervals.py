@@ -87,7 +87,8 @@ def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
     assert storage(first, last) == 32000
     last = replace(last, network_read_bytes=500)
     assert storage(first, last) == 32000
-    assert storage(replace(first, network_read_bytes=0), last) == 500, "0 bytes is an answer"
+    assert storage(replace(first, network_read_bytes=0), last) == 500
+    assert storage(replace(first, network_read_bytes=500), last) == 0, "0 bytes is an answer"
     assert storage(replace(first, processes=NOTHING), replace(last, processes=NOTHING)) is None
 
 

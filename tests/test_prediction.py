@@ -18,6 +18,7 @@ from dlemu.prediction import (
     Calibration,
     CalibrationFile,
     PredictionInput,
+    PublishedHost,
     calibrate,
     predict,
 )
@@ -189,6 +190,14 @@ def test_results_on_drives_never_fitted_to() -> None:
         assert result.predict(dlio=True).published_figure == "either"
     figures = [result.predict(dlio=True).published_figure for result in held_out]
     assert figures.count("drive") >= 10, "it does not doubt everything"
+
+
+def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:
+    host = PublishedHost.of("npz", 64)
+    assert (host.low, host.high) == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
+    assert host.mean == pytest.approx(64e9 / math.sqrt(4.3 * 1.2))
+    ample = replace(UNET3D, num_drives=1000, num_hosts=2, published_host=host)
+    assert predict(ample).real_accelerators == pytest.approx(2 * host.mean / ample.demand / 0.9)
 
 
 @settings(deadline=None)

@@ -23,6 +23,7 @@ def source_in(
     *,
     known_places: bool = True,
     keep: int = 1,
+    batch_size: int = BATCH,
     train: dict[str, Any] | None = None,
     **dataset: Any,
 ) -> Source:
@@ -30,7 +31,7 @@ def source_in(
     least = {"format": "npy", "num_files_train": NUM_FILES, "record_length_bytes": 1000.0}
     tree = {
         "dataset": {"data_folder": str(folder), **least, **dataset},
-        "reader": {"batch_size": BATCH, "read_threads": 2, "prefetch_size": 5},
+        "reader": {"batch_size": batch_size, "read_threads": 2, "prefetch_size": 5},
         "train": train or {},
     }
     workload = check_workload(tree)
@@ -66,6 +67,15 @@ def test_slots_lie_apart_in_the_room_that_was_asked_for(tmp_path: Path) -> None:
     wanted = 1 + np.arange(7 * BATCH).reshape(7, BATCH)
     assert (slots.data == wanted[:, :, None]).all(), "none lies on another, or on the lengths"
     assert (slots.lengths == 1000).all()
+
+
+def test_many_lengths_take_more_than_a_page_and_lie_on_no_sample(tmp_path: Path) -> None:
+    slots = slots_of(source_in(tmp_path, batch_size=64), 1000)
+    assert slots.data.shape == (7, 64, 1000)
+    for slot in range(7):
+        for row in range(64):
+            slots.row(slot, row, 0, -1)
+    assert not slots.data.any() and (slots.lengths == -1).all()
 
 
 def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:

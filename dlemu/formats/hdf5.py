@@ -33,13 +33,12 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
             dataset = h5py.h5d.open(file.id, names[0])
             start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
             shape, dtype = dataset.shape, dataset.dtype
-            filters = dataset.get_create_plist().get_nfilters()
     except DatasetError:
         raise
     # Whatever the library says of a damaged file, and what its wrapper makes of that.
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
         raise DatasetError(f"no sound HDF5 file: {' '.join(str(error).split())[:120]}") from None
-    if start is None or filters:
+    if start is None:
         raise DatasetError("records_0 is chunked, compressed or empty; save it as one contiguous")
     if dtype.kind not in "biufc" or not dtype.isnative:
         raise DatasetError(f"elements of type {dtype} cannot be read in place; use native numbers")
