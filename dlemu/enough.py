@@ -68,8 +68,8 @@ class Enough:
         raise DatasetError(
             f"for {counted(accelerators, 'accelerator')} the {self.layout.num_files:,} files in "
             f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
-            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; remove the folder and "
-            f"write more: {datagen_command(workload, files)}"
+            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; extend "
+            f"it: {datagen_command(workload, files)}"
         )
 
     def _check_whole(self, accelerators: int, ahead: int) -> None:
@@ -84,7 +84,7 @@ class Enough:
         raise DatasetError(
             f"{counted(size.num_files, 'file')} are needed for "
             f"{counted(accelerators, 'accelerator')} ({why}), "
-            f"{workload.data_folder} has {have:,}; remove the folder and write more: "
+            f"{workload.data_folder} has {have:,}; extend it: "
             f"{datagen_command(workload, asked.num_files)}, or take size.quick=true and a result "
             "that says so"
         )

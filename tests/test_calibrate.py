@@ -83,10 +83,12 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         other = Path(process.stdout.readline().strip())
-        with calibrate._scratch_folder() as own:
-            assert own.is_dir() and other.is_dir(), "it is in use"
-        assert not own.exists() and other.is_dir()
-        process.kill()
+        try:
+            with calibrate._scratch_folder() as own:
+                assert own.is_dir() and other.is_dir(), "it is in use"
+            assert not own.exists() and other.is_dir()
+        finally:
+            process.kill()
         process.wait()
         assert (other / "data").exists(), "killed, it has left its folder"
         with calibrate._scratch_folder() as own:

@@ -230,6 +230,6 @@ def test_threads_that_want_one_cpu_wait_for_it() -> None:
     assert after.runqueue_seconds is not None
     assert before.cpu_seconds is not None and after.cpu_seconds is not None
     waited = after.runqueue_seconds - before.runqueue_seconds
-    # Others may want that CPU too; what runs at this moment is counted a little later.
-    assert 2.5 * (after.cpu_seconds - before.cpu_seconds) < waited < 4.05 * seconds
+    # Others may want that CPU too; and a wait is counted when it ends.
+    assert 2.5 * (after.cpu_seconds - before.cpu_seconds) < waited < 5 * seconds
     assert (after.involuntary_switches or 0) > 4, "they were preempted"

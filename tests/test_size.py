@@ -302,7 +302,6 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
 
     command = str(refused.value).partition("dlemu datagen ")[2].partition(",")[0]
     assert "dataset.record_length_bytes=4096" in command
-    subprocess.run(["rm", "-r", whole.data_folder], check=True)
     assert run_command(["datagen", *command.split()]) == 0
     keys = {"dataset.num_files_train": "auto", "train.total_training_steps": 60}
     assert size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone()) == 0

@@ -159,6 +159,10 @@ def test_workers_outlive_the_thread_that_iterates(folder: Path, method: str) -> 
         assert pids[0] == pids[1] == pids[2] and len(pids[0]) == 4
         assert all(map(psutil.pid_exists, pids[0]))
     assert not any(map(psutil.pid_exists, pids[0]))
+    for thread in threading.enumerate():
+        if thread.name == "dlemu starter":
+            thread.join(30)
+            assert not thread.is_alive(), "it ends with the loader"
 
 
 ABANDONED = """

@@ -78,11 +78,11 @@ def test_no_rank_passes_before_the_last_arrives(tmp_path: Path, hosts: str, reac
 @pytest.mark.mpi
 @pytest.mark.parametrize("hosts", ["a,a,a,a", "a,b,b,c"])
 def test_a_waiting_rank_leaves_the_core_to_others(tmp_path: Path, hosts: str) -> None:
-    """It looks once a message, and takes a small part of what MPI's own barrier takes."""
+    """It looks once a message; in 2 s it takes less CPU than to count to half a million."""
     _, ranks = run_ranks(tmp_path, hosts, "wait")
-    for rank in ranks[:-1]:
-        assert rank["looks"] <= 2 * 4, ranks
-        assert rank["cpu_seconds"]["dlemu"] <= 0.05 * rank["cpu_seconds"]["MPI"], ranks
+    for rank in ranks:
+        assert rank["looks"] <= 4, ranks
+        assert rank["waited"] <= rank["counted"] / 2, ranks
 
 
 @pytest.mark.mpi
