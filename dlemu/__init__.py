@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlemu.datagen import generate, verify
+    from dlemu.datagen import generate
+    from dlemu.datagen.verify import verify
     from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
     from dlemu.job import Outcome, run_job
     from dlemu.loaders import Batch
