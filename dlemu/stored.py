@@ -10,7 +10,7 @@ from dlemu.job import Outcome, measure_run, summarize
 from dlemu.metrics import whole_epochs
 from dlemu.proof import EXIT_STATUS, describe_end
 from dlemu.protocol import describe_run, judge, render_runs
-from dlemu.records import CONFIG, UNFINISHED, read_steps, read_summary
+from dlemu.records import CONFIG, SUMMARY, UNFINISHED, read_steps, read_summary
 from dlemu.report import render_run
 from dlemu.units import counted
 from dlemu.workload import Workload, load_workload
@@ -59,6 +59,8 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
     outcomes = {}
     for row in summary["runs"]:
         inner = folder / row["name"]
+        if inner.parent != folder or inner.name == "..":
+            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {row['name']!a:.80}")
         workload, outcomes[row["name"]] = _read_run(inner, read_summary(inner), keys or {})
     counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
     if not counting:

@@ -250,7 +250,7 @@ def test_more_cores_move_more(tmp_path: Path) -> None:
         (["drive=d7_ps1010", "predict.tool=dlio"], "predict.tool=dlio needs predict.host_cpus"),
         (["predict.tool=fio"], "predict.tool must be 'dlemu' or 'dlio', got 'fio'"),
         (["predict.host_cpus=0"], "predict.host_cpus must be at least 1, got 0"),
-        (["predict.host_cpus=5000"], "predict.host_cpus must be at most 4096, got 5000"),
+        (["predict.host_cpus=5000"], "predict.host_cpus must be at most 4,096, got 5,000"),
         (["predict.host_cpus=1.5"], "predict.host_cpus must be a whole number, got 1.5"),
         (
             [

@@ -213,3 +213,14 @@ def test_a_host_whose_counters_are_damaged_is_named(
     (stored / "host.0.jsonl").write_text('{"time": 0}\n{"time": 1, "devices": 3}\n')
     assert run(["report", str(stored), "--html", str(tmp_path / "page.html")]) == 1
     assert capsys.readouterr().err.startswith(f"dlemu: {stored / 'host.0.jsonl'} is damaged: ")
+
+
+@pytest.mark.parametrize("name", ["../run", "/etc", "..", "a/b", ""])
+def test_a_run_of_several_lies_in_their_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"status": "complete", "runs": [{"name": name}]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert run(["report", str(tmp_path)]) == 1
+    line = f"dlemu: {tmp_path}/summary.json is damaged: a run is named {name!r}\n"
+    assert capsys.readouterr().err == line
