@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from dlemu import ending, watchdog
 from dlemu.errors import RunError
+from dlemu.sections import Distribution
 from dlemu.watchdog import Watchdog
 from dlemu.world import Alone
 from tests.virtual import VirtualClock
@@ -253,3 +255,22 @@ def test_a_watchdog_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "end_process", end)
     with Watchdog(0.05, Alone()) as dog, dog.phase("in the cold start", dog.longest_at):
         assert ended.wait(20)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"mean": 3.0},
+        {"mean": 1.0, "stdev": 0.5},
+        {"type": "uniform", "min": 1.0, "max": 9.0},
+        {"type": "exponential", "scale": 2.0},
+        {"type": "gamma", "mean": 1.0, "stdev": 10.0},
+    ],
+)
+def test_no_draw_takes_longer_than_others_wait(times: dict[str, object]) -> None:
+    distribution = Distribution.model_validate(times)
+    generator = np.random.default_rng(1)
+    drawn = max(distribution.draw(generator) for _ in range(20_000))
+    assert drawn <= distribution.longest
+    if times == {"mean": 3.0}:
+        assert distribution.longest == 3.0
