@@ -229,6 +229,7 @@ class Mpi(World):
             signal.alarm(_EXIT_SECONDS)
             _finalize()
             self._links.outlast(self._children, _LAST_SECONDS)
+            self._links.leave_open()
         return (worst or 0) if self.rank == 0 else 0
 
     def _agree_to_end(self, status: int) -> int | None:
