@@ -39,7 +39,7 @@ _NETWORK_SECONDS = 3.0
 """That hosts have to connect, before their ranks test for MPI messages instead."""
 _ADDRESS_SECONDS = 0.5
 """That one address has to answer."""
-_LAUNCHER_SECONDS = 0.1
+_LAUNCHER_SECONDS = 0.2
 """That a launcher may take to notice the end of a process."""
 # A host that has lost its power says nothing: after 10 s of silence ask three times.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
@@ -241,16 +241,18 @@ class Links:
         self.polled = []  # MPI has been left
         deadline = time.perf_counter() + seconds
         pending = set(ranks) & self._sockets.keys()
-        near = [self._sockets[rank] for rank in pending]
-        pids = [_credentials(peer)[0] for peer in near if peer.family == socket.AF_UNIX]
         while pending and time.perf_counter() < deadline:
             for rank, message in self.receive(pending, deadline - seconds, deadline):
                 if message == GONE:
                     pending.discard(rank)
-        # A process closes its files before it ends, and its launcher hears of that later still.
-        while any(_exists(pid) for pid in pids) and time.perf_counter() < deadline:
-            time.sleep(0.01)
         time.sleep(_LAUNCHER_SECONDS)
+
+    def leave_open(self) -> None:
+        """Let the kernel close the sockets, when this process has ended; Python would earlier."""
+        for peer in self._sockets.values():
+            peer.detach()
+        self._sockets.clear()
+        self._carriers.clear()
 
     def close(self) -> None:
         self._poll.close()
@@ -358,20 +360,14 @@ def _keep_alive(peer: socket.socket) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _credentials(peer: socket.socket) -> tuple[int, int, int]:
-    """Return the process, the user and the group on the other side of a socket of this host."""
-    format = struct.Struct("3i")
-    values = format.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, format.size))
-    return values[0], values[1], values[2]
-
-
 def _is_own(peer: socket.socket) -> bool:
     """Return whether a socket of this host leads to a process of the same user."""
-    return peer.family != socket.AF_UNIX or _credentials(peer)[1] == os.geteuid()
-
-
-def _exists(pid: int) -> bool:
-    return pid > 0 and os.path.exists(f"/proc/{pid}")
+    if peer.family != socket.AF_UNIX:
+        return True
+    format = struct.Struct("3i")
+    peer_of = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, format.size)
+    _, user, _ = format.unpack(peer_of)
+    return bool(user == os.geteuid())
 
 
 def _listen(backlog: int) -> socket.socket:

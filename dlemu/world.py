@@ -12,9 +12,20 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, Self, TypeVar
 
-from dlemu import links
 from dlemu.errors import DlemuError, RunError
-from dlemu.links import Links
+from dlemu.links import (
+    ARRIVED,
+    ASK,
+    END,
+    ENDING,
+    FAILED,
+    GONE,
+    HERE,
+    RELEASED,
+    Links,
+    text_of,
+    with_text,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -189,10 +200,10 @@ class Mpi(World):
         deadline = math.inf if timeout is None else begin + timeout
         self._wait_for(self._children, begin, deadline)
         if self._parent is not None:
-            self._links.send(self._parent, links.ARRIVED)
+            self._links.send(self._parent, ARRIVED)
             self._wait_for([self._parent], begin, deadline)
         for rank in self._children:
-            self._links.send(rank, links.RELEASED)
+            self._links.send(rank, RELEASED)
 
     def gather(self, value: T) -> list[T] | None:
         self.barrier()  # MPI polls only while it copies
@@ -229,27 +240,28 @@ class Mpi(World):
             signal.alarm(_EXIT_SECONDS)
             _finalize()
             self._links.outlast(self._children, _LAST_SECONDS)
+            self._links.leave_open()
         return (worst or 0) if self.rank == 0 else 0
 
     def _agree_to_end(self, status: int) -> int | None:
         """Return the exit status of all, once all are ready to end; None if a rank is not."""
         patience = _END_SECONDS if self.rank == 0 else 1.5 * _END_SECONDS
         deadline = time.perf_counter() + patience
-        statuses = self._numbers(self._children, links.ENDING, deadline)
+        statuses = self._numbers(self._children, ENDING, deadline)
         if statuses is not None:
             statuses = [next((each for each in (status, *statuses) if each), 0)]
         if self._parent is not None:
             if statuses is not None:
-                told = links.with_text(links.ENDING, str(statuses[0]))
+                told = with_text(ENDING, str(statuses[0]))
                 self._links.send(self._parent, told)
-            statuses = self._numbers([self._parent], links.END, deadline)
+            statuses = self._numbers([self._parent], END, deadline)
             if statuses is None:
                 # Others may still have something to show or to keep.
                 time.sleep(max(deadline - time.perf_counter(), 0.0))
         if statuses is None:
             return None
         for rank in self._children:
-            self._links.send(rank, links.with_text(links.END, str(statuses[0])))
+            self._links.send(rank, with_text(END, str(statuses[0])))
         return statuses[0]
 
     def _numbers(self, ranks: Iterable[int], word: bytes, deadline: float) -> list[int] | None:
@@ -261,11 +273,11 @@ class Mpi(World):
             if time.perf_counter() > deadline:
                 return None
             for rank, message in self._receive(pending, begin, deadline):
-                text = links.text_of(message)
+                text = text_of(message)
                 if message[:1] == word and text.isdecimal() and len(text) <= 3:
                     pending.discard(rank)
                     numbers.append(int(text))
-                elif message[:1] == links.FAILED:  # after our last meeting
+                elif message[:1] == FAILED:  # after our last meeting
                     self._tell(text, but=rank)
         return None if pending else numbers
 
@@ -278,14 +290,14 @@ class Mpi(World):
         since = time.perf_counter()
         while pending:
             for rank, message in self._receive(pending, since, deadline):
-                if message in (links.ARRIVED, links.RELEASED):
+                if message in (ARRIVED, RELEASED):
                     pending.discard(rank)
-                elif message == links.HERE:
+                elif message == HERE:
                     if silent is not None:
                         silent.discard(rank)
-                elif message == links.ASK:
+                elif message == ASK:
                     if rank not in pending:  # else our answer is on its way
-                        self._links.send(rank, links.HERE)
+                        self._links.send(rank, HERE)
                         if silent is None:
                             deadline = min(deadline, time.perf_counter())
                 else:
@@ -296,7 +308,7 @@ class Mpi(World):
             if silent is None:
                 silent = set(pending)
                 for rank in silent:
-                    self._links.send(rank, links.ASK)
+                    self._links.send(rank, ASK)
                 deadline = time.perf_counter() + _ANSWER_SECONDS
             elif silent & pending:
                 waited = time.perf_counter() - begin
@@ -314,7 +326,7 @@ class Mpi(World):
             self._unread = self._links.receive(pending, since, deadline)
         while self._unread:
             rank, message = self._unread.pop(0)
-            if message == links.GONE:
+            if message == GONE:
                 self._gone.add(rank)
             yield rank, message
 
@@ -325,10 +337,10 @@ class Mpi(World):
             PeerError: it has said why.
             RunError: it has not.
         """
-        failed = message[:1] == links.FAILED
+        failed = message[:1] == FAILED
         if failed:
-            error = links.text_of(message)
-        elif message == links.GONE:
+            error = text_of(message)
+        elif message == GONE:
             error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
         else:
             error = f"{self._name([rank])} sent what no rank sends at a barrier: {message[:20]!r}"
@@ -341,7 +353,7 @@ class Mpi(World):
             self._failure = error
             for rank in [self._parent, *self._children]:
                 if rank is not None and rank != but:
-                    self._links.send(rank, links.with_text(links.FAILED, error))
+                    self._links.send(rank, with_text(FAILED, error))
 
     def _name(self, ranks: Iterable[int]) -> str:
         """Return "ranks 3, 5 on host a and rank 7 on host b"."""
