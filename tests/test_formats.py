@@ -241,6 +241,17 @@ class TestFilesOfOthers:
         with pytest.raises(DatasetError, match=r"records_0, but .*other"):
             locate(FORMATS["hdf5"], path, 3)
 
+    def test_hdf5_whose_end_is_said_to_be_where_it_was_cut(self, tmp_path: Path) -> None:
+        """The HDF5 library refuses it, or else we do."""
+        path = tmp_path / "a.hdf5"
+        num_bytes, _ = write_file(path, FORMATS["hdf5"], file_samples([50_000]))
+        data = bytearray(path.read_bytes()[:44_000])
+        place = data.index(num_bytes.to_bytes(8, "little"))
+        data[place : place + 8] = len(data).to_bytes(8, "little")
+        path.write_bytes(data)
+        with pytest.raises(DatasetError, match=rf"no sound HDF5 file|ends at byte {num_bytes}, "):
+            locate(FORMATS["hdf5"], path, 1)
+
     def test_tfrecord_of_any_order(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
         writer = tfrecord.TFRecordWriter(str(path))
