@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -40,12 +40,19 @@ def last_act(act: LastAct) -> Iterator[None]:
         _last_acts.remove(act)
 
 
-def end_process(error: BaseException, status: int) -> None:
-    """Do the last acts, as far as they come to an end; end the process without cleaning up."""
+def end_process(
+    error: BaseException, status: int, *, leave: Callable[[int], int] = lambda status: status
+) -> None:
+    """Do the last acts, as far as they come to an end; end the process without cleaning up.
+
+    `leave(status)` comes after them and returns the status to end with.
+    """
     for act in reversed(_last_acts):
         thread = threading.Thread(target=act, args=(error,), daemon=True)
         thread.start()
         thread.join(_ACT_SECONDS)
+    with suppress(Exception):
+        status = leave(status)
     os._exit(status)
 
 

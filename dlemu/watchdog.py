@@ -17,7 +17,7 @@ from dlemu.units import format_seconds
 from dlemu.world import World
 
 _LAST_WORDS = 2.0
-"""Seconds that other ranks have to record why they end, before this one ends all."""
+"""Seconds that other ranks have to record why they end, before an interrupted one ends all."""
 _RANK_0_FIRST = 3.0
 """Seconds longer that other ranks wait: where all are stuck, one line is enough."""
 _OTHERS_FIRST = 6.0
@@ -154,7 +154,7 @@ class Watchdog:
             f"{': ' if where else ''}{where}"
         )
         complain(f"rank {world.rank} on host {world.host}: {line}")
-        end_process(RunError(line), 1)
+        end_process(RunError(line), 1, leave=self._world.end)
 
     def longest_at(self) -> str:
         """Return the file that a thread has been at for the longest, "" if none is known."""
@@ -172,7 +172,8 @@ class Watchdog:
         if self._world.num_ranks > 1:
             # The main thread, which alone may speak to the world, is not at the barrier.
             self._world.fail(str(error) or "interrupted")
-            time.sleep(_LAST_WORDS)
+            if isinstance(error, KeyboardInterrupt):  # else all ranks agree to end
+                time.sleep(_LAST_WORDS)
 
 
 def _cpu_seconds(thread: int) -> float:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,8 @@ def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_regular(path)
 
-    monkeypatch.setattr("dlemu.datagen.verify.read_regular", unreadable)
+    # The module's name, dlemu.datagen.verify, leads to the function.
+    monkeypatch.setattr(import_module("dlemu.datagen.verify"), "read_regular", unreadable)
     assert verify(tmp_path, full=True, world=Alone()) == [
         Fault(layout.index_path(1), "cannot be read: Input/output error"),
         Fault(layout.path(1), "differs from what was written at byte 4500"),
@@ -510,7 +512,7 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     )
     (train / "img_3_of_4.npz").unlink()
     os.mkfifo(train / "img_3_of_4.npz")
-    assert refused() == f"{train}/img_3_of_4.npz: is no regular file", "and nobody waits for it"
+    assert refused() == f"{train}/img_3_of_4.npz is a FIFO, not a file", "and nobody waits for it"
     (train / ".img_2_of_4.npz").touch()
     shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
     assert "has two files of number 0" in refused()

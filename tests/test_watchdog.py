@@ -46,7 +46,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture(autouse=True)
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def end(error: BaseException, status: int) -> None:
+    def end(error: BaseException, status: int, *, leave: object) -> None:
         raise Ended(str(error), status)
 
     monkeypatch.setattr(watchdog, "end_process", end)
@@ -249,7 +249,7 @@ def test_last_acts_kill_workers_record_and_tell_the_others(
 def test_a_watchdog_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
-    def end(error: BaseException, status: int) -> None:
+    def end(error: BaseException, status: int, *, leave: object) -> None:
         ended.set()
 
     monkeypatch.setattr(watchdog, "end_process", end)
