@@ -70,7 +70,7 @@ Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
 Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
 SampleBytes = Annotated[float, Field(ge=1, le=_LARGEST_SAMPLE)]
-Seed = Annotated[int, Whole, Field(ge=0, le=2**63 - 1)]
+Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Of one read: a worker has io_depth buffers of so many bytes."""

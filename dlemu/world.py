@@ -138,6 +138,8 @@ class Alone(World):
 
 
 _ANSWER_SECONDS = 1.0
+# A rank's last line has this long to reach the terminal before the job is aborted.
+_LINE_SECONDS = 0.5
 # So long rank 0 waits for the others to come to the end, before it ends the job for all; they wait
 # half as long again, for rank 0 may have results to keep.
 _END_SECONDS = 3.0
@@ -232,7 +234,9 @@ class Mpi(World):
             sys.stderr.flush()
         worst = self._agree_to_end(status)
         if worst is None:
-            # MPI_Finalize would wait for the rank that is dead or stuck.
+            # MPI_Finalize would wait for the rank that is dead or stuck. What launchers print of an
+            # abort overtakes what ranks have said.
+            time.sleep(_LINE_SECONDS)
             self._comm.Abort(status or 1)
         elif worst == 0:
             self._forget()

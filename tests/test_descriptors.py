@@ -49,6 +49,15 @@ def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object)
     return most - before
 
 
+@pytest.fixture(scope="module", autouse=True)
+def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the libraries open what they keep open for as long as this process lives."""
+    case = make_case(tmp_path_factory.mktemp("first"), "npz", {"reader.data_loader": "pytorch"})
+    loader = case.open(keep=1)
+    list(loader.epoch(0, case.plan(0)))
+    loader.close()
+
+
 @pytest.mark.parametrize("hand_over", ["none", "batch"])
 @pytest.mark.parametrize("workers", [0, 1, 4, 8])
 @pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5"])
