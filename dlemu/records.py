@@ -131,13 +131,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return a run's summary.
 
     Raises:
-        RunError: there is none, or it is no JSON.
+        RunError: there is none, it is no JSON, or `folder` is no folder.
     """
     path = folder / SUMMARY
     try:
         summary = json.loads(read_regular(path, error=RunError))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder} is no folder; name the folder of a run") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
     if not isinstance(summary, dict):

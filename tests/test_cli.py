@@ -94,6 +94,7 @@ WRONG_WORDS = [
     (["report", "--jsn", "x"], "unknown option --jsn; did you mean --json?"),
     (["report", "--html"], "--html needs a value"),
     (["report", "/nosuch"], "/nosuch holds no summary.json; is it a run's folder?"),
+    (["report", "/dev/null"], "/dev/null is no folder; name the folder of a run"),
     (["paths", "target=/nosuch"], "target /nosuch is not a folder; create or mount it"),
     (["doctor", "/nosuch"], "/nosuch is not a folder; create or mount it"),
 ]

@@ -378,7 +378,8 @@ def test_the_command_writes_its_reports_and_ends_with_0(tmp_path: Path) -> None:
             *(sys.executable, str(script), str(tmp_path / "target"), "seconds=0.1", "workers=1"),
             *("io_sizes=4KiB", "paths=host_buffered", "file_size=1MiB", f"output={tmp_path}/out"),
         ],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
         capture_output=True,
         text=True,
     )
