@@ -23,9 +23,9 @@ demo: $(VENV)/demo.done
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(SMALL) train.epochs=2 output.folder=$(DEMO)/run \
 	  || [ $$? = 2 ] # a FAIL is an answer too
 
-# Two files at a time: the suite waits more than it works.
+# Three files at a time: the suite waits more than it works.
 test: $(VENV)/test.done
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff format --check .
