@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from dlemu.terminal import complain
@@ -81,12 +81,7 @@ class Interrupts:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left = True
         signal.pthread_kill(self._thread.ident or 0, signal.SIGINT)  # wakes it, and no more
         self._thread.join()
