@@ -175,7 +175,7 @@ def check_writable(path: Path) -> None:
         RunError: the disk is full or read-only, or the path is a folder's.
     """
     part = _part(path)
-    with _named(path):
+    with named(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
@@ -201,7 +201,7 @@ class JsonLines:
         """
         self.path = path
         self.values: list[Any] = []
-        with _named(path):
+        with named(path):
             content = read_regular(path, error=RunError) if path.exists() else b""
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
@@ -218,7 +218,7 @@ class JsonLines:
             RunError: the disk is full or read-only.
         """
         lines = "".join(json.dumps(value) + "\n" for value in values).encode()
-        with _named(self.path), self.path.open("ab", buffering=0) as file:
+        with named(self.path), self.path.open("ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 while lines:
@@ -238,7 +238,7 @@ def _whole(path: Path) -> Iterator[Path]:
         RunError: the disk is full or read-only.
     """
     part = _part(path)
-    with _named(path):
+    with named(path):
         try:
             yield part
             part.replace(path)
@@ -253,8 +253,12 @@ def _part(path: Path) -> Path:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Say which file it is that cannot be written."""
+def named(path: Path) -> Iterator[None]:
+    """Say which file it is that cannot be written.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Watches a run on this rank's host, and sends what was seen to rank 0."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +10,14 @@ from typing import Self
 
 from dlemu.cufile import PathBytes
 from dlemu.devices import mount_under
-from dlemu.errors import DatasetError, RunError
+from dlemu.errors import DatasetError
 from dlemu.evidence import Gathered, HostReport, combine
 from dlemu.files import Layout
 from dlemu.loaders import Loader, TellsPaths
 from dlemu.observe import HostObserver, IntervalSummary, summarize
 from dlemu.pagecache import cached_share
 from dlemu.probe import Probe, probe_readers
-from dlemu.records import Steps, host_file
+from dlemu.records import Steps, host_file, named
 from dlemu.watchdog import Watchdog
 from dlemu.workload import Workload
 from dlemu.world import World
@@ -66,7 +66,7 @@ class Witness:
 
     def __enter__(self) -> Self:
         if self._observer is not None:
-            with self._watched(), self._named():
+            with self._watched(), named(self._path):
                 self._observer.__enter__()
         return self
 
@@ -77,13 +77,13 @@ class Witness:
         trace: TracebackType | None,
     ) -> None:
         if self._observer is not None:
-            with self._watched(), self._named():
+            with self._watched(), named(self._path):
                 self._observer.__exit__(kind, error, trace)
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
         if self._observer is not None:
-            with self._named():
+            with named(self._path):
                 self._observer.mark(f"epoch {epoch} start")
 
     def end(self, epoch: int) -> None:
@@ -91,24 +91,13 @@ class Witness:
         if isinstance(self._loader, TellsPaths):
             self._paths = self._loader.path_bytes()
         if self._observer is not None:
-            with self._named():
+            with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize(between))
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._watchdog.phase(f"while {self._path} was written")
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say which file it is that cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"{self._path} cannot be written ({error.strerror}); free space or set "
-                "output.folder"
-            ) from None
 
     @property
     def num_workers(self) -> int:
