@@ -25,7 +25,7 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.files import DatasetSize, Layout, layout_of
 from dlemu.folders import hold_for_runs, keep_leftovers, make
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.metrics import Metrics, measure, whole_epochs
+from dlemu.metrics import Metrics, measure_run, whole_epochs
 from dlemu.pagecache import OnFile
 from dlemu.plan import EpochPlan, make_plan
 from dlemu.proof import hidden_share, judge
@@ -226,22 +226,6 @@ def _run_in(
         _write_failure(folder, summary, error)
         raise
     return Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
-
-
-def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
-    """Return a run's metrics by the edition that its workload asks for.
-
-    Raises:
-        RunError: a step of an accelerator is missing or there twice.
-        WorkloadError: there are too few steps.
-    """
-    metric = workload.metric
-    return measure(
-        steps,
-        edition=metric.edition,
-        exclude_start_steps=metric.exclude_start_steps,
-        exclude_end_steps=metric.exclude_end_steps,
-    )
 
 
 def summarize(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlemu.clock import Clock, WallClock
 from dlemu.errors import WorkloadError
-from dlemu.metrics import Metrics, measure
+from dlemu.metrics import Metrics, measure_run
 from dlemu.records import STEP, Steps
 from dlemu.stream_clock import CudaStream, HostStream, StreamClock
 from dlemu.workload import Workload
@@ -189,15 +189,7 @@ class Meter:
             WorkloadError: fewer than two steps were taken.
         """
         parts = self._world.gather(self.steps)
-        if parts is None:
-            return None
-        metric = self.workload.metric
-        return measure(
-            parts,
-            edition=metric.edition,
-            exclude_start_steps=metric.exclude_start_steps,
-            exclude_end_steps=metric.exclude_end_steps,
-        )
+        return None if parts is None else measure_run(self.workload, parts)
 
     def report(self) -> str:
         """Return the report's table and verdict as text; empty on ranks other than 0."""

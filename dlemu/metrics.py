@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.records import Steps
+from dlemu.workload import Workload
 
 Edition = Literal["v1.0", "v2.0"]
 _Values = NDArray[np.float64]
@@ -147,6 +148,22 @@ def measure(
             )
         epochs.append(_measure_epoch(of_epoch, window, edition))
     return Metrics(edition, num_accelerators, tuple(epochs))
+
+
+def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
+    """Return a run's metrics by the edition that its workload asks for.
+
+    Raises:
+        RunError: a step of an accelerator is missing or there twice.
+        WorkloadError: there are too few steps.
+    """
+    metric = workload.metric
+    return measure(
+        steps,
+        edition=metric.edition,
+        exclude_start_steps=metric.exclude_start_steps,
+        exclude_end_steps=metric.exclude_end_steps,
+    )
 
 
 def whole_epochs(steps: Steps, num_accelerators: int) -> Steps:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import RunError
-from dlemu.job import Outcome, measure_run, summarize
-from dlemu.metrics import whole_epochs
+from dlemu.job import Outcome, summarize
+from dlemu.metrics import measure_run, whole_epochs
 from dlemu.proof import EXIT_STATUS, describe_end
 from dlemu.protocol import describe_run, judge, render_runs
 from dlemu.records import CONFIG, SUMMARY, UNFINISHED, read_steps, read_summary

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli import run
-from dlemu.metrics import Metrics, measure
+from dlemu.metrics import Metrics, measure_run
 from dlemu.proof import Judgement, hidden_share, judge
 from dlemu.records import STEP, Steps, write_steps
 from dlemu.report import render_run, verdict_line
@@ -74,13 +74,7 @@ def measured(steps: Steps, *, job: Workload, times: float = 1.0) -> Metrics:
     """Return the metrics of these steps, in which `times` the nominal bytes were read."""
     steps["num_samples"] = job.reader.batch_size
     steps["num_bytes"] = steps["num_samples"] * job.dataset.mean_bytes * times
-    metric = job.metric
-    return measure(
-        steps,
-        edition=metric.edition,
-        exclude_start_steps=metric.exclude_start_steps,
-        exclude_end_steps=metric.exclude_end_steps,
-    )
+    return measure_run(job, steps)
 
 
 def verdict_of(steps: Steps, **keys: object) -> tuple[Judgement, Metrics]:
