@@ -192,6 +192,17 @@ def dataset(folder: Path, **keys: Any) -> Path:
     return path
 
 
+def small(folder: Path, **keys: object) -> Path:
+    """Generate 24 files of 100 kB."""
+    given: dict[str, object] = {
+        "dataset__num_files_train": 24,
+        "dataset__record_length_bytes": 100_000,
+        "reader__read_threads": 2,
+        "train__computation_time": 0.01,
+    }
+    return dataset(folder, **(given | keys))
+
+
 @contextlib.contextmanager
 def folder_on_disk() -> Iterator[Path]:
     """Give a folder on the disk that the checkout lies on."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.bench import Run, dataset, folder_on_disk, start
+from tests.bench import Run, folder_on_disk, small, start
 from tests.slow_files import slow_files
 
 _HANGS = 120.0
@@ -38,17 +38,6 @@ def folder() -> Iterator[Path]:
 def loader(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
-
-
-def small(folder: Path, **keys: object) -> Path:
-    """Generate 24 files of 100 kB."""
-    given: dict[str, object] = {
-        "dataset__num_files_train": 24,
-        "dataset__record_length_bytes": 100_000,
-        "reader__read_threads": 2,
-        "train__computation_time": 0.01,
-    }
-    return dataset(folder, **(given | keys))
 
 
 def fails(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import ROOT, Run, dataset, folder_on_disk, start
+from tests.bench import ROOT, Run, folder_on_disk, small, start
 from tests.slow_files import slow_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
@@ -25,17 +25,6 @@ _LONG = 60.0
 def folder() -> Iterator[Path]:
     with folder_on_disk() as folder:
         yield folder
-
-
-def small(folder: Path, **keys: object) -> Path:
-    """Generate 24 files of 100 kB."""
-    given: dict[str, object] = {
-        "dataset__num_files_train": 24,
-        "dataset__record_length_bytes": 100_000,
-        "reader__read_threads": 2,
-        "train__computation_time": 0.01,
-    }
-    return dataset(folder, **(given | keys))
 
 
 def file_name(number: int) -> str:
