@@ -242,7 +242,7 @@ class Found:
     late: float = 0.0
     """Seconds that this host's own sleeps ended late during the run, on average."""
     late_au: float | None = None
-    """The truth if every wait of the job ends so late."""
+    """The truth if every wait of the job ends so late, and reads take what the control's took."""
     step_seconds: float = 1.0
     """Mean length of a step."""
 
@@ -266,25 +266,56 @@ def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Fou
     )
 
 
-@contextlib.contextmanager
-def sleeps_late() -> Iterator[list[float]]:
+def sleeps_late() -> contextlib.AbstractContextManager[list[float]]:
     """Measure how late sleeps of 10 ms end, until left."""
-    late: list[float] = []
+
+    def sleep() -> float:
+        begin = time.perf_counter()
+        time.sleep(0.01)
+        return time.perf_counter() - begin - 0.01
+
+    return _again_and_again(sleep)
+
+
+@contextlib.contextmanager
+def control_reads(source: Path, point: Path) -> Iterator[list[float]]:
+    """Measure what a read of a plain program takes from a slow file system, until left."""
+    control = ".control"  # dlemu passes over hidden files
+    with (source / control).open("wb") as file:
+        file.truncate(1 << 30)
+    file_number = os.open(point / control, os.O_RDONLY)
+    os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    pages = iter(range(0, 1 << 30, 4096))
+
+    def read() -> float:
+        begin = time.perf_counter()
+        os.pread(file_number, 4096, next(pages))
+        return time.perf_counter() - begin
+
+    try:
+        with _again_and_again(read) as seconds:
+            yield seconds
+    finally:
+        os.close(file_number)
+
+
+@contextlib.contextmanager
+def _again_and_again(measure: Callable[[], float]) -> Iterator[list[float]]:
+    """Measure from a thread until left, once at least."""
+    measured: list[float] = []
     ended = threading.Event()
 
-    def sleep() -> None:
-        while not ended.is_set() or not late:
-            begin = time.perf_counter()
-            time.sleep(0.01)
-            late.append(time.perf_counter() - begin - 0.01)
+    def loop() -> None:
+        while not ended.is_set() or not measured:
+            measured.append(measure())
 
-    sleeper = threading.Thread(target=sleep)
-    sleeper.start()
+    thread = threading.Thread(target=loop)
+    thread.start()
     try:
-        yield late
+        yield measured
     finally:
         ended.set()
-        sleeper.join()
+        thread.join()
 
 
 def throttled_disk(
@@ -318,7 +349,9 @@ def throttled_disk(
                 num_ranks=num_ranks,
             ) as run,
         ):
-            return found(run, "storage" if share < 1 else "none", 100 * min(1.0, share))
+            true_au = 100 * min(1.0, share)
+            said = found(run, "storage" if share < 1 else "none", true_au)
+        return replace(said, late_au=true_au * interval / (interval + said.late))
 
 
 def slow_rank(share: float, *, loader: str) -> Found:
@@ -339,7 +372,8 @@ def slow_rank(share: float, *, loader: str) -> Found:
         with throttled_reads(folder, round(rate)) as group:
             enter = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || echo $$ > {group.folder}/cgroup.procs; "$@"'
             with start(workload, num_ranks=2, before=("sh", "-c", enter, "sh")) as run:
-                return found(run, "barrier", 100 * share)
+                said = found(run, "barrier", 100 * share)
+        return replace(said, late_au=100 * seconds / (seconds / share + said.late))
 
 
 def starved_of_cpu(*, loader: str) -> Found:
@@ -417,10 +451,15 @@ def slow_answers(num_workers: int, *, loader: str) -> Found:
         )
         with (
             slow_files(folder / "data", seconds=latency) as point,
+            control_reads(folder / "data", point) as reads,
             start(workload, f"dataset.data_folder={point}") as run,
         ):
             share = min(1.0, num_workers * seconds / latency)
-            return found(run, "loader" if share < 1 else "none", 100 * share)
+            said = found(run, "loader" if share < 1 else "none", 100 * share)
+        late_share = min(
+            seconds / (seconds + said.late), num_workers * seconds / (fmean(reads) + said.late)
+        )
+        return replace(said, late_au=100 * late_share)
 
 
 _SEVERAL: dict[str, Any] = {
@@ -438,36 +477,36 @@ _SEVERAL: dict[str, Any] = {
 """60 batches of 4 records, each of one to six reads, by 3 workers that may each be 2 ahead."""
 
 
-def truths(folder: Path, seconds: float, late: float, **storage: float) -> tuple[float, float]:
-    """Return the AU of `_SEVERAL`, as it is and with every wait `late`, by the files' own sizes.
+def truth(
+    folder: Path,
+    seconds: float,
+    *,
+    latency: float = 0.0,
+    bytes_per_second: float = float("inf"),
+    late: float = 0.0,
+) -> float:
+    """Return the AU of `_SEVERAL` by the files' own sizes, if every wait ends so `late`.
 
-    `storage` is what each read takes: `latency` in seconds, `bytes_per_second` of all.
+    A read takes `latency` seconds; all together get `bytes_per_second`.
     """
     piece, batch = _SEVERAL["reader__piece_bytes"], _SEVERAL["reader__batch_size"]
     sizes = [path.stat().st_size for path in sorted((folder / "data" / "train").iterdir())]
     reads = [
-        [
-            Read(storage.get("latency", 0.0), min(piece, -(-(size - at) // 4096) * 4096))
-            for at in range(0, size, piece)
-        ]
+        [Read(latency, min(piece, -(-(size - at) // 4096) * 4096)) for at in range(0, size, piece)]
         for size in sizes
     ]
     batches = [
         [read for record in reads[start : start + batch] for read in record]
         for start in range(0, len(reads), batch)
     ]
-    exact, later = (
-        true_au(
-            batches,
-            workers=_SEVERAL["reader__read_threads"],
-            prefetch_factor=_SEVERAL["reader__prefetch_size"] // _SEVERAL["reader__read_threads"],
-            computation_time=seconds,
-            bytes_per_second=storage.get("bytes_per_second", float("inf")),
-            late=each,
-        )
-        for each in (0.0, late)
+    return true_au(
+        batches,
+        workers=_SEVERAL["reader__read_threads"],
+        prefetch_factor=_SEVERAL["reader__prefetch_size"] // _SEVERAL["reader__read_threads"],
+        computation_time=seconds,
+        bytes_per_second=bytes_per_second,
+        late=late,
     )
-    return exact, later
 
 
 def slow_answers_of_several(*, loader: str) -> Found:
@@ -478,12 +517,12 @@ def slow_answers_of_several(*, loader: str) -> Found:
         workload = dataset(folder, **_SEVERAL, **keys)
         with (
             slow_files(folder / "data", seconds=latency) as point,
+            control_reads(folder / "data", point) as reads,
             start(workload, f"dataset.data_folder={point}") as run,
         ):
             said = found(run, "loader")
-        # A read wakes the server, a thread of it that sleeps, and who has asked.
-        exact, later = truths(folder, seconds, 3 * said.late, latency=latency)
-        return replace(said, true_au=exact, late_au=later)
+        late_au = truth(folder, seconds, latency=fmean(reads), late=said.late)
+        return replace(said, true_au=truth(folder, seconds, latency=latency), late_au=late_au)
 
 
 def throttled_disk_of_several(share: float, *, loader: str) -> Found:
@@ -499,7 +538,9 @@ def throttled_disk_of_several(share: float, *, loader: str) -> Found:
         _load_libraries()
         with throttled_reads(folder, rate) as group, start(workload, group=group) as run:
             said = found(run, "storage")
-        exact, later = truths(folder, seconds, said.late, bytes_per_second=rate)
+        exact, later = (
+            truth(folder, seconds, bytes_per_second=rate, late=late) for late in (0.0, said.late)
+        )
         return replace(said, true_au=exact, late_au=later)
 
 
@@ -517,7 +558,8 @@ def slow_preprocessing(*, loader: str) -> Found:
             train__computation_time=0.04,
         )
         with start(workload) as run:
-            return found(run, "loader", 40.0)
+            said = found(run, "loader", 40.0)
+        return replace(said, late_au=100 * 0.04 / (0.1 + said.late))
 
 
 def warm_cache(share: float, *, loader: str) -> Found:

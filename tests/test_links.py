@@ -100,11 +100,12 @@ def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
             try:
                 os.setuid(65534)
                 if stranger == "connects":
-                    peer = call(name)
-                    peer.send(proof)
+                    # Rank 0 may close the connection before the proof is even sent.
                     try:
+                        peer = call(name)
+                        peer.send(proof)
                         code = int(peer.recv(100) != b"")
-                    except ConnectionResetError:
+                    except (ConnectionResetError, BrokenPipeError):
                         code = 0
                 else:
                     server.close()
