@@ -75,6 +75,7 @@ def test_memory_grows_by_little_with_each_accelerator(tmp_path: Path) -> None:
     assert each < 5e6, "buffers of 4 KiB samples are small change"
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(("num_accelerators", "most"), [(1, 50e-6), (64, 200e-6)])
 def test_a_step_itself_takes_few_microseconds(num_accelerators: int, most: float) -> None:
     assert min(step_cost(num_accelerators, 200) for _ in range(5)) < most

@@ -97,6 +97,7 @@ def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
     assert ours == pytest.approx(truth, abs=1e-6)
 
 
+@pytest.mark.clock
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("name", "loader"), [case for case in CASES if _ONE_LOADER.get(case[0], case[1]) == case[1]]

@@ -202,6 +202,7 @@ def test_work_of_real_children_is_seen_while_they_live_and_after() -> None:
     assert during.cpu_seconds <= after.cpu_seconds
 
 
+@pytest.mark.clock
 def test_threads_that_want_one_cpu_wait_for_it() -> None:
     """Of four who burn on one CPU each waits at least three times as long as it runs."""
     cpu = min(os.sched_getaffinity(0))
