@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,17 @@ def _largest_bytes(
     """
     if not workload.reader.hands_over or workload.dataset.record_length_bytes_resize is not None:
         return None
+    return largest_file(folder, paths, at)
+
+
+def largest_file(
+    folder: Path, paths: Iterable[str], at: Callable[[str], object] = lambda path: None
+) -> int:
+    """Return the bytes of the largest of these files, whose paths are below the folder.
+
+    Raises:
+        OSError: one cannot be looked at.
+    """
     largest = 0
     for path in paths:
         at(f"{folder}/{path}")

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from dlemu.datagen import Found
+from dlemu.datagen.survey import Found, largest_file
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.files import Layout, Samples
 from dlemu.formats import FORMATS
@@ -180,14 +180,12 @@ def sample_bytes(source: Source) -> int:
             int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
             for start in range(0, layout.num_samples, 65536)
         )
-    known = layout.largest_bytes if isinstance(layout, Found) else None
-    largest = known or 0
-    for number in range(layout.num_files if known is None else 0):
-        path = source.folder / layout.path(number)
+    largest = layout.largest_bytes if isinstance(layout, Found) else None
+    if largest is None:
         try:
-            largest = max(largest, path.stat().st_size)
+            largest = largest_file(source.folder, map(layout.path, range(layout.num_files)))
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
     mean = -(-largest // layout.samples_per_file)
     return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
 
