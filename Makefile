@@ -23,8 +23,7 @@ demo: $(VENV)/demo.done
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(SMALL) train.epochs=2 output.folder=$(DEMO)/run \
 	  || [ $$? = 2 ] # a FAIL is an answer too
 
-# Several files at a time, as the suite waits more than it works; what is held against the clock
-# runs alone at the end.
+# Four test files at a time, since most tests wait. Tests that compare times run alone at the end.
 test: $(VENV)/test.done
 	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not clock"
 	$(BIN)/python -m pytest -m clock

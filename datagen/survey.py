@@ -37,7 +37,7 @@ class Found(Layout):
     looked_into: int = 0
     """How many files were opened; their headers and number of samples are taken for all."""
     largest_bytes: int | None = None
-    """Of the largest file, where room for its samples is needed; else nobody has looked."""
+    """Size of the largest file if batches need room for its samples, else None."""
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
@@ -95,9 +95,9 @@ def survey(
 def _largest_bytes(
     folder: Path, paths: tuple[str, ...], workload: Workload, at: Callable[[str], object]
 ) -> int | None:
-    """Return the bytes of the largest file, None where batches have room without that.
+    """Return the size of the largest file, None if no batch needs room for its samples.
 
-    On a network's file system it takes its time, so one rank looks, for all.
+    This is slow on a network file system, so rank 0 does it for all ranks.
     """
     if not workload.reader.hands_over or workload.dataset.record_length_bytes_resize is not None:
         return None

@@ -138,13 +138,14 @@ class Alone(World):
 
 
 _ANSWER_SECONDS = 1.0
-# A rank's last line has this long to reach the terminal before the job is aborted.
+# Before an abort: time for a rank's last line to reach the terminal.
 _LINE_SECONDS = 0.5
-# So long rank 0 waits for the others to come to the end, before it ends the job for all; they wait
-# half as long again, for rank 0 may have results to keep.
+# Rank 0 waits so long for the others, and then aborts the job. The others wait half as long again,
+# since rank 0 may still write results.
 _END_SECONDS = 3.0
-# So long rank 0 stays when the others have only to leave; one that does not is ended by the kernel.
+# When all have agreed to end, rank 0 waits at most so long for the others to exit.
 _LAST_SECONDS = 10.0
+# A rank that hangs in MPI_Finalize is killed by SIGALRM after so long.
 _EXIT_SECONDS = 30
 
 
