@@ -49,7 +49,7 @@ mutants: $(VENV)/test.done
 # DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
 # writes.
 peers: .venv-peers/done $(VENV)/test.done
-	$(BIN)/python -m pytest tests/test_peers.py
+	$(BIN)/python -m pytest tests/datagen/test_peers.py
 
 clean:
 	rm -rf build outputs

@@ -27,10 +27,10 @@ from benchmarks.peer import is_there, run_dlio
 from dlemu.clock import WallClock, timer_error
 from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
 from dlemu.loaders import Batch
-from dlemu.records import read_steps
-from dlemu.replay import replay_epoch
-from dlemu.workload import load_workload
-from tests.mpirun import mpirun
+from dlemu.results.records import read_steps
+from dlemu.run.replay import replay_epoch
+from dlemu.workload.model import load_workload
+from tests.lab.mpirun import mpirun
 
 COSMOFLOW = {
     "workload": "cosmoflow_h100",

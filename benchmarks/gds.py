@@ -15,10 +15,11 @@ import statistics
 import sys
 from pathlib import Path
 
-from dlemu import cuda, gds
-from dlemu.blocks import DataPath, Work, perform
-from dlemu.cufile import PathBytes
-from dlemu.sweep import write_random_file
+from dlemu.gpu import availability as gds
+from dlemu.gpu import cuda
+from dlemu.paths.blocks import DataPath, Work, perform
+from dlemu.paths.sweep import write_random_file
+from dlemu.storage.path_bytes import PathBytes
 
 FILE_BYTES = 512 << 20
 IO_BYTES = 4 << 20

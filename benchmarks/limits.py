@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.bench import dataset, folder_on_disk, start
-from tests.cgroups import throttled_reads
+from tests.lab.bench import dataset, folder_on_disk, start
+from tests.lab.cgroups import throttled_reads
 
 _BATCH, _RECORD, _STEPS = 20, 114_660, 72
 _FILES = 24

@@ -29,18 +29,18 @@ import numpy as np
 
 from benchmarks.machine import describe_machine, markdown
 from benchmarks.read import cpu_of
-from dlemu import cuda
 from dlemu.clock import WallClock
 from dlemu.datagen import generate
+from dlemu.dataset.layout import Dataset, Layout, layout_of
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import DlemuError
-from dlemu.files import Layout, layout_of
-from dlemu.gds import availability, find_library, library_version
+from dlemu.gpu import cuda
+from dlemu.gpu.availability import availability, find_library, library_version
 from dlemu.loaders import Loader, open_loader
-from dlemu.pagecache import drop
-from dlemu.plan import EpochPlan, make_plan
-from dlemu.replay import replay_epoch
-from dlemu.workload import Workload, load_workload
-from dlemu.world import Alone
+from dlemu.run.replay import replay_epoch
+from dlemu.storage.pagecache import drop
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
 
 WORKERS = 8
 DEMAND = 0.8
@@ -158,7 +158,7 @@ def replay(workload: Workload, loader: Loader, epoch: int, plan: EpochPlan) -> f
     clock = WallClock.calibrate()
     compute = None
     if workload.train.compute == "gpu":
-        from dlemu.gpu_compute import gpu_compute
+        from dlemu.gpu.compute import gpu_compute
 
         compute = gpu_compute([0], clock)
     steps = replay_epoch(
@@ -188,14 +188,7 @@ def digest(workload: Workload, layout: Layout) -> str:
 
 
 def open_it(workload: Workload, layout: Layout, *, keep: bool) -> Loader:
-    return open_loader(
-        workload,
-        layout,
-        workload.data_folder,
-        accelerators=range(1),
-        known_places=True,
-        keep=keep,
-    )
+    return open_loader(Dataset(workload, layout), accelerators=range(1), keep=keep)
 
 
 def plan_of(workload: Workload, layout: Layout, epoch: int) -> EpochPlan:

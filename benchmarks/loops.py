@@ -19,10 +19,10 @@ from typing import get_args
 
 import numpy as np
 
-from dlemu.workload import load_workload
-from tests.bench import ROOT, dataset, folder_on_disk, start
-from tests.loops import Loop, simulate
-from tests.slow_files import slow_files
+from dlemu.workload.model import load_workload
+from tests.lab.bench import ROOT, dataset, folder_on_disk, start
+from tests.lab.loops import Loop, simulate
+from tests.lab.slow_files import slow_files
 
 _LOOPS: tuple[Loop, ...] = get_args(Loop)
 _ROUNDS = 5

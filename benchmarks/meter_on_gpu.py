@@ -27,7 +27,7 @@ from typing import Any
 
 import dlemu
 from benchmarks.machine import describe_machine, markdown
-from tests.cgroups import throttled_reads
+from tests.lab.cgroups import throttled_reads
 
 WARM_UP = 10
 NUM_ALONE = 20

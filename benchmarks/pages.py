@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.machine import Rate, describe_machine, markdown, spread
 from benchmarks.read import job
 from dlemu.datagen import generate
-from dlemu.storage import aligned_buffer
-from dlemu.world import Alone
+from dlemu.storage.extents import aligned_buffer
+from dlemu.world.world import Alone
 
 _PIECE = 1 << 20
 

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from dlemu.blocks import DataPath, Pattern, Work, perform
-from dlemu.sweep import write_random_file
+from dlemu.paths.blocks import DataPath, Pattern, Work, perform
+from dlemu.paths.sweep import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5

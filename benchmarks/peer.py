@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.mpirun import mpirun
+from tests.lab.mpirun import mpirun
 
 _FOLDER = Path(".venv-peers")
 _SECONDS = 900

@@ -20,9 +20,9 @@ from types import FrameType
 from benchmarks.machine import describe_machine, markdown
 from benchmarks.read import DATASETS, job, make_plan
 from dlemu.datagen import generate
-from dlemu.files import layout_of
+from dlemu.dataset.layout import Dataset
 from dlemu.loaders import open_loader
-from dlemu.world import Alone
+from dlemu.world.world import Alone
 
 _SECONDS = 0.001
 _FEWEST_SAMPLES = 2000
@@ -53,14 +53,7 @@ def profile(name: str, data: Path, num_lines: int) -> str:
     workload = job(name, data, "threads", direct=False)
     generate(workload, world=Alone())
     workload = workload.with_keys({"reader.read_threads": 0})
-    loader = open_loader(
-        workload,
-        layout_of(workload),
-        workload.data_folder,
-        accelerators=range(1),
-        known_places=True,
-        keep=False,
-    )
+    loader = open_loader(Dataset.of(workload), accelerators=range(1), keep=0)
     epoch = 0
     for _ in loader.epoch(epoch, make_plan(workload, epoch)):
         pass

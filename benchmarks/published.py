@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from dlemu.prediction import (
+from dlemu.sizing.formula import (
     ERROR,
     Calibration,
     Prediction,
@@ -28,7 +28,7 @@ from dlemu.prediction import (
     PublishedHost,
     predict,
 )
-from dlemu.workload import Drive, Workload, load_workload, read_yaml
+from dlemu.workload.model import Drive, Workload, load_workload, read_yaml
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"

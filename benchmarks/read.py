@@ -23,12 +23,12 @@ from pathlib import Path
 from benchmarks.machine import Rate, describe_machine, markdown, spread
 from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
-from dlemu.files import layout_of
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
 from dlemu.formats import FORMATS
 from dlemu.loaders import open_loader
-from dlemu.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
-from dlemu.workload import Workload, load_workload
-from dlemu.world import Alone
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
 
 EPOCHS = 3
 """Epochs of a measurement; one before it starts the workers and is left out."""
@@ -86,11 +86,8 @@ def make_plan(workload: Workload, epoch: int) -> EpochPlan:
 def read_here(workload: Workload) -> Rate:
     """Read EPOCHS epochs in this process and its workers; their start is left out."""
     loader = open_loader(
-        workload,
-        layout_of(workload),
-        workload.data_folder,
+        Dataset.of(workload),
         accelerators=range(1),
-        known_places=True,
         keep=int(workload.reader.hands_over),
     )
     try:

@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.machine import describe_machine, markdown
 from dlemu.datagen.manifest import FILE_TYPE, Manifest, Recipe, read_manifest
-from dlemu.files import layout_of
-from dlemu.metrics import measure
-from dlemu.pagecache import drop
-from dlemu.plan import EpochPlan, make_plan
-from dlemu.records import STEP, Steps, read_steps, write_steps
-from dlemu.workload import Workload, load_workload
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.plan import EpochPlan, make_plan
+from dlemu.results.metrics import measure
+from dlemu.results.records import STEP, Steps, read_steps, write_steps
+from dlemu.storage.pagecache import drop
+from dlemu.workload.model import Workload, load_workload
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128

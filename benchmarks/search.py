@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dlemu import metrics
-from dlemu.sizing import Point, search
+from dlemu.results import metrics
+from dlemu.sizing.search import Point, search
 
 CONFIRM = 5
 MOST = 4096

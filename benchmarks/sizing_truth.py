@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from tests.cgroups import throttled_reads
-from tests.drives import own_drive
+from tests.lab.cgroups import throttled_reads
+from tests.lab.drives import own_drive
 
 NUM_STEPS = 160
 MOST = 13

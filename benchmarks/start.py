@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.emulate import dlemu, scratch
 from benchmarks.machine import describe_machine, markdown, spread
-from dlemu.records import read_steps
+from dlemu.results.records import read_steps
 
 KEYS = {
     "workload": "cosmoflow_h100",

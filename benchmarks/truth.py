@@ -7,7 +7,7 @@ run once, and takes 5 to 15 s.
 import sys
 from collections.abc import Sequence
 
-from tests.bench import CASES
+from tests.lab.bench import CASES
 
 
 def main(words: Sequence[str]) -> None:

@@ -2,9 +2,9 @@
 
 from dlemu.datagen.content import Content
 from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
-from dlemu.datagen.progress import Progress
 from dlemu.datagen.survey import Found, survey
 from dlemu.datagen.verify import Fault, verify
+from dlemu.datagen.work import Progress
 from dlemu.datagen.write import generate
 
 __all__ = [

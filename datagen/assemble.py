@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.content import Content
 from dlemu.formats import PAGE_BYTES, Crc, FileSamples, Sink
-from dlemu.storage import aligned_buffer
+from dlemu.storage.extents import aligned_buffer
 
 PIECE_BYTES = 1 << 20
 """Bytes made, checked and written at once: large for a drive, and still in the CPU's cache."""

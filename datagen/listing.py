@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.files import Layout
+from dlemu.dataset.layout import Layout
 
 WORK = ".dlemu"
 """Folder in which an unfinished dataset's journals are."""

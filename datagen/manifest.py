@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
-from dlemu.commands import word
+from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.files import Layout, Samples, check_layout, layout_of
 from dlemu.formats import FORMATS, FileSamples, tfrecord
-from dlemu.regular import check_regular, read_regular
-from dlemu.sections import FileName, FormatName, Section
+from dlemu.storage.regular import check_regular, read_regular
 from dlemu.units import counted, format_bytes
-from dlemu.workload import Workload
+from dlemu.workload.commands import word
+from dlemu.workload.model import Workload
+from dlemu.workload.sections import FileName, FormatName, Section
 
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen.listing import WORK, left_behind, walk
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError
-from dlemu.files import Layout, layout_of
 from dlemu.formats import FORMATS, Places
-from dlemu.regular import open_regular
-from dlemu.workload import Workload
+from dlemu.storage.regular import open_regular
+from dlemu.workload.model import Workload
 
 _MOST_SIZES = 512
 """Sizes of so many files tell their mean; a network file system takes its time for each."""

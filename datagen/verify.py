@@ -13,12 +13,12 @@ from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest, sync_folder
-from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
+from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.datagen.write import FileWriter, writing
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, PAGE_BYTES
-from dlemu.regular import open_regular, read_regular
-from dlemu.world import World
+from dlemu.storage.regular import open_regular, read_regular
+from dlemu.world.world import World
 
 
 @dataclass(frozen=True, order=True)
@@ -82,9 +82,7 @@ def _manifest(folder: Path) -> Manifest:
 def _find(
     folder: Path, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
 ) -> list[Fault]:
-    listed = world.broadcast(_compare_sizes(folder, manifest) if world.rank == 0 else None)
-    assert listed is not None
-    sound, faults = listed
+    sound, faults = world.on_first(lambda: _compare_sizes(folder, manifest))
     if full:
         content = Content(manifest.layout.seed)
         readers = [_Reader(folder, manifest, content, sound) for _ in range(FILES_IN_FLIGHT)]

@@ -35,14 +35,14 @@ from dlemu.datagen.manifest import (
     sync_folder,
     write_whole,
 )
-from dlemu.datagen.progress import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
+from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
+from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
-from dlemu.files import Layout, Samples
 from dlemu.formats import FORMATS, PAGE_BYTES
-from dlemu.regular import read_regular
+from dlemu.storage.regular import read_regular
 from dlemu.units import counted, format_bytes
-from dlemu.workload import Workload
-from dlemu.world import World
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
 
 _PLAN = "recipe.json"
 _DONE = "done.journal"
@@ -66,8 +66,7 @@ def generate(
     wanted, folder = Recipe.of(workload), workload.data_folder
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
-        todo = world.broadcast(_prepare(folder, wanted) if world.rank == 0 else None)
-        assert todo is not None
+        todo = world.on_first(lambda: _prepare(folder, wanted))
         if todo.older is not None:
             _rename(folder, todo, todo.older, world)
         if len(todo.missing):

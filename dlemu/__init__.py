@@ -18,33 +18,35 @@ if TYPE_CHECKING:
     from dlemu.datagen import generate
     from dlemu.datagen.verify import verify
     from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
-    from dlemu.job import Outcome, run_job
     from dlemu.loaders import Batch
-    from dlemu.meter import Meter
-    from dlemu.metrics import Metrics, measure
-    from dlemu.training import TrainingLoader, make_loader
-    from dlemu.workload import Workload, load_workload
-    from dlemu.world import Alone, World, make_world
+    from dlemu.results.metrics import Metrics, measure
+    from dlemu.results.outcome import Outcome
+    from dlemu.run.job import run_job
+    from dlemu.training.loader import TrainingLoader, make_loader
+    from dlemu.training.meter import Meter
+    from dlemu.workload.model import Workload, load_workload
+    from dlemu.world.mpi import make_world
+    from dlemu.world.world import Alone, World
 
 _MODULES = {
-    "Alone": "world",
+    "Alone": "world.world",
     "Batch": "loaders",
     "DatasetError": "errors",
     "DlemuError": "errors",
-    "Meter": "meter",
-    "Metrics": "metrics",
-    "Outcome": "job",
+    "Meter": "training.meter",
+    "Metrics": "results.metrics",
+    "Outcome": "results.outcome",
     "RunError": "errors",
-    "TrainingLoader": "training",
-    "Workload": "workload",
+    "TrainingLoader": "training.loader",
+    "Workload": "workload.model",
     "WorkloadError": "errors",
-    "World": "world",
+    "World": "world.world",
     "generate": "datagen",
-    "load_workload": "workload",
-    "make_loader": "training",
-    "make_world": "world",
-    "measure": "metrics",
-    "run_job": "job",
+    "load_workload": "workload.model",
+    "make_loader": "training.loader",
+    "make_world": "world.mpi",
+    "measure": "results.metrics",
+    "run_job": "run.job",
     "verify": "datagen",
 }
 

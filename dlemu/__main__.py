@@ -11,7 +11,7 @@ def main() -> int:
     # nobody multiplies matrices, and many processes start at once on the CPUs that are measured.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from dlemu.cli import run
+        from dlemu.cli.main import run
 
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before `run` could take care of it
@@ -25,7 +25,7 @@ def main() -> int:
         from dlemu.ending import end_soon
 
         end_soon(status)
-    from dlemu.world import leave
+    from dlemu.world.mpi import leave
 
     return leave(status)
 

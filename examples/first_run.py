@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import dlemu
-from dlemu.report import render_run
+from dlemu.results.text import render_run
 
 
 def main(folder: Path) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 import dlemu
-from dlemu.size import size_storage
+from dlemu.sizing.measured import size_storage
 
 
 def main(folder: Path, more: list[str]) -> int:

@@ -38,23 +38,23 @@ from typing import IO, Any, Self, cast
 import numpy as np
 import yaml
 
-from dlemu import compose as composing
-from dlemu import links
-from dlemu import stored as storing
-from dlemu.cli import run
+from dlemu.cli.main import run
+from dlemu.dataset.layout import dataset_size, layout_of
 from dlemu.errors import DlemuError
-from dlemu.files import dataset_size, layout_of
 from dlemu.formats import tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
-from dlemu.predict import predict_storage
-from dlemu.records import JsonLines, dump_workload
-from dlemu.search_log import SearchLog, settings_of
-from dlemu.sweep import Cell, cells_of
+from dlemu.paths.sweep import Cell, cells_of
+from dlemu.results import stored as storing
+from dlemu.results.records import JsonLines, dump_workload
+from dlemu.sizing.log import SearchLog, settings_of
+from dlemu.sizing.predict import predict_storage
 from dlemu.terminal import shown
-from dlemu.workload import FormatName, load_workload
-from dlemu.world import Alone
-from tests.commands import QUICK, SMALL
-from tests.test_fuzz_formats import check, damaged, files_of
+from dlemu.workload import compose as composing
+from dlemu.workload.model import FormatName, load_workload
+from dlemu.world import links
+from dlemu.world.world import Alone
+from tests.formats.test_fuzz import check, damaged, files_of
+from tests.lab.commands import QUICK, SMALL
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 2 << 30

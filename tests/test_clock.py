@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.clock import Clock, WallClock, timer_error
-from tests.virtual import VirtualClock
+from tests.lab.virtual import VirtualClock
 
 COSMOFLOW_STEP = 0.0035
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli import run
-from tests.commands import execute
+from dlemu.cli.main import run
+from tests.lab.commands import execute
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

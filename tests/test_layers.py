@@ -1,4 +1,4 @@
-"""A module imports only from lower levels, or without a cycle from its own."""
+"""Who may import whom: a table of folders, and no circle among the modules."""
 
 import ast
 import subprocess
@@ -11,37 +11,44 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LEVELS = [
-    # words: what everything else is said in
-    "errors units clock world links ending regular terminal",
-    # the job
-    "workload sections records folders",
-    # pure, or bytes
-    "files plan metrics prediction idle formats devices host processes intervals pagecache cached "
-    "observe losses storage cuda cufile gds latency energy",
-    # do
-    "datagen loaders replay sizing probe progress blocks settle gpu_compute enough commands "
-    "stream_clock",
-    # tell
-    "verdict watchdog proof report evidence witness sweep paths drive_table plots search_log",
-    # put together
-    "cold job meter doctor",
-    # whole commands
-    "protocol closed stored page rereport targets size calibrate predict training compose",
-    # run
-    "cli __init__ __main__ workloads",
-]
-"""Modules and packages of dlemu, by level from 0."""
+GROUND = {"errors", "units", "clock", "terminal", "ending"}
+"""Modules that stand in dlemu/ itself; every folder may import them."""
+
+MAY_IMPORT = {
+    "world": "",
+    "host": "",
+    "workload": "",
+    "storage": "host",
+    "formats": "workload",
+    "dataset": "workload host world",
+    "gpu": "host storage",
+    "datagen": "dataset formats storage workload world",
+    "loaders": "datagen dataset formats gpu host storage workload",
+    "results": "host storage workload",
+    "run": "datagen dataset gpu host loaders results storage workload world",
+    "training": "datagen dataset gpu loaders results workload world",
+    "sizing": "datagen dataset host loaders results run storage workload world",
+    "paths": "gpu results storage",
+    "cli": "datagen dataset gpu host results run sizing workload world",
+    "workloads": "",
+}
+"""Who may import whom, beside the ground. docs/architecture.md says why."""
+
+SPEAKERS = {"cli", "run", "sizing", "paths", "ending", "__main__"}
+"""Who may say something on the terminal; everybody else returns or raises it."""
 
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "cupy"}
 MAY_NEED = {
     "loaders.pytorch": {"torch"},
-    "loaders.dali": {"nvidia", "torch", "cupy"},
-    "loaders.dali_pipelines": {"nvidia", "torch", "cupy"},
-    "loaders.dali_readers": {"nvidia", "torch", "cupy"},
-    "plots": {"matplotlib"},
+    "loaders.dali.loader": {"nvidia", "torch", "cupy"},
+    "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
+    "loaders.dali.readers": {"nvidia", "torch", "cupy"},
+    "sizing.plots": {"matplotlib"},
 }
 """Modules that are imported on demand, and what they may import as they are."""
+
+INTERFACE = {"hydra": {"workload.compose", "cli.main"}, "rich": {"cli.doctor", "cli.progress"}}
+"""Libraries of the command line, and the modules that know them."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 
@@ -60,11 +67,8 @@ def find_modules() -> dict[str, Path]:
 MODULES = find_modules()
 
 
-def level_of(module: str) -> int | None:
-    for level, names in enumerate(LEVELS):
-        if module.partition(".")[0] in names.split():
-            return level
-    return None
+def folder_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def imports_of(module: str) -> Iterator[str]:
@@ -102,14 +106,68 @@ def imported_at_once(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_has_a_level_and_imports_from_no_higher(module: str) -> None:
-    level = level_of(module)
-    assert level is not None, f"give dlemu.{module} its place in LEVELS"
+def test_a_folder_imports_only_what_the_table_allows(module: str) -> None:
+    folder = folder_of(module)
+    if module in ("__init__", "__main__"):  # they hand on what the folders offer
+        return
+    assert folder in GROUND | MAY_IMPORT.keys(), f"give dlemu/{folder} its row in MAY_IMPORT"
+    allowed = GROUND | {folder} | set(MAY_IMPORT.get(folder, "").split())
     for imported in imports_of(module):
-        other = level_of(imported)
-        assert other is not None and other <= level, (
-            f"dlemu.{module} of level {level} imports dlemu.{imported} of level {other}"
+        assert folder_of(imported) in allowed, (
+            f"dlemu.{module} imports dlemu.{imported}, but {folder} may import only "
+            f"{', '.join(sorted(allowed))}"
         )
+
+
+def test_the_table_is_no_wider_than_the_imports() -> None:
+    used: dict[str, set[str]] = {folder: set() for folder in MAY_IMPORT}
+    for module in MODULES:
+        folder = folder_of(module)
+        if folder in used:
+            used[folder] |= {folder_of(each) for each in imports_of(module)} - GROUND - {folder}
+    assert used == {folder: set(names.split()) for folder, names in MAY_IMPORT.items()}
+
+
+def test_folders_import_in_one_direction() -> None:
+    TopologicalSorter({folder: names.split() for folder, names in MAY_IMPORT.items()}).prepare()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_speakers_say_something(module: str) -> None:
+    """The others return their text, so that a library user decides where it goes."""
+    tree = ast.parse(MODULES[module].read_text())
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "dlemu.terminal"
+        for alias in node.names
+    }
+    assert folder_of(module) in SPEAKERS or not names & {"say", "complain"}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    assert module == "terminal" or not prints
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_interface_s_libraries_stay_there(module: str) -> None:
+    for library, allowed in INTERFACE.items():
+        names = {
+            name.partition(".")[0]
+            for node in ast.walk(ast.parse(MODULES[module].read_text()))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert library not in names or module in allowed
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_folder_says_what_it_is_for(folder: str) -> None:
+    assert len(ast.get_docstring(ast.parse(MODULES[folder].read_text())) or "") > 40
 
 
 def test_no_import_leads_back() -> None:
@@ -130,9 +188,10 @@ def test_optional_libraries_are_imported_on_demand(module: str) -> None:
     assert at_once <= MAY_NEED.get(module, set())
 
 
-def test_the_level_table_names_only_what_is_there() -> None:
-    there = {module.partition(".")[0] for module in MODULES}
-    assert {name for names in LEVELS for name in names.split()} <= there
+def test_the_tables_name_only_what_is_there() -> None:
+    assert MAY_IMPORT.keys() | GROUND <= {folder_of(module) for module in MODULES}
+    assert MAY_NEED.keys() <= MODULES.keys()
+    assert {each for modules in INTERFACE.values() for each in modules} <= MODULES.keys()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +204,7 @@ def test_the_level_table_names_only_what_is_there() -> None:
 def test_what_needs_no_extra_imports_none(arguments: list[str]) -> None:
     program = (
         "import sys, dlemu\n"
-        "from dlemu.cli import run\n"
+        "from dlemu.cli.main import run\n"
         f"status = run({arguments!r})\n"
         f"print(sorted({OPTIONAL!r} & set(sys.modules)))\n"
         "sys.exit(status)"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli import run
-from dlemu.commands import command
+from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.terminal import is_key_value, refuse_tilde, shown, shown_line
-from dlemu.workload import load_workload
-from tests.commands import QUICK, SMALL
+from dlemu.workload.commands import command
+from dlemu.workload.model import load_workload
+from tests.lab.commands import QUICK, SMALL
 from tests.test_layers import MODULES, ROOT
 
 ODD = "my set [1] ~ü,=x"
@@ -308,6 +308,6 @@ def test_what_has_no_end_is_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("dlemu.rereport.report_folders", fail)
+    monkeypatch.setattr("dlemu.cli.report.report_folders", fail)
     assert run(["report", "x"]) == 1
     assert capsys.readouterr().err == line

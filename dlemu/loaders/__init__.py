@@ -10,18 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.cufile import PathBytes
+from dlemu.dataset.layout import Dataset, Samples
+from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
-from dlemu.files import Layout, Samples
 from dlemu.loaders.descriptors import make_room
-from dlemu.plan import EpochPlan
-from dlemu.workload import Workload
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.workload.model import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +115,9 @@ class SharesMemory(Protocol):
 class _OpenLoader(Protocol):
     def __call__(
         self,
-        workload: Workload,
-        layout: Layout,
-        folder: Path,
+        dataset: Dataset,
         *,
         accelerators: range,
-        known_places: bool,
         keep: int,
     ) -> Loader: ...
 
@@ -130,8 +126,8 @@ LOADERS = {
     "pytorch": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
     "tensorflow": ("dlemu.loaders.threads", "ThreadsLoader", ""),
     "threads": ("dlemu.loaders.threads", "ThreadsLoader", ""),
-    "dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
-    "native_dali": ("dlemu.loaders.dali", "DaliLoader", "dali-cuda13"),
+    "dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
+    "native_dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
 }
 """Module, class, and the extra that it needs, by `reader.data_loader`."""
 
@@ -146,38 +142,21 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
         raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
     if workload.dali.device == "gpu":
-        import_module("dlemu.loaders.dali").find_gpus(workload)
+        import_module("dlemu.loaders.dali.loader").find_gpus(workload)
     make_room(workload, num_accelerators)
 
 
-def open_loader(
-    workload: Workload,
-    layout: Layout,
-    folder: Path,
-    *,
-    accelerators: range,
-    known_places: bool,
-    keep: int,
-) -> Loader:
+def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
     """Return the loader that `reader.data_loader` names, for these global accelerator numbers.
 
-    `known_places`: dlemu generated the files, so sizes and places follow from the layout, and every
-    length is checked against it; else each file's own header tells. `keep`: batches have
-    `data`, and each stays valid until so many more were taken; with 0 the bytes are counted and
-    dropped where the loader can.
+    `keep`: batches have `data`, and each stays valid until so many more were taken; with 0 the
+    bytes are counted and dropped where the loader can.
 
     Raises:
         DatasetError: the first file cannot be read.
         WorkloadError: a package is missing, or a key asks for what cannot be.
     """
-    return _find_loader(workload)(
-        workload,
-        layout,
-        folder,
-        accelerators=accelerators,
-        known_places=known_places,
-        keep=keep,
-    )
+    return _find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
 
 
 def _find_loader(workload: Workload) -> _OpenLoader:

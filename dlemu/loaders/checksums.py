@@ -9,7 +9,7 @@ from isal import isal_zlib
 
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
-from dlemu.workload import FormatName
+from dlemu.workload.model import FormatName
 
 _Wish = tuple[int, Callable[[memoryview], object]]
 """How many bytes are wanted next, and who takes them."""

@@ -6,7 +6,7 @@ import sys
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.units import counted
-from dlemu.workload import Workload
+from dlemu.workload.model import Workload
 
 OTHERS = 128
 """Descriptors left to the rest of the process."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
-from dlemu.loaders.samples import Memory
-from dlemu.regular import open_regular
-from dlemu.workload import FormatName
+from dlemu.loaders.source import Memory
+from dlemu.storage.regular import open_regular
+from dlemu.workload.model import FormatName
 
 _Returned = TypeVar("_Returned")
 _MOST_DEFLATED = 1032

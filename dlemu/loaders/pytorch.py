@@ -18,27 +18,26 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Dataset as TorchDataset
 
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
-from dlemu.files import Layout
 from dlemu.loaders import Batch
+from dlemu.loaders.activity import Progress, tell
 from dlemu.loaders.descriptors import make_room
 from dlemu.loaders.pipes import Requests, SharedMemory, Starter, lean_context
-from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
+from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import Steps, Takers
 from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.plan import EpochPlan
-from dlemu.storage import round_up
-from dlemu.workload import Workload
+from dlemu.storage.extents import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_SECONDS = 1.0
@@ -58,18 +57,9 @@ _Made = tuple[int, int, float, float, float] | DlemuError | None
 class PyTorchLoader:
     """Reads batches in worker processes; see `dlemu.loaders.Loader`."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        layout: Layout,
-        folder: Path,
-        *,
-        accelerators: range,
-        known_places: bool,
-        keep: int,
-    ) -> None:
-        self._source = settle(workload, layout, folder, known_places=known_places, keep=keep)
-        make_room(workload, len(accelerators))
+    def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
+        self._source = Source.open(dataset, keep=keep)
+        make_room(dataset.workload, len(accelerators))
         row_bytes = row_bytes_of(self._source, len(accelerators))
         self._starter = Starter()
         self._workers = [
@@ -329,7 +319,7 @@ def _unpack(asked: _Asked) -> Task:
     return Task(epoch, step, numbers[:num_samples], rows, numbers[num_samples:end], places)
 
 
-class _Reading(Dataset[_Made]):
+class _Reading(TorchDataset[_Made]):
     """What a worker does. Built by the main process, used in the worker."""
 
     def __init__(self, source: Source, accelerator: int, shared: _Shared) -> None:

@@ -24,19 +24,19 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.devices import lies_in_memory
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError
-from dlemu.files import Layout
-from dlemu.host import usable_cpus
+from dlemu.host.devices import lies_in_memory
+from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
+from dlemu.loaders.activity import Progress, tell
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
-from dlemu.loaders.progress import Progress, tell
-from dlemu.loaders.samples import Slots, Source, Task, row_bytes_of, settle
+from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import Steps, Window
 from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.plan import EpochPlan
-from dlemu.storage import aligned_buffer
-from dlemu.workload import Workload
+from dlemu.storage.extents import aligned_buffer
+from dlemu.workload.model import Workload
 
 _CLOSE_SECONDS = 5.0
 """How long a read that is under way may hold up `close`: one on dead storage never ends."""
@@ -154,23 +154,12 @@ class _Column:
 class ThreadsLoader:
     """Reads batches in threads of this process; see `dlemu.loaders.Loader`."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        layout: Layout,
-        folder: Path,
-        *,
-        accelerators: range,
-        known_places: bool,
-        keep: int,
-    ) -> None:
-        self._source = source = settle(
-            workload, layout, folder, known_places=known_places, keep=keep
-        )
+    def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
+        self._source = source = Source.open(dataset, keep=keep)
         row_bytes = row_bytes_of(source, len(accelerators))
-        num_workers = workload.reader.num_streams
+        num_workers = dataset.workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
-        room = make_room(workload, len(accelerators)) - OTHERS
+        room = make_room(dataset.workload, len(accelerators)) - OTHERS
         notes = np.zeros((len(accelerators), num_workers, Progress.NUM_FIELDS))
         self._progress = [Progress(rows) for rows in notes]
         self._columns = [
@@ -188,7 +177,9 @@ class ThreadsLoader:
                     max_open=max(1, min(FILES_KEPT, room // num_streams)),
                 )
                 column.streams.append(_Stream(reader, column))
-        self._crew = _Crew(_most_threads(num_streams, workload, folder), self._go_on)
+        self._crew = _Crew(
+            _most_threads(num_streams, dataset.workload, dataset.folder), self._go_on
+        )
         self._running: Steps | None = None
         self._idle = threading.Condition()
 

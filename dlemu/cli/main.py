@@ -1,0 +1,401 @@
+"""The command line: reads the words, calls what does the work, prints. Errors are one line."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dlemu.ending import Interrupts
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.terminal import complain, is_key_value, open_streams, refuse_tilde, say, shown_line
+from dlemu.units import counted
+from dlemu.world.mpi import make_world
+from dlemu.world.world import PeerError, World
+
+USAGE = """\
+dlemu - how many GPUs will this storage feed?
+
+  dlemu COMMAND [workload=NAME] [key=value ...] [--config-dir FOLDER] [--cfg job] [--help]
+
+  datasize   how large the dataset must be, and which rule says so
+  datagen    write the dataset (under mpirun: by all ranks)
+  verify     check a dataset: dlemu verify FOLDER [--full] [--repair]
+  run        replay the workload, report samples/s, AU, PASS or FAIL, and why
+  size       find the most accelerators that this storage feeds, by measurement
+  predict    the same by arithmetic, from a drive's rates or a calibration
+  calibrate  measure this host and the storage, for predict
+  report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
+  paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
+  doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
+
+  JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
+  dlemu datasize $JOB num_accelerators=8
+  dlemu datagen  $JOB num_accelerators=8
+  mpirun -n 8 --bind-to none dlemu run $JOB
+
+Workloads: {workloads},
+or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
+Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return the exit status."""
+    with Interrupts() as interrupts:
+        return _answered(arguments, interrupts)
+
+
+def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
+    world: World | None = None
+    open_streams()
+    try:
+        text = _answer(arguments)
+        if text is not None:
+            say(text)
+            status = 0
+        else:
+            with make_world() as world:
+                interrupts.speaks = world.rank == 0
+                status = _run_command(arguments[0], arguments[1:], world)
+        sys.stdout.flush()
+        return status
+    except PeerError:
+        return 1  # the rank that failed has said why
+    except DlemuError as error:
+        complain(f"{_place(world, error)}{error}")
+        return 1
+    except KeyboardInterrupt:
+        return interrupts.say()
+    except BrokenPipeError:
+        # What reads our output has ended; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        complain(f"{where}{error.strerror or error}")
+        return 1
+    except (MemoryError, RecursionError) as error:
+        why = str(error) or "this host has not enough memory for that"
+        complain(f"{type(error).__name__}: {why}")
+        return 1
+
+
+def _place(world: World | None, error: DlemuError) -> str:
+    """Return "rank 1 on host a: " for what one rank of several has met, and not all alike."""
+    if world is None or world.num_ranks == 1 or isinstance(error, WorkloadError):
+        return ""
+    return "" if str(error).startswith("rank") else f"rank {world.rank} on host {world.host}: "
+
+
+def _answer(arguments: Sequence[str]) -> str | None:
+    """Return what is asked for with --help or --version, None where it is work."""
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        return _usage()
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        return f"dlemu {version('dlemu')}"
+    command, *words = arguments
+    if command in _COMMANDS and ("--help" in words or "-h" in words):
+        return _COMMANDS[command].help()
+    return None
+
+
+@dataclass(frozen=True)
+class Words:
+    """What stood on the command line behind the command."""
+
+    overrides: list[str] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+    """Values of the options that were given, "" for those that have none."""
+    others: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for a workload: all ranks call `function`, once rank 0 has composed it."""
+
+    function: Callable[[Any, World, Words], int]
+    options: tuple[str, ...] = ()
+    reads: str = ""
+    """Its name, if it replays the workload: keys without effect on that are named."""
+    takes_folder: bool = False
+    """Whether a data folder may stand in the place of a workload, which is None then."""
+
+    def help(self) -> str:
+        """Return what it does, in a line, and the usage of all."""
+        name = next(name for name, command in _COMMANDS.items() if command is self)
+        return f"dlemu {name}: {self.function.__doc__}\n\n{_usage()}"
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        composed = world.on_first(lambda: self._compose(words, world))
+        if composed is None:
+            return 1
+        workload, parsed = composed
+        if workload is not None and "--cfg" in parsed.options:
+            from dlemu.results.records import dump_workload
+
+            if world.rank == 0:
+                say(dump_workload(workload).rstrip("\n"))
+            return 0
+        return self.function(workload, world, parsed)
+
+    def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
+        """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
+        from dlemu.workload.compose import compose, known_workloads
+
+        try:
+            parsed = parse(words, ("--config-dir", "--cfg", *self.options))
+            if self.takes_folder and (parsed.others or not parsed.overrides):
+                if len(parsed.others) != 1 or parsed.overrides:
+                    raise WorkloadError(
+                        "one data folder is needed, and no key: dlemu verify FOLDER"
+                    )
+                return None, parsed
+            if parsed.others:
+                word = parsed.others[0]
+                wanted = f"workload={word}" if word in known_workloads() else "key=value"
+                raise WorkloadError(f"{word!r} is no override; write {wanted}")
+            if parsed.options.get("--cfg", "job") != "job":
+                raise WorkloadError(f"--cfg must be job, got {parsed.options['--cfg']!r}")
+            folder = parsed.options.get("--config-dir")
+            workload = compose(parsed.overrides, None if folder is None else Path(folder))
+        except DlemuError as error:
+            complain(str(error))
+            return None
+        if self.reads:
+            from dlemu.workload.idle import idle_keys
+
+            idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
+            workload = workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
+        if workload.ignored and "--cfg" not in parsed.options:
+            say(f"ignored: {', '.join(workload.ignored)}")
+        return workload, parsed
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command without a workload: rank 0 alone calls `function` with the words behind it."""
+
+    function: Callable[[Sequence[str]], int]
+    help: Callable[[], str]
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        return self.function(words) if world.rank == 0 else 0
+
+
+def _tool(module: str) -> Tool:
+    """Return the command that a module of its own is, imported when asked for."""
+    return Tool(
+        lambda words: int(import_module(module).main(list(words))),
+        lambda: str(import_module(module).HELP).rstrip(),
+    )
+
+
+_VALUED = ("--config-dir", "--cfg", "--html")
+_SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
+
+
+def parse(words: Sequence[str], options: Sequence[str]) -> Words:
+    """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
+
+    Raises:
+        WorkloadError: an option is not one of these, or has no value.
+    """
+    parsed = Words()
+    left = iter(words)
+    for word in left:
+        if word == "--":
+            parsed.others.extend(left)
+            break
+        option, is_set, value = word.partition("=")
+        option = _SHORT.get(option, option)
+        if option in options:
+            if option in _VALUED and not is_set:
+                value = next(left, "")
+            refuse_tilde(option, value if is_set else "")
+            if bool(value) != (option in _VALUED):
+                raise WorkloadError(
+                    f"{option} needs a value" if option in _VALUED else f"{option} has no value"
+                )
+            parsed.options[option] = value
+        elif word.startswith("-"):
+            near = difflib.get_close_matches(option, options, n=1)
+            hint = f"; did you mean {near[0]}?" if near else " (dlemu --help lists them)"
+            raise WorkloadError(f"unknown option {word}{hint}")
+        elif is_key_value(word) or word.startswith("~"):
+            parsed.overrides.append(word)
+        else:
+            parsed.others.append(word)
+    return parsed
+
+
+def _run_command(name: str, words: Sequence[str], world: World) -> int:
+    if name in _COMMANDS:
+        return _COMMANDS[name](words, world)
+    if world.rank == 0:
+        near = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        complain(f"unknown command {name}{hint} (dlemu --help lists them)")
+    return 1
+
+
+def _usage() -> str:
+    from dlemu.workload.compose import known_workloads
+
+    return USAGE.format(workloads=", ".join(known_workloads()))
+
+
+def _datasize(workload: Any, world: World, words: Words) -> int:
+    """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.dataset.settle import num_accelerators, settle_size
+    from dlemu.results.text import render_datasize
+
+    accelerators = num_accelerators(workload, world)
+    _, size, memory = settle_size(workload, world, accelerators=accelerators)
+    if world.rank == 0:
+        say(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
+    return 0
+
+
+def _datagen(workload: Any, world: World, words: Words) -> int:
+    """write the dataset; killed at any moment and started again, it continues"""
+    from dlemu.cli.progress import show_progress
+    from dlemu.datagen import generate
+    from dlemu.dataset.settle import num_accelerators, settle_size
+
+    accelerators = num_accelerators(workload, world)
+    workload, _, _ = settle_size(workload, world, accelerators=accelerators)
+    with show_progress("datagen", quiet=world.rank != 0) as progress:
+        manifest = generate(workload, world=world, on_progress=progress)
+    if world.rank == 0:
+        say(f"{workload.data_folder}: {manifest.describe()}")
+    return 0
+
+
+def _verify(workload: Any, world: World, words: Words) -> int:
+    """check a data folder by its manifest; --full its content too, --repair mends it"""
+    from dlemu.cli.progress import show_progress
+    from dlemu.datagen import verify
+
+    folder = Path(words.others[0]) if workload is None else workload.data_folder
+    full = "--full" in words.options
+    with show_progress("verify", quiet=world.rank != 0) as progress:
+        faults = verify(
+            folder,
+            full=full,
+            repair="--repair" in words.options,
+            world=world,
+            on_progress=progress,
+        )
+    if world.rank == 0:
+        for fault in faults:
+            again = ", written again" if fault.repaired else ""
+            say(shown_line(f"{fault.path}: {fault.problem}{again}"))
+        say(f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked")
+    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _found(faults: Sequence[Any]) -> str:
+    """Return "2 bad files, 1 written again, 1 extra file"."""
+    bad = [fault for fault in faults if not fault.extra]
+    repaired = sum(fault.repaired for fault in bad)
+    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
+    if repaired:
+        parts.append(f"{repaired:,} written again")
+    if len(faults) > len(bad):
+        parts.append(counted(len(faults) - len(bad), "extra file"))
+    return ", ".join(parts)
+
+
+def _run(workload: Any, world: World, words: Words) -> int:
+    """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
+    from dlemu.results.proof import EXIT_STATUS
+    from dlemu.results.text import render_run
+    from dlemu.run.job import check_job, run_job
+
+    if workload.workflow.generate_data:
+        if workload.workflow.train:
+            check_job(workload, world)
+        _datagen(workload, world, words)
+    if not workload.workflow.train:
+        return 0
+    if workload.division == "closed" or workload.runs > 1 or workload.warmup:
+        from dlemu.run.protocol import run_protocol
+
+        return run_protocol(workload, world=world, say=say)
+    outcome = run_job(workload, world=world, say=say)
+    status = 0
+    if outcome is not None:
+        say(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
+        say(f"results: {outcome.folder}")
+        status = EXIT_STATUS[outcome.summary["verdict"]]
+    return world.broadcast(status)
+
+
+def _size(workload: Any, world: World, words: Words) -> int:
+    """find the most emulated accelerators that this storage feeds, by measured search"""
+    from dlemu.sizing.measured import size_storage
+
+    return size_storage(workload, world, say)
+
+
+def _predict(workload: Any, world: World, words: Words) -> int:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.sizing.predict import predict_storage
+
+    if world.rank == 0:
+        say(predict_storage(workload)[1])
+    return 0
+
+
+def _calibrate(workload: Any, world: World, words: Words) -> int:
+    """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.sizing.calibrate import calibrate_host
+
+    return calibrate_host(workload, world, say)
+
+
+_REPORT_HELP = """\
+dlemu report FOLDER... [key=value ...] [--html FILE] [--json]
+
+Shows runs again, computed anew from their stored steps; metric.edition=v2.0 applies the other
+definition to them. Folders of several runs (runs=5, division=closed) show the table too.
+
+  --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
+  --json        what summary.json would say, as one JSON object a folder"""
+
+
+def _report(words: Sequence[str]) -> int:
+    from dlemu.cli.report import report_folders
+
+    parsed = parse(words, ("--html", "--json"))
+    folders = parsed.others + [word for word in parsed.overrides if not is_key_value(word)]
+    if not folders:
+        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
+    page = parsed.options.get("--html")
+    return report_folders(
+        [Path(folder) for folder in folders],
+        [word for word in parsed.overrides if is_key_value(word)],
+        html=None if page is None else Path(page),
+        as_json="--json" in parsed.options,
+    )
+
+
+_COMMANDS: dict[str, Command | Tool] = {
+    "datasize": Command(_datasize),
+    "datagen": Command(_datagen),
+    "verify": Command(_verify, ("--full", "--repair"), takes_folder=True),
+    "run": Command(_run, reads="run"),
+    "size": Command(_size, reads="size"),
+    "predict": Command(_predict),
+    "calibrate": Command(_calibrate),
+    "report": Tool(_report, lambda: _REPORT_HELP),
+    "paths": _tool("dlemu.paths.report"),
+    "doctor": _tool("dlemu.cli.doctor"),
+}

@@ -1,0 +1,104 @@
+"""`dlemu report`: stored runs shown again, as text, JSON or a page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.results.records import SUMMARY, plain
+from dlemu.results.stored import Stored, read_folder
+from dlemu.terminal import complain, say, shown_line
+
+
+def report_folders(
+    folders: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    html: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the report of each folder; return the exit status of the worst.
+
+    `overrides` such as "metric.edition=v2.0" apply another definition to the same records. `html`
+    names a page to be written beside.
+
+    Raises:
+        WorkloadError: an override is none of metric's keys, or the page cannot be written.
+    """
+    keys = dict(_key_value(override) for override in overrides)
+    statuses: set[int] = set()
+    stored: list[Stored] = []
+    for folder in folders:
+        try:
+            each, text = _read(folder, keys, as_json=as_json)
+        except DlemuError as error:
+            # The others can still be shown.
+            complain(str(error))
+            statuses.add(1)
+            continue
+        say(f"\n{text}" if stored and not as_json else text)
+        stored.append(each)
+        statuses.add(each.status)
+    if html is not None and stored:
+        _write_page(html, stored)
+    return next(status for status in (1, 2, 0) if status in statuses)
+
+
+def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Stored, str]:
+    """Return what a folder holds, and what is shown of it.
+
+    Raises:
+        DlemuError: it is no run's folder, the run did not end, or a file is damaged.
+    """
+    with _sound(folder):
+        each = read_folder(folder, keys)
+        if not as_json:
+            return each, each.text
+        text = json.dumps({"folder": str(folder)} | plain(each.summary))
+        return each, text.replace("\x7f", "\\u007f")  # which JSON may hold as it is
+
+
+@contextmanager
+def _sound(folder: Path) -> Iterator[None]:
+    """Say of a folder whose files hold something else than a run leaves that they are damaged.
+
+    Raises:
+        RunError: a value is missing, of another type or out of all bounds.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except DAMAGE as error:
+        raise RunError(
+            f"{folder / SUMMARY} or a file beside it is damaged: {in_short(error)}"
+        ) from None
+
+
+def _key_value(override: str) -> tuple[str, object]:
+    key, _, value = override.partition("=")
+    if not key.startswith("metric."):
+        raise WorkloadError(
+            f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
+        )
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise WorkloadError(f"override {override} cannot be parsed; write key=value") from None
+
+
+def _write_page(path: Path, stored: Sequence[Stored]) -> None:
+    from dlemu.results.page import render_page
+
+    with _sound(stored[0].folder):
+        page = render_page(stored)
+    try:
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise WorkloadError(
+            f"--html {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+    say(f"page: {shown_line(str(path))}", to_stderr=True)

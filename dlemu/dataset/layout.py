@@ -1,0 +1,278 @@
+"""Which file holds a sample, where in it and how large; and how many files a job needs.
+
+The only place that knows names and sizes, so that generator and loaders cannot disagree. Pure: no
+file is opened. Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import WorkloadError
+from dlemu.workload.model import Workload
+from dlemu.workload.sections import FormatName
+
+Samples = NDArray[np.int64]
+
+STEPS_PER_EPOCH = 500
+"""Least steps of an epoch (MLPerf Storage rules, "dataset size")."""
+MEMORY_MULTIPLE = 5
+"""Least size of a dataset, in units of the hosts' memory (same source)."""
+_STRATA = 64
+"""Consecutive samples draw their sizes from that many different parts of the distribution."""
+_LEAST_SHARE = 0.01
+"""A sample is never smaller than this share of the mean."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a dataset: names, and the samples in each."""
+
+    format: FormatName
+    num_files: int
+    samples_per_file: int
+    mean_bytes: float
+    stdev_bytes: float
+    element_bytes: int
+    seed: int
+    prefix: str = "img"
+    num_subfolders: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the whole set."""
+        return self.num_files * self.samples_per_file
+
+    @property
+    def streamed(self) -> bool:
+        """Whether files are read from end to end: no sample of theirs can be read alone.
+
+        A TFRecord has no directory, and npz and npy interleave samples (their axis is the last);
+        HDF5 keeps each sample in one piece.
+        """
+        return self.samples_per_file > 1 and self.format != "hdf5"
+
+    def file_of(self, samples: Samples) -> Samples:
+        """Return the file number of each sample."""
+        return samples // self.samples_per_file
+
+    def place_of(self, samples: Samples) -> Samples:
+        """Return each sample's place in its file, from 0."""
+        return samples % self.samples_per_file
+
+    def samples_of(self, file: int) -> Samples:
+        """Return the samples of one file, in their order there."""
+        return np.arange(file * self.samples_per_file, (file + 1) * self.samples_per_file)
+
+    def path(self, file: int) -> str:
+        """Return a file's path below the data folder."""
+        return f"train/{self._name(file)}.{self.format}"
+
+    def index_path(self, file: int) -> str:
+        """Return the path below the data folder of a TFRecord file's index."""
+        return f"index/{self.path(file).removesuffix('.tfrecord')}.idx"
+
+    def sizes(self, samples: Samples) -> Samples:
+        """Return the payload bytes of each sample, drawn from (seed, sample) alone.
+
+        A fractional mean is met on average. With a stdev the distribution is normal, redrawn below
+        1 % of the mean, with mean and stdev as asked *after* that redrawing.
+        """
+        unit = self.element_bytes
+        if self.stdev_bytes == 0:
+            exact = np.full(len(samples), self.mean_bytes / unit)
+        else:
+            quantiles, grid = _quantiles(self.mean_bytes, self.stdev_bytes)
+            exact = np.interp(_strata(self.seed, samples), grid, quantiles) / unit
+        fraction = _uniform(self.seed, samples, purpose=2)
+        return np.maximum(np.floor(exact + fraction), 1).astype(np.int64) * unit
+
+    def _name(self, file: int) -> str:
+        name = f"{self.prefix}_{file:0{len(str(self.num_files))}d}_of_{self.num_files}"
+        if self.num_subfolders <= 1:
+            return name
+        width = len(str(self.num_subfolders))
+        return f"{file % self.num_subfolders:0{width}d}/{name}"
+
+
+def layout_of(workload: Workload) -> Layout:
+    """Return the layout of a workload's dataset.
+
+    Raises:
+        WorkloadError: sizes cannot be as asked.
+    """
+    dataset = workload.dataset
+    layout = Layout(
+        format=dataset.format,
+        num_files=workload.num_files,
+        samples_per_file=dataset.num_samples_per_file,
+        mean_bytes=dataset.mean_bytes,
+        stdev_bytes=0.0 if dataset.record_dims else dataset.record_length_bytes_stdev,
+        element_bytes=dataset.element_bytes,
+        seed=dataset.seed,
+        prefix=dataset.file_prefix,
+        num_subfolders=dataset.num_subfolders_train,
+    )
+    check_layout(layout)
+    return layout
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuse sizes that no files of this format can have.
+
+    Raises:
+        WorkloadError: with the key, the bound and the value.
+    """
+    per_file, mean, stdev = layout.samples_per_file, layout.mean_bytes, layout.stdev_bytes
+    if per_file > 1 and layout.format != "tfrecord":
+        if stdev > 0:
+            raise WorkloadError(
+                f"dataset.record_length_bytes_stdev must be 0 where a {layout.format} file holds "
+                f"{per_file} samples, got {stdev:g}: the file is one array, its samples are equal"
+            )
+        if mean % layout.element_bytes:
+            raise WorkloadError(
+                f"dataset.record_length_bytes must be a multiple of {layout.element_bytes} where "
+                f"a {layout.format} file holds {per_file} samples, got {mean:g}"
+            )
+    if stdev > 0:
+        _quantiles(mean, stdev)  # refuses what no such distribution has
+
+
+class DatasetSize(NamedTuple):
+    """What the benchmark's rule asks for."""
+
+    samples_for_steps: int
+    samples_for_memory: float
+    num_samples: int
+    num_files: int
+    num_bytes: float
+    won: Literal["steps", "memory"]
+
+
+def dataset_size(workload: Workload, *, num_accelerators: int, host_memory: int) -> DatasetSize:
+    """Return the dataset that a job needs: 500 steps, and five times the hosts' memory.
+
+    `host_memory` is in bytes, summed over the hosts. Source: MLPerf Storage v1.0 rules; files are
+    rounded up as in v3.0, so that neither bound is missed.
+    """
+    length = workload.dataset.mean_bytes
+    per_file = workload.dataset.num_samples_per_file
+    for_steps = STEPS_PER_EPOCH * workload.reader.batch_size * num_accelerators
+    for_memory = MEMORY_MULTIPLE * host_memory / length
+    num_files = math.ceil(max(for_steps, for_memory) / per_file)
+    return DatasetSize(
+        samples_for_steps=for_steps,
+        samples_for_memory=for_memory,
+        num_samples=num_files * per_file,
+        num_files=num_files,
+        num_bytes=num_files * per_file * length,
+        won="steps" if for_steps >= for_memory else "memory",
+    )
+
+
+def hashed(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.uint64]:
+    """Return 64 random bits for each number; different purposes are independent.
+
+    SplitMix64's finaliser (Steele, Lea, Flood 2014) over a Weyl sequence keyed by seed and purpose.
+    """
+    key = np.random.SeedSequence((seed, purpose)).generate_state(2, np.uint64)
+    with np.errstate(over="ignore"):
+        bits = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key[0]
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB) ^ key[1]
+        bits = (bits ^ (bits >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes: NDArray[np.uint64] = bits ^ (bits >> np.uint64(32))
+    return hashes
+
+
+def _uniform(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.float64]:
+    top = hashed(seed, numbers, purpose=purpose) >> np.uint64(11)
+    return top.astype(np.float64) * 2.0**-53
+
+
+def _strata(seed: int, samples: Samples) -> NDArray[np.float64]:
+    """Return a uniform number for each sample, spread evenly over each run of 64 samples.
+
+    Independent draws would leave the total of 168 UNet3D files 4 % off (one standard deviation);
+    dealing each run of 64 samples one draw per 64th keeps every sum close to what was asked.
+    """
+    block, place = np.divmod(samples, _STRATA)
+    bits = hashed(seed, block, purpose=0)
+    turn, first = bits | np.uint64(1), bits >> np.uint64(32)
+    with np.errstate(over="ignore"):
+        stratum = (place.astype(np.uint64) * turn + first) % np.uint64(_STRATA)
+    within: NDArray[np.float64] = stratum.astype(np.float64) + _uniform(seed, samples, purpose=1)
+    return within / _STRATA
+
+
+@lru_cache
+def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the quantile function of the size, as values over a grid of probabilities.
+
+    Cutting a normal at 1 % of the mean raises its mean and narrows it (UNet3D: by 2 and 4 %), so
+    the normal that is cut is found such that what is left has the asked mean and stdev.
+    Kept, for it takes milliseconds and loaders ask for every batch; not to be written to.
+
+    Raises:
+        WorkloadError: the stdev is too large for sizes above zero.
+    """
+    least, unit = _LEAST_SHARE * mean, NormalDist()
+    centre, width = mean, stdev
+    for _ in range(200):
+        cut = (least - centre) / width
+        kept = 1 - unit.cdf(cut)
+        if kept < 1e-3:
+            break
+        hazard = unit.pdf(cut) / kept
+        got_mean = centre + width * hazard
+        got_stdev = width * math.sqrt(max(1 + cut * hazard - hazard**2, 1e-12))
+        if abs(got_mean - mean) < 1e-6 * mean and abs(got_stdev - stdev) < 1e-6 * mean:
+            start = unit.cdf(cut)
+            # Finer at both ends, where the quantile function is steep.
+            ends = np.logspace(-7, -3, 200)
+            grid = np.concatenate([[0.0], ends, np.linspace(1e-3, 1 - 1e-3, 1999)[1:-1], 1 - ends])
+            grid = np.unique(np.clip(grid, 0.0, 1 - 1e-7))
+            values = [
+                max(least, centre + width * unit.inv_cdf(min(start + p * (1 - start), 1 - 1e-12)))
+                if start + p > 0
+                else least
+                for p in grid
+            ]
+            return np.array(values), grid
+        centre -= got_mean - mean
+        width *= stdev / got_stdev
+    raise WorkloadError(
+        f"dataset.record_length_bytes_stdev must be at most about 0.7 of the mean {mean:g}, "
+        f"got {stdev:g}: sizes cannot be below zero"
+    )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What lies in a data folder, and the workload that reads it."""
+
+    workload: Workload
+    """With the number of files that are there."""
+    layout: Layout
+    known_places: bool = True
+    """Whether a manifest tells that dlemu wrote the files: then sizes and places follow from the
+    layout, and every length is checked against it; else each file's own header tells."""
+    notes: tuple[str, ...] = ()
+    """What a run's report says of the dataset."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the files lie in."""
+        return self.workload.data_folder
+
+    @classmethod
+    def of(cls, workload: Workload) -> "Dataset":
+        """Return the dataset that dlemu generates for a workload."""
+        return cls(workload, layout_of(workload))

@@ -1,0 +1,348 @@
+"""Reads from storage straight into GPU memory through NVIDIA's cuFile, and the proof of the path.
+
+cuFile answers every call alike, whichever way the bytes went: by PCI peer-to-peer DMA, through the
+nvidia-fs kernel module, or, in "compatibility mode", read by POSIX into host memory and copied.
+Only its own counters tell them apart, so `Driver.path_bytes` reads those.
+
+Thin over `libcufile.so.0`, with the standard library only. Names, layouts and error numbers are
+those of cufile.h (versions 1.15 and 1.20 compared); ctypes lets other threads run during a call.
+"""
+
+import ctypes
+import functools
+import json
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from dlemu.errors import RunError
+from dlemu.gpu.availability import (
+    INSTALL,
+    Availability,
+    CufileError,
+    Gds,
+    availability,
+    config,
+    describe,
+    find_library,
+    library_version,
+)
+from dlemu.gpu.cuda import PAGE_BYTES
+from dlemu.storage.path_bytes import PathBytes
+
+__all__ = [
+    "Availability",
+    "DeviceBuffer",
+    "DeviceFile",
+    "Driver",
+    "Gds",
+    "aligned",
+    "availability",
+    "decode_stats",
+]
+
+
+_VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
+class _Descriptor(ctypes.Structure):
+    """CUfileDescr_t for a Linux file descriptor; its union is as wide as a pointer."""
+
+    _fields_ = (("type", ctypes.c_int), ("fd", ctypes.c_longlong), ("fs_ops", ctypes.c_void_p))
+
+
+_OPAQUE_FD = 1
+
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "cuFileDriverOpen": (CufileError, []),
+    "cuFileDriverClose_v2": (CufileError, []),
+    "cuFileSetStatsLevel": (CufileError, [ctypes.c_int]),
+    "cuFileStatsStart": (CufileError, []),
+    "cuFileStatsReset": (CufileError, []),
+    "cuFileGetStatsL3": (CufileError, [ctypes.c_void_p]),
+    "cuFileHandleRegister": (CufileError, [ctypes.c_void_p, ctypes.c_void_p]),
+    "cuFileHandleDeregister": (None, [ctypes.c_void_p]),
+    "cuFileBufRegister": (CufileError, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
+    "cuFileBufDeregister": (CufileError, [ctypes.c_void_p]),
+    "cuFileRead": (
+        ctypes.c_ssize_t,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
+    ),
+    "cuFileWrite": (
+        ctypes.c_ssize_t,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
+    ),
+}
+
+
+@functools.cache
+def _load(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path, use_errno=True)
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            # The counters that prove the path came with 1.15.
+            raise RunError(
+                f"{path} has no {name}: it is older than cuFile 1.15; {INSTALL}"
+            ) from None
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+# --- the proof ------------------------------------------------------------------------------------
+
+
+STATS_BYTES = 16 * 1024
+"""More than any version's CUfileStatsLevel3_t: 5000 bytes up to 1.18, 5112 since 1.19."""
+
+_READ_BYTES, _WRITE_BYTES = 96, 104  # in CUfileStatsLevel1_t, with which the structure begins
+_GPU_BYTES, _MAX_GPUS = 248, 16
+_GPU_READS, _GPU_WRITES = 56, 160  # n_p2p_*, n_nvfs_*, n_posix_*, one after another
+
+
+def decode_stats(stats: bytes, version: int) -> PathBytes:
+    """Return the bytes by path that a CUfileStatsLevel3_t of this library version tells.
+
+    The bytes are those of all reads and writes; where several paths were taken, they are dealt out
+    by the number of operations.
+    """
+    # 1.19 put 112 bytes about readv and writev before the GPUs.
+    gpus = 1144 if version >= 1190 else 1032
+    (num_gpus,) = struct.unpack_from("=I", stats, gpus - 8)
+    totals = struct.unpack_from("=QQ", stats, _READ_BYTES)
+    shares = [0.0, 0.0, 0.0]  # P2PDMA, nvidia-fs, POSIX: the counters' order
+    num_paths = 0
+    for total, place in zip(totals, (_GPU_READS, _GPU_WRITES), strict=True):
+        counts = [0, 0, 0]
+        for gpu in range(min(num_gpus, _MAX_GPUS)):
+            found = struct.unpack_from("=QQQ", stats, gpus + gpu * _GPU_BYTES + place)
+            counts = [count + more for count, more in zip(counts, found, strict=True)]
+        if total and not any(counts):
+            raise RunError(
+                f"cuFile {version} moved {total} bytes and counted no path; its statistics have a "
+                "layout unknown to dlemu"
+            )
+        if total:
+            shares = [s + total * c / sum(counts) for s, c in zip(shares, counts, strict=True)]
+            num_paths = max(num_paths, sum(count > 0 for count in counts))
+    p2pdma, nvidia_fs, compat = (round(share) for share in shares)
+    return PathBytes(p2pdma, nvidia_fs, compat, estimated=num_paths > 1)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class Driver:
+    """cuFile's driver, open in this process under our own configuration.
+
+    At most one at a time, opened before anything else opens cuFile, and never before a fork.
+
+    Args:
+        folder: where the files lie; checked before anything of cuFile is touched.
+        gds: "require" forbids compatibility mode, "prefer" allows it.
+
+    Raises:
+        RunError: cuFile cannot work here; the message has the reason and the remedy.
+    """
+
+    def __init__(self, folder: str | Path, gds: Gds = "prefer") -> None:
+        found = availability(folder, gds=gds)
+        if not found.usable:
+            raise RunError(f"cuFile cannot read {folder}: {'; '.join(found.reasons)}")
+        path = find_library()
+        assert path is not None, "availability has just found it"
+        self.gds = gds
+        self.expected_mode = found.mode
+        self.version = library_version(path)
+        self._folder = Path(tempfile.mkdtemp(prefix="dlemu-cufile-"))
+        settings = self._folder / "cufile.json"
+        settings.write_text(json.dumps(config(gds, self._folder)), encoding="utf-8")
+        # cuFile takes its settings from this variable only, and reads it when the driver opens.
+        self._settings, self._users = str(settings), os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = self._settings
+        try:
+            self._library = _load(path)
+            self.call("cuFileDriverOpen")
+            self.call("cuFileSetStatsLevel", 3)
+            self.call("cuFileStatsStart")
+            self.call("cuFileStatsReset")  # or counters go on from a driver that was closed
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Put back the user's own settings, unless they were changed meanwhile."""
+        if os.environ.get(_VARIABLE) == self._settings:
+            if self._users is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = self._users
+        shutil.rmtree(self._folder)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function that returns a CUfileError_t."""
+        error = getattr(self._library, name)(*arguments)
+        if error.err:
+            raise RunError(f"{name} failed: {describe(error.err, error.cu_err)}")
+
+    def move(self, name: str, *arguments: object) -> int:
+        """Call cuFileRead or cuFileWrite and return how many bytes went."""
+        done: int = getattr(self._library, name)(*arguments)
+        if done == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        if done < 0:
+            raise RunError(f"{name} failed: {describe(-done)}")
+        return done
+
+    def forget(self, handle: ctypes.c_void_p) -> None:
+        self._library.cuFileHandleDeregister(handle)
+
+    def path_bytes(self) -> PathBytes:
+        """Return what cuFile's counters say about all bytes since the driver was opened.
+
+        Raises:
+            RunError: bytes went through the host although `gds` is "require".
+        """
+        stats = ctypes.create_string_buffer(STATS_BYTES)
+        self.call("cuFileGetStatsL3", stats)
+        found = decode_stats(stats.raw, self.version)
+        if self.gds == "require" and found.compat:
+            raise RunError(
+                f"reader.gds=require, but cuFile moved {found.compat} bytes through host memory; "
+                "see `dlemu doctor`, or set reader.gds=prefer"
+            )
+        return found
+
+    def close(self) -> None:
+        try:
+            self.call("cuFileDriverClose_v2")
+        finally:
+            self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DeviceBuffer:
+    """Device memory that cuFile has pinned; register once, then read into it often.
+
+    Its address and size must be multiples of 4096: what is not, takes the page cache silently.
+    """
+
+    def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
+        if address % PAGE_BYTES or num_bytes % PAGE_BYTES:
+            raise RunError(
+                f"a buffer for cuFile must be aligned to {PAGE_BYTES} bytes, got {num_bytes} bytes "
+                f"at {address:#x}"
+            )
+        self._driver = driver
+        self.address = address
+        self.num_bytes = num_bytes
+        driver.call("cuFileBufRegister", address, num_bytes, 0)
+
+    def close(self) -> None:
+        self._driver.call("cuFileBufDeregister", self.address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def aligned(offset: int, num_bytes: int) -> tuple[int, int, int]:
+    """Return (start, length, head): the aligned read that holds these bytes, from `head` on."""
+    start = offset // PAGE_BYTES * PAGE_BYTES
+    end = -(-(offset + num_bytes) // PAGE_BYTES) * PAGE_BYTES
+    return start, end - start, offset - start
+
+
+class DeviceFile:
+    """A file that cuFile reads into GPU memory (or writes from it), opened with O_DIRECT.
+
+    Several threads may read through one handle.
+    """
+
+    def __init__(self, driver: Driver, path: str | Path, *, writable: bool = False) -> None:
+        self._driver = driver
+        self.path = Path(path)
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_DIRECT)
+        self._handle = ctypes.c_void_p()
+        descriptor = _Descriptor(_OPAQUE_FD, self._fd, None)
+        try:
+            driver.call(
+                "cuFileHandleRegister", ctypes.byref(self._handle), ctypes.byref(descriptor)
+            )
+        except RunError as error:
+            os.close(self._fd)
+            raise RunError(f"{path}: {error}") from None
+
+    def read(
+        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
+    ) -> int:
+        """Read into the buffer; all numbers are multiples of 4096. Returns the bytes read, fewer
+        only at the file's end."""
+        self._check(buffer, num_bytes, file_offset, buffer_offset)
+        return self._driver.move(
+            "cuFileRead", self._handle, buffer.address, num_bytes, file_offset, buffer_offset
+        )
+
+    def write(
+        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
+    ) -> int:
+        """Write from the buffer; all numbers are multiples of 4096."""
+        self._check(buffer, num_bytes, file_offset, buffer_offset)
+        return self._driver.move(
+            "cuFileWrite", self._handle, buffer.address, num_bytes, file_offset, buffer_offset
+        )
+
+    def read_extent(
+        self, buffer: DeviceBuffer, offset: int, num_bytes: int, buffer_offset: int = 0
+    ) -> int:
+        """Read any bytes of the file, and return where in the buffer the first of them lies.
+
+        The read is widened to whole blocks of 4096 bytes, for which the buffer needs room.
+
+        Raises:
+            RunError: the file ends too early.
+        """
+        start, length, head = aligned(offset, num_bytes)
+        done = self.read(buffer, length, start, buffer_offset)
+        if done < head + num_bytes:
+            raise RunError(
+                f"{self.path} ends at byte {start + done}; {num_bytes} bytes at {offset} were asked"
+            )
+        return buffer_offset + head
+
+    def _check(
+        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int
+    ) -> None:
+        # In compatibility mode cuFile would take what is not aligned through the page cache.
+        if (num_bytes | file_offset | buffer_offset) % PAGE_BYTES:
+            raise RunError(
+                f"{self.path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
+                f"{file_offset} into the buffer's {buffer_offset}"
+            )
+        if buffer_offset + num_bytes > buffer.num_bytes:
+            raise RunError(
+                f"{self.path}: {num_bytes} bytes at {buffer_offset} overrun a buffer of "
+                f"{buffer.num_bytes}"
+            )
+
+    def close(self) -> None:
+        self._driver.forget(self._handle)
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,4 @@
+"""What the kernel tells of a host: devices, mounts, limits, processes, counters over time.
+
+May import the ground only.
+"""

@@ -1,0 +1,194 @@
+"""Observe a host while a job runs: what its drives, CPUs and processes have counted."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes, read_text
+from dlemu.host.intervals import (
+    HostCpu,
+    IntervalSummary,
+    Observation,
+    read_observations,
+    summarize,
+)
+from dlemu.host.limits import cgroup_folders, cpu_throttling, usable_cpus
+from dlemu.host.processes import ProcessTree
+
+__all__ = ["HostObserver", "IntervalSummary", "Observation", "read_observations", "summarize"]
+
+T = TypeVar("T")
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# Shares of a core that the counters, the search for new processes, and memory may take: together
+# under 1 %. Where they would cost more, they are looked at less often.
+_COUNTERS, _SEARCH, _MEMORY = 0.004, 0.002, 0.001
+
+
+class HostObserver:
+    """Reads a host's counters at the borders of epochs, and about once a second between.
+
+    The observations are kept, and written to `path` as JSON lines. Where so many processes run that
+    this would cost 1 % of a core, it is done less often. `pids` names the processes to follow, as
+    they may change; their descendants are followed as well.
+
+    Raises:
+        OSError: `path` exists, or cannot be written: by whichever call comes next.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        pids: Callable[[], Iterable[int]],
+        path: Path | None = None,
+        *,
+        period: float = 1.0,
+        proc: Path = PROC,
+        sys: Path = SYS,
+    ) -> None:
+        self.devices = devices_under(folder, proc=proc, sys=sys)
+        self.observations: list[Observation] = []
+        self.cpu_seconds = 0.0
+        """What the thread that observes has cost."""
+        self._mount = mount_under(folder, proc=proc)
+        self._pids = pids
+        self._path = path
+        self._period = period
+        self._proc = proc
+        self._tree = ProcessTree(proc)
+        self._cgroups: list[Path] = []
+        self._usable_cpus = 0.0
+        self._file: FileIO | None = None
+        self._failure: OSError | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._ending = False
+        self._thread = threading.Thread(target=self._observe, name="host observer", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            self._file = self._path.open("xb", buffering=0)
+            # For those who compare with other logs: the observations' clock and the time of day.
+            self._write({"time": time.perf_counter(), "unix_time": time.time()})
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+        if self._file is not None:
+            self._file.close()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    def mark(self, label: str) -> Observation:
+        """Observe a border, now. Memory is left to the thread: to measure it can take a second."""
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            self._refresh()
+            observation = self._take(label, None)
+        self._wake.set()
+        return observation
+
+    def between(self, first: str, last: str) -> list[Observation]:
+        """Return the observations from one border to another, both included.
+
+        Raises:
+            ValueError: there is no such border.
+        """
+        with self._lock:
+            labels = [observation.label for observation in self.observations]
+            start = labels.index(first)
+            return self.observations[start : labels.index(last, start) + 1]
+
+    def _observe(self) -> None:
+        refresh = _Paced(self._refresh, _SEARCH)
+        measure_memory = _Paced(self._tree.pss_bytes, _MEMORY)
+        while not self._ending:
+            start = time.thread_time()
+            try:
+                with self._lock:
+                    refresh()
+                pss_bytes = measure_memory()
+                begun = time.thread_time()
+                with self._lock:
+                    self._take(None, pss_bytes)
+            except OSError as error:
+                self._failure = error
+                return
+            ended = time.thread_time()
+            self.cpu_seconds += ended - start
+            self._wake.wait(max(self._period, (ended - begun) / _COUNTERS))
+            self._wake.clear()
+
+    def _refresh(self) -> None:
+        self._tree.refresh(self._pids())
+        pids = self._tree.pids
+        folders = cgroup_folders("cpu", pids=pids, proc=self._proc)
+        self._cgroups = list(dict.fromkeys([*self._cgroups, *folders]))
+        self._usable_cpus = usable_cpus(pids, proc=self._proc)
+
+    def _take(self, label: str | None, pss_bytes: int | None) -> Observation:
+        counters = {device.name: device.counters() for device in self.devices}
+        observation = Observation(
+            time=time.perf_counter(),
+            label=label,
+            devices={name: counts for name, counts in counters.items() if counts is not None},
+            network_read_bytes=self._network_read_bytes(),
+            host=_host_cpu(self._proc),
+            usable_cpus=self._usable_cpus,
+            processes=self._tree.counters(),
+            throttling=cpu_throttling(self._cgroups),
+            pss_bytes=pss_bytes,
+        )
+        self.observations.append(observation)
+        self._write(asdict(observation))
+        return observation
+
+    def _network_read_bytes(self) -> int | None:
+        return network_read_bytes(self._mount, proc=self._proc) if self._mount else None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(record).encode() + b"\n")
+
+
+class _Paced(Generic[T]):
+    """Calls a function when asked to, unless that would cost more than a share of a core."""
+
+    def __init__(self, function: Callable[[], T], share: float) -> None:
+        self._function = function
+        self._share = share
+        self._due = 0.0
+
+    def __call__(self) -> T | None:
+        if time.perf_counter() < self._due:
+            return None
+        start = time.thread_time()
+        result = self._function()
+        self._due = time.perf_counter() + (time.thread_time() - start) / self._share
+        return result
+
+
+def _host_cpu(proc: Path) -> HostCpu | None:
+    words = read_text(proc / "stat").partition("\n")[0].split()
+    if len(words) < 9:
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal = (
+        int(word) / _TICKS_PER_SECOND for word in words[1:9]
+    )
+    return HostCpu(user + nice + system + irq + softirq, idle, iowait, steal)

@@ -1,0 +1,1 @@
+"""The loader of NVIDIA DALI, with and without GPUDirect Storage. Imported on demand."""

@@ -1,0 +1,295 @@
+"""Samples read through cuFile straight into a GPU's memory, for one accelerator.
+
+1. a batch     is planned as extents: runs of its samples that lie together in a file ->
+2. threads     read_threads x io_depth of them, each read an extent, in aligned pieces, into the
+               batch's slot; what training does not get is read, too, into memory used by nobody ->
+3. the samples where they lie in the slot; DALI copies them from there, within the GPU's memory.
+
+Slots are registered with cuFile once, and used again when their batch has been computed on.
+"""
+
+import os
+import queue
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from time import perf_counter
+from typing import NamedTuple
+
+from dlemu.dataset.plan import EpochPlan
+from dlemu.errors import DatasetError
+from dlemu.formats import FORMATS, Places
+from dlemu.gpu.cuda import PAGE_BYTES, DeviceMemory, Gpu
+from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
+from dlemu.loaders import Batch
+from dlemu.loaders.source import Source, Task, sample_bytes
+
+_CLOSE_SECONDS = 5.0
+
+
+class DeviceArray:
+    """Bytes in GPU memory, as DALI, CuPy and PyTorch take them."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+        }
+
+
+class Extent(NamedTuple):
+    """Bytes of a file that are read at once.
+
+    `start` is a multiple of 4096; the bytes up to `keep` go to `at` in the slot, those from there
+    to `stop` nowhere.
+    """
+
+    file: int
+    start: int
+    keep: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where a batch goes in its slot."""
+
+    extents: list[Extent]
+    begins: list[int]
+    """Where in the slot each sample begins, in the batch's order."""
+    lengths: list[int]
+    """Bytes that are kept of each."""
+
+
+def spread_batch(
+    files: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], *, most: int | None
+) -> Spread:
+    """Return the extents of a batch whose samples lie there; `most` bytes of each are kept.
+
+    Samples that lie within a page of each other, one behind the other, are one extent.
+    """
+    extents: list[Extent] = []
+    begins, kept = [0] * len(files), list(lengths)
+    end = 0  # of the slot's used part
+    for index in sorted(range(len(files)), key=lambda index: (files[index], offsets[index])):
+        file, offset, length = files[index], offsets[index], lengths[index]
+        stop = offset + length
+        kept[index] = length if most is None else min(length, most)
+        last = extents[-1] if extents else None
+        if last and last.file == file and last.keep == last.stop <= offset < last.stop + PAGE_BYTES:
+            extents[-1] = last = last._replace(keep=offset + kept[index], stop=stop)
+        else:
+            last = Extent(file, _down(offset), offset + kept[index], stop, end)
+            extents.append(last)
+        begins[index] = last.at + offset - last.start
+        end = last.at + _up(last.keep - last.start)
+    return Spread(extents, begins, kept)
+
+
+class _Begun(NamedTuple):
+    """A batch that is being read."""
+
+    task: Task
+    spread: Spread
+    futures: list[Future[tuple[int, float]]]
+
+
+class DeviceReader:
+    """Reads the batches of one accelerator; the calling thread only waits.
+
+    Attributes:
+        host_bytes: what was read into host memory so far: headers of files that are not known.
+    """
+
+    def __init__(self, source: Source, driver: Driver, gpu: int, accelerator: int) -> None:
+        workload, layout = source.workload, source.layout
+        reader = workload.reader
+        self.host_bytes = 0
+        self._source, self._driver, self._accelerator = source, driver, accelerator
+        self._format = FORMATS[layout.format]
+        self._places = lru_cache(256)(self._find_places)
+        piece = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
+        self._piece_bytes = _up(piece)
+        # Of a file of one sample no more is kept than training gets.
+        resize = workload.dataset.record_length_bytes_resize
+        self._most = resize if layout.samples_per_file == 1 else None
+        whole = workload.with_keys({"dataset.record_length_bytes_resize": None})
+        room = sample_bytes(replace(source, dataset=replace(source.dataset, workload=whole)))
+        if self._most is not None:
+            room = min(room, self._most)
+        # A page more at each end, and one between samples.
+        self._slot_bytes = reader.batch_size * (_up(room) + 3 * PAGE_BYTES)
+        self._num_slots = source.batches_in_flight
+        num_threads = reader.num_streams * reader.io_depth
+        nowhere = self._num_slots * self._slot_bytes
+        self._gpu = Gpu(gpu)
+        self._memory = DeviceMemory(nowhere + num_threads * self._piece_bytes)
+        self._buffer = DeviceBuffer(driver, self._memory.address, self._memory.num_bytes)
+        self._nowhere: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for thread in range(num_threads):
+            self._nowhere.put(nowhere + thread * self._piece_bytes)
+        self._threads = ThreadPoolExecutor(num_threads, "dlemu cufile", self._gpu.use)
+        self._under_way: dict[int, float] = {}
+        self._futures: set[Future[tuple[int, float]]] = set()
+
+    def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[DeviceArray]]]:
+        """Yield an epoch's batches; the arrays are valid while training computes on them."""
+        tasks = self._source.tasks(epoch, plan, self._accelerator)
+        most = max(1, self._source.batches_ahead)
+        begun: deque[_Begun] = deque()
+        try:
+            for step in range(plan.num_steps):
+                begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
+                task, spread, futures = begun.popleft()
+                costs = [future.result() for future in futures]
+                if self._source.takes_early:  # the loop has asked for the next one already
+                    begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
+                self._futures.difference_update(futures)
+                base = self._memory.address + step % self._num_slots * self._slot_bytes
+                arrays = [
+                    DeviceArray(base + begin, length)
+                    for begin, length in zip(spread.begins, spread.lengths, strict=True)
+                ]
+                batch = Batch(
+                    epoch=epoch,
+                    step=step,
+                    accelerator=self._accelerator,
+                    samples=task.samples,
+                    num_bytes=sum(num_bytes for num_bytes, _ in costs),
+                    ready=perf_counter(),
+                    read_seconds=sum(seconds for _, seconds in costs),
+                    decode_seconds=0.0,
+                    hand_over_seconds=0.0,
+                )
+                yield batch, arrays
+        finally:
+            self._give_up()
+
+    def waiting_for(self) -> str:
+        """Return which file is read for the longest time, empty if none is."""
+        under_way = sorted((since, file) for file, since in list(self._under_way.items()))
+        if not under_way:
+            return ""
+        since, file = under_way[0]
+        return (
+            f"accelerator {self._accelerator} reads {self._source.layout.path(file)} through "
+            f"cuFile for {perf_counter() - since:.0f} s"
+        )
+
+    def close(self) -> None:
+        """End the threads and give the memory back; not while a read hangs that may write to it."""
+        if self._give_up():
+            self._threads.shutdown()
+            self._gpu.use()
+            self._buffer.close()
+            self._memory.close()
+            self._gpu.close()
+
+    def _give_up(self) -> bool:
+        """Cancel what is not begun and wait for the rest; return False if that hangs."""
+        for future in self._futures:
+            future.cancel()
+        self._futures = wait(self._futures, _CLOSE_SECONDS).not_done
+        return not self._futures
+
+    def _begin(self, task: Task) -> _Begun:
+        """Have the threads read a batch into its slot."""
+        layout = self._source.layout
+        files = layout.file_of(task.samples).tolist()
+        if task.places is not None:
+            offsets, lengths, sizes = task.places.tolist()
+        else:
+            places = layout.place_of(task.samples).tolist()
+            found = [self._places(file) for file in files]
+            sizes = [num_bytes for _, num_bytes in found]
+            offsets, lengths = (
+                [int(bounds[place]) for bounds, place in zip(each, places, strict=True)]
+                for each in ([at.offsets for at, _ in found], [at.lengths for at, _ in found])
+            )
+        spread = spread_batch(files, offsets, lengths, most=self._most)
+        last = spread.extents[-1]
+        if last.at + _up(last.keep - last.start) > self._slot_bytes:
+            raise DatasetError(
+                f"{self._path(last.file)}: the batch of step {task.step} is larger than its files "
+                f"told; dlemu verify lists what is damaged"
+            )
+        slot = task.step % self._num_slots * self._slot_bytes
+        file_bytes = dict(zip(files, sizes, strict=True))
+        futures = [
+            self._threads.submit(self._read, extent, slot, file_bytes[extent.file])
+            for extent in spread.extents
+        ]
+        self._futures.update(futures)
+        return _Begun(task, spread, futures)
+
+    def _read(self, extent: Extent, slot: int, file_bytes: int) -> tuple[int, float]:
+        """Read an extent of a file so large; return its bytes and the seconds that it took."""
+        begin = perf_counter()
+        self._under_way[extent.file] = begin
+        nowhere = self._nowhere.get()
+        path = self._path(extent.file)
+        at = extent.start
+        try:
+            with DeviceFile(self._driver, path) as file:
+                found = os.stat(path).st_size
+                if found != file_bytes:
+                    raise DatasetError(
+                        f"{path} holds {found} bytes, {file_bytes} are wanted; "
+                        f"dlemu verify lists what is damaged"
+                    )
+                while at < extent.stop:
+                    kept = at < extent.keep
+                    part = _up((extent.keep if kept else extent.stop) - at)
+                    into = slot + extent.at + at - extent.start if kept else nowhere
+                    got = file.read(self._buffer, min(part, self._piece_bytes), at, into)
+                    if got == 0:
+                        raise DatasetError(f"{path} ended at byte {at} while it was being read")
+                    at += got
+        except FileNotFoundError:
+            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        finally:
+            self._nowhere.put(nowhere)
+            self._under_way.pop(extent.file, None)
+        return at - extent.start, perf_counter() - begin
+
+    def _find_places(self, file: int) -> tuple[Places, int]:
+        """Return where a file's samples lie, and its bytes."""
+        layout = self._source.layout
+        if self._source.dataset.known_places:
+            sizes = layout.sizes(layout.samples_of(file))
+            places = self._format.places(sizes, element_bytes=layout.element_bytes)
+            return places, int(self._format.file_bytes(sizes[None])[0])
+        path = self._path(file)
+        try:
+            with open(path, "rb", buffering=0) as opened:
+
+                def read(offset: int, length: int) -> bytes:
+                    data = os.pread(opened.fileno(), length, offset)
+                    self.host_bytes += len(data)
+                    return data
+
+                num_bytes = os.stat(path).st_size
+                places = self._format.locate(read, num_bytes, num_samples=layout.samples_per_file)
+                return places, num_bytes
+        except FileNotFoundError:
+            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        except DatasetError as error:
+            raise DatasetError(f"{path}: {error}") from None
+
+    def _path(self, file: int) -> str:
+        return f"{self._source.dataset.folder}/{self._source.layout.path(file)}"
+
+
+def _down(num_bytes: int) -> int:
+    return num_bytes // PAGE_BYTES * PAGE_BYTES
+
+
+def _up(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,4 @@
+"""Data paths side by side: host memory, bounce buffers, GPUDirect Storage (`dlemu paths`).
+
+May import gpu, results and the ground.
+"""

@@ -1,0 +1,305 @@
+"""One measurement of one data path: workers that read or write blocks of files for some seconds.
+
+processes > threads > workers, each with its own file, buffer and order of blocks
+    path:     host_buffered            page cache
+              host_direct              O_DIRECT
+              host_direct_gpu_copy     O_DIRECT, then a copy from pinned memory to the GPU
+              cufile                   cuFile, by whichever path it chooses: see `path_bytes`
+"""
+
+import functools
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import repeat
+from multiprocessing.connection import Connection, wait
+from typing import Literal, get_args
+
+import numpy as np
+
+from dlemu.errors import DlemuError, RunError
+from dlemu.gpu.cuda import PAGE_BYTES, DeviceMemory, Gpu, HostMemory
+from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
+from dlemu.paths.latency import Latencies
+from dlemu.storage.path_bytes import PathBytes
+
+DataPath = Literal["host_buffered", "host_direct", "host_direct_gpu_copy", "cufile"]
+Pattern = Literal["seq_read", "random_read", "seq_write", "random_write", "seq_mix", "random_mix"]
+DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+PROCESSES_BELOW = 128 * 1024
+"""Into host memory. Threads of one Python process stop scaling with smaller blocks: 4 of them reach
+171,000 IOPS at 4 KiB, fio 365,000."""
+
+_CHUNK = 8192  # blocks between two looks at the clock's results
+
+_Transfer = Callable[[int], int]
+"""Reads or writes the block at an offset and returns its bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the workers of one measurement do."""
+
+    path: DataPath
+    pattern: Pattern
+    io_size: int
+    files: tuple[str, ...]
+    """One for each worker."""
+    file_bytes: int
+    seconds: float
+    seed: int = 0
+
+    @property
+    def writes(self) -> bool:
+        return not self.pattern.endswith("read")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.path in ("host_direct_gpu_copy", "cufile")
+
+    @property
+    def num_processes(self) -> int:
+        """Small blocks into host memory get a process for each worker, all else threads.
+
+        A process has a CUDA context of its own, and contexts take turns on a GPU: several would
+        measure that, and not the path.
+        """
+        return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
+
+
+@dataclass
+class Done:
+    """What workers did, one or many of them."""
+
+    latencies: Latencies
+    end: float
+    """When the last one was done."""
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    path_bytes: PathBytes = field(default_factory=PathBytes)
+
+    def merge(self, other: "Done") -> None:
+        self.latencies.merge(other.latencies)
+        self.end = max(self.end, other.end)
+        self.user_seconds += other.user_seconds
+        self.system_seconds += other.system_seconds
+        self.path_bytes += other.path_bytes
+
+
+def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
+    """Let the workers work, and return what they did and in how many seconds.
+
+    `on_start` is called when all are ready and begin.
+
+    Raises:
+        RunError: a worker failed or died.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Each process of a measurement is forked from a server that has imported this module: cheap
+    # to start, and without this process's threads and CUDA context, which must not be forked.
+    context.set_forkserver_preload([__name__])
+    groups = []
+    try:
+        for place in range(work.num_processes):
+            ours, theirs = context.Pipe()
+            members = tuple(range(place, len(work.files), work.num_processes))
+            process = context.Process(target=_run_group, args=(theirs, work, members), daemon=True)
+            process.start()
+            theirs.close()
+            groups.append((process, ours))
+        pipes = [pipe for _, pipe in groups]
+        for _ in _receive_all(pipes):
+            pass
+        start = time.perf_counter() + 0.02  # so that the message reaches all before it is due
+        for pipe in pipes:
+            pipe.send(start)
+        time.sleep(max(0.0, start - time.perf_counter()))
+        on_start()
+        done = Done(Latencies(), start)
+        for result in _receive_all(pipes):
+            assert isinstance(result, Done)
+            done.merge(result)
+        return done, done.end - start
+    finally:
+        for process, pipe in groups:
+            process.terminate()
+            process.join()
+            pipe.close()
+
+
+def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
+    """Yield a message of each pipe, in the order in which they come: so none hides a failure."""
+    awaited = list(pipes)
+    while awaited:
+        for pipe in wait(awaited):
+            assert isinstance(pipe, Connection)
+            awaited.remove(pipe)
+            try:
+                message = pipe.recv()
+            except EOFError:
+                raise RunError("a worker ended without a word; killed, or out of memory?") from None
+            if isinstance(message, str):
+                raise RunError(message)
+            yield message
+
+
+def _run_group(
+    pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
+) -> None:
+    """Work as one process, for the workers `members`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    try:
+        with ExitStack() as stack:
+            gpu = stack.enter_context(Gpu()) if work.on_gpu else None
+            driver = None
+            if work.path == "cufile":
+                driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
+            workers = [_Worker(work, member, gpu, driver, stack) for member in members]
+            pipe.send(None)
+            start = pipe.recv()
+            time.sleep(max(0.0, start - time.perf_counter()))
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            done = _run_threads(workers, start + work.seconds)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            done.user_seconds = after.ru_utime - before.ru_utime
+            done.system_seconds = after.ru_stime - before.ru_stime
+            done.path_bytes = (
+                driver.path_bytes() if driver else PathBytes(host=done.latencies.num * work.io_size)
+            )
+        pipe.send(done)
+    except (DlemuError, OSError) as error:
+        pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
+
+
+def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
+    if len(workers) == 1:
+        return workers[0].run(deadline)
+    with ThreadPoolExecutor(len(workers)) as threads:
+        first, *others = threads.map(_Worker.run, workers, repeat(deadline))
+    for other in others:
+        first.merge(other)
+    return first
+
+
+class _Worker:
+    """One file, one block of memory, one order of blocks."""
+
+    def __init__(
+        self, work: Work, index: int, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
+    ) -> None:
+        self._work = work
+        self._gpu = gpu
+        self._random = np.random.default_rng((work.seed, index))
+        flags = os.O_RDWR if work.writes else os.O_RDONLY
+        if work.path in ("host_direct", "host_direct_gpu_copy"):
+            flags |= os.O_DIRECT
+        self._fd = os.open(work.files[index], flags)
+        stack.callback(os.close, self._fd)
+        # What was written or read before this measurement must not serve it.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._buffer = stack.enter_context(HostMemory(max(work.io_size, PAGE_BYTES)))
+        self._view = self._buffer.view[: work.io_size]
+        self._view[:] = self._random.bytes(work.io_size)
+        self._stamps = np.frombuffer(self._view, np.uint64)[:: PAGE_BYTES // 8]
+        self._first_stamps = self._stamps.copy()
+        self._num_written = 0
+        if driver is not None:
+            self._read, self._write = self._cufile(driver, work.files[index], stack)
+        elif work.on_gpu:
+            self._read, self._write = self._host_and_copy(stack)
+        else:
+            self._read = functools.partial(os.preadv, self._fd, [self._view])
+            self._write = self._write_host
+
+    def run(self, deadline: float) -> Done:
+        if self._gpu is not None:
+            self._gpu.use()
+        latencies = Latencies()
+        size = self._work.io_size
+        clock = time.perf_counter_ns
+        end = int(deadline * 1e9)
+        for offsets, transfers in self._blocks():
+            stamps = [clock()]
+            for offset, transfer in zip(offsets, transfers, strict=False):
+                if transfer(offset) != size:
+                    raise RunError(f"{self._work.files[0]}: short transfer at byte {offset}")
+                now = clock()
+                stamps.append(now)
+                if now >= end:
+                    break
+            times = np.array(stamps, np.int64)
+            latencies.add(times[1:] - times[:-1])
+            if stamps[-1] >= end:
+                break
+        if self._work.writes and self._work.path == "host_buffered":
+            os.fdatasync(self._fd)  # or the drive would not have taken part
+        return Done(latencies, time.perf_counter())
+
+    def _blocks(self) -> Iterator[tuple[list[int], Iterator[_Transfer]]]:
+        """Yield offsets and what to do there, each block of the file once, then again and again."""
+        num_blocks = self._work.file_bytes // self._work.io_size
+        while True:
+            order = np.arange(num_blocks)
+            if self._work.pattern.startswith("random"):
+                self._random.shuffle(order)
+            for start in range(0, num_blocks, _CHUNK):
+                offsets = (order[start : start + _CHUNK] * self._work.io_size).tolist()
+                yield offsets, self._transfers(len(offsets))
+            if self._work.path == "host_buffered":
+                # The next round must not be read from memory.
+                if self._work.writes:
+                    os.fdatasync(self._fd)
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _transfers(self, num: int) -> Iterator[_Transfer]:
+        if self._work.pattern.endswith("mix"):
+            both = (self._read, self._write)
+            return iter([both[choice] for choice in self._random.integers(0, 2, num).tolist()])
+        return repeat(self._write if self._work.writes else self._read)
+
+    def _stamp(self) -> None:
+        """Make every 4 KiB differ from all others, or storage that deduplicates looks faster."""
+        self._num_written += 1
+        # An odd factor meets each 64-bit number once before it comes round.
+        step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
+        np.add(self._first_stamps, step, out=self._stamps)
+
+    def _write_host(self, offset: int) -> int:
+        self._stamp()
+        return os.pwritev(self._fd, [self._view], offset)
+
+    def _host_and_copy(self, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
+        memory = stack.enter_context(DeviceMemory(self._work.io_size))
+        self._buffer.pin()
+        size, address = self._work.io_size, self._buffer.address
+
+        def read(offset: int) -> int:
+            done = os.preadv(self._fd, [self._view], offset)
+            memory.fill(address, size)
+            return done
+
+        def write(offset: int) -> int:
+            memory.drain(address, size)
+            self._stamp()
+            return os.pwritev(self._fd, [self._view], offset)
+
+        return read, write
+
+    def _cufile(self, driver: Driver, path: str, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
+        size = self._work.io_size
+        memory = stack.enter_context(DeviceMemory(size))
+        memory.fill(self._buffer.address, size)
+        buffer = stack.enter_context(DeviceBuffer(driver, memory.address, size))
+        file = stack.enter_context(DeviceFile(driver, path, writable=self._work.writes))
+        return (
+            lambda offset: file.read(buffer, size, offset),
+            lambda offset: file.write(buffer, size, offset),
+        )

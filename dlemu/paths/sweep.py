@@ -1,0 +1,376 @@
+"""A sweep over the data paths of folders, as vendors publish them for GPUDirect Storage.
+
+plan      targets x paths x patterns x block sizes x workers, a cell each
+prepare   one file of random bytes for each worker and target, removed at the end
+measure   each cell for some seconds; done cells are kept in cells.jsonl and not measured again
+"""
+
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from dlemu.ending import last_act
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.gpu import cuda
+from dlemu.gpu.cufile import availability
+from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
+from dlemu.paths.energy import Energy, read_energy
+from dlemu.results.folders import hold
+from dlemu.results.records import JsonLines, check_writable
+from dlemu.units import format_bytes, format_seconds
+
+ALIGNMENT = 4096
+LARGEST_FILE = 2 << 30
+"""What the published runs gave each worker for large blocks (gdsio -s 2048M)."""
+SMALLEST_FILE = 16 << 20
+_FILL = 16 << 20  # bytes of one write when a file is prepared
+
+OnEvent = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathsPlan:
+    """What to measure; every combination is a cell."""
+
+    targets: tuple[Path, ...]
+    """Folders: a local drive, a remote mount …"""
+    output: Path = Path("outputs/paths")
+    """Results; measuring again into the same folder goes on where it ended."""
+    seconds: float = 45.0
+    """Of each cell; 45 s as in the published tables."""
+    io_sizes: tuple[int, ...] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
+    workers: tuple[int, ...] = (8,)
+    patterns: tuple[Pattern, ...] = ("seq_read", "random_read")
+    """Writing wears drives, so it is done when asked for."""
+    paths: tuple[DataPath, ...] | None = None
+    """None means all that work here; one that was named and does not work is an error."""
+    file_size: int | None = None
+    """Of each worker's file; None means 2 GiB, or less where more would take over a quarter of the
+    free space."""
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "io_sizes", "workers", "patterns"):
+            if not getattr(self, name):
+                raise WorkloadError(f"{name} must not be empty")
+        if not self.seconds > 0:
+            raise WorkloadError(f"seconds must be above 0, got {self.seconds}")
+        if min(self.workers) < 1:
+            raise WorkloadError(f"workers must be at least 1, got {min(self.workers)}")
+        for size in self.io_sizes:
+            if size <= 0 or size % ALIGNMENT:
+                raise WorkloadError(
+                    f"io_sizes must be multiples of {ALIGNMENT} bytes, got {size}: O_DIRECT and "
+                    "cuFile take nothing else"
+                )
+        if self.file_size is not None and self.file_size < max(self.io_sizes):
+            raise WorkloadError(
+                f"file_size must be at least the largest of io_sizes, {max(self.io_sizes)} bytes, "
+                f"got {self.file_size}"
+            )
+        for target in self.targets:
+            if not target.is_dir():
+                raise WorkloadError(f"target {target} is not a folder; create or mount it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measurement. CPU shares are of all CPUs of the host, as `top` and vendors give them."""
+
+    target: str
+    path: DataPath
+    pattern: Pattern
+    io_size: int
+    workers: int
+    seconds: float
+    """As asked."""
+    elapsed: float
+    """As measured, with the last block and, for buffered writes, the sync."""
+    num_ios: int
+    gib_per_second: float
+    iops: float
+    latency_mean: float
+    latency_p50: float
+    latency_p99: float
+    latency_p999: float
+    cpu_user_percentage: float
+    """Of the measuring processes."""
+    cpu_system_percentage: float
+    host_user_percentage: float
+    """Of everything on the host, the kernel's own threads included."""
+    host_system_percentage: float
+    cpu_seconds_per_gb: float
+    """User and system time of the measuring processes, for 10^9 bytes."""
+    cpu_watts: float | None
+    gpu_watts: float | None
+    mode: str
+    """The path that the bytes took, as cuFile counted: p2pdma, nvidia-fs, compat; else host."""
+    p2pdma_bytes: int
+    nvidia_fs_bytes: int
+    compat_bytes: int
+    host_bytes: int
+    file_bytes: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was asked; the same key is the same cell."""
+        return (self.target, self.path, self.pattern, self.io_size, self.workers, self.seconds)
+
+
+# --- measure --------------------------------------------------------------------------------------
+
+
+def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
+    """Measure all cells of the plan that the output folder does not hold yet; return all of them.
+
+    Raises:
+        WorkloadError: the output folder cannot be made, or another command holds it.
+        RunError: a named path does not work, space is short, a result cannot be written, or a
+            worker failed.
+    """
+    todo = {target: list(_plan_target(plan, target, on_event)) for target in plan.targets}
+    keys = [_key(plan, target, *what) for target, cells in todo.items() for what in cells]
+    with hold(plan.output, "paths", key="output"):
+        store = JsonLines(plan.output / "cells.jsonl")
+        known = {cell.key: cell for cell in cells_of(store)}
+        num_left = sum(key not in known for key in keys)
+        on_event(
+            f"{len(keys)} cells, {len(keys) - num_left} of them measured before; {num_left} x "
+            f"{format_seconds(plan.seconds)} = {format_seconds(num_left * plan.seconds)}"
+        )
+        check_writable(plan.output / "paths.json")
+        for target, cells in todo.items():
+            left = [what for what in cells if _key(plan, target, *what) not in known]
+            if not left:
+                continue
+            with _files(plan, target, on_event) as (files, file_bytes):
+                for what in left:
+                    cell = _measure(target, _work(plan, what, files, file_bytes))
+                    num_left -= 1
+                    on_event(
+                        f"{_name(cell)}: {cell.gib_per_second:.3f} GiB/s, p99 "
+                        f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
+                        f"CPU-s/GB; {format_seconds(num_left * plan.seconds)} left"
+                    )
+                    known[cell.key] = cell
+                    store.append(asdict(cell))
+    return [known[key] for key in keys]
+
+
+_CELL = TypeAdapter(Cell)
+
+
+def cells_of(store: JsonLines) -> list[Cell]:
+    """Return the finished cells of a cells.jsonl.
+
+    Raises:
+        RunError: a line is no cell.
+    """
+    try:
+        return [_CELL.validate_python(value) for value in store.values]
+    except DAMAGE as error:
+        raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
+
+
+def _work(
+    plan: PathsPlan, what: tuple[DataPath, Pattern, int, int], files: tuple[str, ...], size: int
+) -> Work:
+    path, pattern, io_size, workers = what
+    return Work(
+        path=path,
+        pattern=pattern,
+        io_size=io_size,
+        files=files[:workers],
+        file_bytes=size // io_size * io_size,
+        seconds=plan.seconds,
+    )
+
+
+def _name(cell: Cell) -> str:
+    size = format_bytes(cell.io_size)
+    return f"{cell.target} {cell.path} {cell.pattern} {size} x {cell.workers}"
+
+
+def _key(plan: PathsPlan, target: Path, *what: object) -> tuple[object, ...]:
+    return (str(target), *what, plan.seconds)
+
+
+def _plan_target(
+    plan: PathsPlan, target: Path, on_event: OnEvent
+) -> Iterator[tuple[DataPath, Pattern, int, int]]:
+    usable = []
+    for path in plan.paths or DATA_PATHS:
+        problem = path_problem(path, target)
+        if problem is None:
+            usable.append(path)
+        elif plan.paths is None:
+            on_event(f"left out on {target}: {path}: {problem}")
+        else:
+            raise RunError(f"paths={path} does not work on {target}: {problem}")
+    # Paths innermost: what is compared is measured one after the other, in like conditions.
+    for pattern, workers, io_size, path in itertools.product(
+        plan.patterns, plan.workers, plan.io_sizes, usable
+    ):
+        yield path, pattern, io_size, workers
+
+
+def path_problem(path: DataPath, target: Path) -> str | None:
+    """Return why a path cannot be measured in a folder, None if it can."""
+    if path == "cufile":
+        found = availability(target)
+        return None if found.usable else "; ".join(found.reasons)
+    if path != "host_buffered" and not _opens_direct(target):
+        return "its file system does not open files with O_DIRECT"
+    if path == "host_direct_gpu_copy":
+        try:
+            cuda.num_gpus()
+        except RunError as error:
+            return str(error)
+    return None
+
+
+def _opens_direct(target: Path) -> bool:
+    probe = target / "dlemu_paths.probe"
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600))
+    except OSError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+    return True
+
+
+def _measure(target: Path, work: Work) -> Cell:
+    before: list[tuple[Mapping[str, float], Energy, float]] = []
+    done, elapsed = perform(
+        work, lambda: before.append((_host_cpu(), read_energy(), time.perf_counter()))
+    )
+    cpu, energy, moment = _host_cpu(), read_energy(), time.perf_counter()
+    cpu_before, energy_before, moment_before = before[0]
+    host_seconds = sum(cpu.values()) - sum(cpu_before.values())
+    num_bytes = done.latencies.num * work.io_size
+
+    def host_share(*names: str) -> float:
+        return 100 * sum(cpu[name] - cpu_before[name] for name in names) / max(host_seconds, 1e-9)
+
+    def watts(joules: float | None) -> float | None:
+        return None if joules is None else joules / (moment - moment_before)
+
+    all_cpus = elapsed * (os.cpu_count() or 1)
+    return Cell(
+        target=str(target),
+        path=work.path,
+        pattern=work.pattern,
+        io_size=work.io_size,
+        workers=len(work.files),
+        seconds=work.seconds,
+        elapsed=elapsed,
+        num_ios=done.latencies.num,
+        gib_per_second=num_bytes / elapsed / 2**30,
+        iops=done.latencies.num / elapsed,
+        latency_mean=done.latencies.mean(),
+        latency_p50=done.latencies.percentile(50),
+        latency_p99=done.latencies.percentile(99),
+        latency_p999=done.latencies.percentile(99.9),
+        cpu_user_percentage=100 * done.user_seconds / all_cpus,
+        cpu_system_percentage=100 * done.system_seconds / all_cpus,
+        host_user_percentage=host_share("user", "nice"),
+        host_system_percentage=host_share("system", "irq", "softirq"),
+        cpu_seconds_per_gb=(done.user_seconds + done.system_seconds) / (num_bytes / 1e9),
+        cpu_watts=watts(energy.cpu_joules_since(energy_before)),
+        gpu_watts=watts(energy.gpu_joules_since(energy_before)),
+        mode=done.path_bytes.mode,
+        p2pdma_bytes=done.path_bytes.p2pdma,
+        nvidia_fs_bytes=done.path_bytes.nvidia_fs,
+        compat_bytes=done.path_bytes.compat,
+        host_bytes=done.path_bytes.host,
+        file_bytes=work.file_bytes,
+    )
+
+
+def _host_cpu() -> dict[str, float]:
+    """Return CPU seconds of the whole host by kind, idle ones too."""
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    ticks = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+    return {
+        name: int(number) / os.sysconf("SC_CLK_TCK")
+        for name, number in zip(names, ticks, strict=False)
+    }
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _files(
+    plan: PathsPlan, target: Path, on_event: OnEvent
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Write the workers' files into the target, and remove them in the end."""
+    num = max(plan.workers)
+    files = tuple(str(target / f"dlemu_paths.{index}") for index in range(num))
+    for file in files:
+        Path(file).unlink(missing_ok=True)  # of a run that was killed
+    free = shutil.disk_usage(target).free
+    largest = max(plan.io_sizes)
+    chosen = min(LARGEST_FILE, max(SMALLEST_FILE, largest, free // 4 // num))
+    size = (plan.file_size or chosen) // largest * largest
+    if num * size > free * 0.95:
+        raise RunError(
+            f"{target} has {format_bytes(free)} free, too little for {num} files of "
+            f"{format_bytes(size)}; free some, or lower file_size or workers"
+        )
+    on_event(f"writing {num} files of {format_bytes(size)} into {target}")
+
+    def remove(error: BaseException | None = None) -> None:
+        for file in files:
+            Path(file).unlink(missing_ok=True)
+
+    try:
+        with last_act(remove):
+            _write_all(files, size)
+            yield files, size
+    finally:
+        remove()
+
+
+def _write_all(files: Sequence[str], size: int) -> None:
+    """Write the files, several at once."""
+    stopped = threading.Event()
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            written = [
+                threads.submit(write_random_file, file, seed, size, stopped)
+                for seed, file in enumerate(files)
+            ]
+            for each in written:
+                each.result()
+        finally:
+            stopped.set()  # an interrupt would wait for the rest of all files
+
+
+def write_random_file(
+    path: str, seed: int, num_bytes: int, stopped: threading.Event | None = None
+) -> None:
+    """Write bytes that no storage can compress or deduplicate, and put them on the drive."""
+    random = np.random.default_rng(seed)
+    pool = random.integers(0, 1 << 64, _FILL // 8, np.uint64)
+    block = np.empty(_FILL // 8, np.uint64)
+    with open(path, "wb", buffering=0) as file:
+        for start in range(0, num_bytes, _FILL):
+            np.bitwise_xor(pool, random.integers(0, 1 << 64, dtype=np.uint64), out=block)
+            data = block.view(np.uint8)[: num_bytes - start].data
+            while data:
+                data = data[file.write(data) :]
+            if stopped is not None and stopped.is_set():
+                return
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,207 @@
+"""Output folders: made late, held by one command at a time, never left empty."""
+
+import errno
+import fcntl
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.results.records import CONFIG, SUMMARY, UNFINISHED, read_summary
+from dlemu.workload.model import Workload
+
+_TRIES = 20
+"""A folder may vanish while it is being opened: another command removes the empty ones it made."""
+_EMPTY_RUN = re.compile(r"summary\.json|config\.yaml|host\.\d+\.jsonl|\..+\.part")
+_RECORDS = re.compile(r"steps\.\d+\.npy|(run|warmup)\.\d+(\.attempt-\d+)?")
+
+
+@contextmanager
+def make(folder: Path) -> Iterator[Path]:
+    """Yield a folder that is there; what was made for it and is empty in the end is removed.
+
+    Raises:
+        WorkloadError: it cannot be made.
+    """
+    try:
+        made = _make(folder)
+    except OSError as error:
+        raise _refusal(folder, "output.folder", error) from None
+    try:
+        yield folder
+    finally:
+        _remove_empty(made)
+
+
+@contextmanager
+def hold(given: str | Path | None, name: str, *, key: str = "output.folder") -> Iterator[Path]:
+    """Yield the folder given, else a new one outputs/`name`/<time>, as `make` does, and held.
+
+    While it is held, no other command of this host can hold it. The lock is the kernel's, on the
+    folder itself: it needs no file, and ends with this process and its workers.
+
+    Raises:
+        WorkloadError: it cannot be made, or another command holds it.
+    """
+    if given is None:
+        folder, lock, made = _open_new(Path("outputs") / name, key)
+    else:
+        folder = Path(given)
+        lock, made = _open(folder, key)
+    try:
+        yield folder
+    finally:
+        _remove_empty(made)
+        fcntl.flock(lock, fcntl.LOCK_UN)  # workers may have inherited the descriptor
+        os.close(lock)
+
+
+@contextmanager
+def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Path]:
+    """Yield, as `hold` does, the folder for a run or for several, in which there is none yet.
+
+    A run that did not end is kept beside it, in <folder>.attempt-<n>. Where a run is refused before
+    its first step, nothing stays.
+
+    Raises:
+        WorkloadError: it cannot be made, another command holds it, or a run that ended is in it.
+    """
+    given = workload.output.folder
+    if given is not None and (Path(given) / SUMMARY).exists():
+        say(f"{given} holds a run that did not end; it is kept as {_set_aside(Path(given))}")
+    with hold(given, workload.name) as folder:
+        if (folder / SUMMARY).exists():  # of a command that was faster
+            raise WorkloadError(_taken(folder))
+        try:
+            yield folder
+        except DlemuError as error:
+            entries = list(folder.iterdir())
+            begun = len(entries) > 1  # a run has its summary.json and config.yaml, several run.1
+            refused = isinstance(error, WorkloadError) or not begun
+            if refused and all(_EMPTY_RUN.fullmatch(entry.name) for entry in entries):
+                for entry in entries:
+                    entry.unlink()
+            raise
+
+
+def keep_leftovers(folder: Path) -> None:
+    """Rename a folder with an earlier run's records, on a host that does not share rank 0's.
+
+    There is no config.yaml there: rank 0 has written its own before it names the folder.
+    """
+    if not (folder / CONFIG).exists() and any(folder.glob("host.*.jsonl")):
+        _rename(folder)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename the folder of a run that did not end; return its new name.
+
+    Raises:
+        WorkloadError: the run has ended or still goes on, or the folder holds more than a run.
+    """
+    with hold(folder, ""):
+        if read_summary(folder).get("status") not in UNFINISHED:
+            raise WorkloadError(_taken(folder))
+        names = sorted(entry.name for entry in folder.iterdir())
+        others = [n for n in names if not _EMPTY_RUN.fullmatch(n) and not _RECORDS.fullmatch(n)]
+        reason = f"and other files ({', '.join(others[:3])})" if others else ""
+        if Path.cwd().is_relative_to(folder.resolve()):
+            reason = "and is the working directory"
+        if not reason:
+            try:
+                return _rename(folder)
+            except OSError as error:
+                reason = f"and cannot be renamed ({error.strerror})"
+        raise WorkloadError(
+            f"output.folder {folder} holds a run that did not end, {reason}; name another"
+        )
+
+
+def _rename(folder: Path) -> Path:
+    """Rename a folder to the next <folder>.attempt-<n>, and put an empty one in its place."""
+    folder = folder.resolve()  # a link goes on to lead there
+    names = (folder.with_name(f"{folder.name}.attempt-{n}") for n in itertools.count(1))
+    attempt = folder.rename(next(name for name in names if not name.exists()))
+    folder.mkdir()
+    return attempt
+
+
+def _taken(folder: Path) -> str:
+    return f"output.folder {folder} holds a run already; name another, or remove it"
+
+
+def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
+    return WorkloadError(f"{key} {folder} cannot be written ({error.strerror}); set {key}")
+
+
+def _open_new(parent: Path, key: str) -> tuple[Path, int, list[Path]]:
+    """Make a folder named by the time, which no other command makes; return it as `_open` does."""
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = parent / (now if number == 1 else f"{now}-{number}")
+        with suppress(FileExistsError):
+            return folder, *_open(folder, key, new=True)
+    raise AssertionError("there is always a next number")
+
+
+def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]]:
+    """Make and lock a folder; return the lock's descriptor and what was made, deepest first.
+
+    Raises:
+        FileExistsError: it is there, and should be new.
+        WorkloadError: it cannot be made, or another command holds it.
+    """
+    failure = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    for _ in range(_TRIES):
+        try:
+            made = _make(folder, new=new)
+            lock = _lock(folder)
+        except BlockingIOError:
+            raise WorkloadError(
+                f"{key} {folder} is in use by another dlemu; wait for its end, or name another"
+            ) from None
+        except OSError as error:
+            if new and isinstance(error, FileExistsError) and os.path.lexists(folder):
+                raise
+            failure = error
+            continue
+        if lock is not None:
+            return lock, made
+    raise _refusal(folder, key, failure)
+
+
+def _lock(folder: Path) -> int | None:
+    """Return the descriptor of a folder's lock, None where it was renamed before it was locked.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _make(folder: Path, *, new: bool = False) -> list[Path]:
+    """Make a folder and those above it; return what was not there, deepest first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=not new)
+    return missing
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # it holds something, or is gone
+            return

@@ -1,0 +1,223 @@
+"""What a run proves: PASS, FAIL, or nothing, and why.
+
+The judgement follows from the steps, the workload and what was measured beside them, so that a
+stored run gets the verdict that it got when it was made.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dlemu.results.metrics import EpochMetrics, Metrics, passes
+from dlemu.results.records import UNFINISHED
+from dlemu.units import counted, format_bytes
+from dlemu.workload.model import Workload
+
+Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
+
+EXIT_STATUS: Mapping[Verdict, int] = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
+
+_MOST_HIDDEN = 0.05
+"""A PASS is none if more of the reading can hide in the step left out: as far apart as repeated
+runs may be (MLPerf Storage rules, "repeatability")."""
+_WORTH_SAYING = 0.01
+_OTHER_RATE = 0.1
+"""Two rates may differ by this: what the AU says and what the whole epoch delivered, for a start
+takes time; nominal and real bytes, for headers and whole blocks are read as well."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a run came to."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    """Why there is no verdict."""
+    remarks: tuple[str, ...] = ()
+    """What else the verdict's line must say."""
+    hidden: str = ""
+    """How much of the reading may have been hidden, where that matters; a line of its own."""
+
+
+def judge(
+    workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
+) -> Judgement:
+    """Return what a run proves; `summary` is what summary.json has of it, as far as there is one.
+
+    A FAIL stays one whatever was hidden: that can only have flattered it.
+    """
+    summary = summary or {}
+    measured = summary.get("measured") or {}
+    remarks = tuple(_remarks(workload, metrics, measured))
+    share = hidden_share(workload, metrics)
+    if summary.get("status") in UNFINISHED:
+        return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
+    cached = cached_too_much(workload, measured)
+    reasons: tuple[str, ...] = (cached,) if cached else ()
+    wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
+    met, proven = passes(metrics.au_percentage, wanted), passes(whole, wanted)
+    if met and not proven:
+        reasons += tuple(_unproven(workload, metrics, share))
+    if met and _read_share(workload, metrics) < 1 - _OTHER_RATE:
+        reasons += (
+            f"{_read_mean(metrics):,.0f} bytes were read for a sample, which is counted as "
+            f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has",
+        )
+    if reasons:
+        return Judgement("NO VERDICT", reasons, remarks)
+    apart = metrics.au_percentage - whole > 100 * _WORTH_SAYING
+    said = (share > _MOST_HIDDEN) if not met else not proven and (share > _WORTH_SAYING or apart)
+    return Judgement(
+        "PASS" if met else "FAIL", (), remarks, _hidden_line(metrics, share) if said else ""
+    )
+
+
+def _unfinished(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how far a run came that did not end, and what is not known of it."""
+    num, of = len(metrics.epochs), workload.train.epochs
+    if num == of and "error" in summary:  # it failed in what comes after them
+        yield str(summary["error"])
+    else:
+        yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
+    if "page_cache_share" not in (summary.get("measured") or {}):
+        yield "what limited it, and how much came from memory, is not known"
+
+
+def describe_end(summary: Mapping[str, Any], after: str) -> str:
+    """Return how a run ended that is UNFINISHED, "interrupted after 2 of 5 epochs"."""
+    error = summary.get("error", "not ended")
+    return f"failed {after}: {error}" if summary.get("status") == "failed" else f"{error} {after}"
+
+
+def hidden_share(workload: Workload, metrics: Metrics) -> float:
+    """Return the most of an epoch's counted steps, 0 to 1, that the steps left out can read for."""
+    ahead = _batches_ahead(workload)
+    counted = min(_counted(workload, metrics, epoch) for epoch in metrics.epochs)
+    return min(1.0, ahead / counted)
+
+
+def cached_too_much(workload: Workload, measured: Mapping[str, Any]) -> str:
+    """Return why `metric.max_cached_share` is broken or cannot be checked, "" where it is kept."""
+    bound = workload.metric.max_cached_share
+    if bound is None or "page_cache_share" not in measured:  # a loop of one's own has no witness
+        return ""
+    share = measured["page_cache_share"]
+    if share is None:
+        return (
+            "metric.max_cached_share: how many bytes came from memory is not known here, so "
+            f"whether at most {bound:g} did cannot be checked (a note below says why)"
+        )
+    if share <= bound:
+        return ""
+    direct = "" if workload.reader.odirect is True else ", reader.odirect=true"
+    return (
+        f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most {bound:g} "
+        f"may; use a larger dataset{direct} or a cold cache"
+    )
+
+
+def _batches_ahead(workload: Workload) -> int:
+    """Return the batches of an accelerator, beyond its own, that workers may read in a step."""
+    return workload.batches_in_flight - 1
+
+
+def _counted(workload: Workload, metrics: Metrics, epoch: EpochMetrics) -> int:
+    """Return the steps of an epoch that the edition's window has."""
+    return epoch.num_steps - _left_out(workload, metrics)
+
+
+def _left_out(workload: Workload, metrics: Metrics) -> int:
+    metric = workload.metric
+    return 1 if metrics.edition == "v1.0" else metric.exclude_start_steps + metric.exclude_end_steps
+
+
+def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[str]:
+    """Yield why an AU that passes says nothing, where with the first step it does not pass."""
+    au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
+    if share > _MOST_HIDDEN:
+        steps = _steps_that_hide_little(workload, metrics)
+        reason = (
+            f"up to {100 * share:.0f}% of the reading may hide in what is left out, at most "
+            f"{100 * _MOST_HIDDEN:.0f}% may"
+        )
+    elif whole < (1 - _OTHER_RATE) * au:
+        steps = _steps_that_dwarf_the_first(metrics)
+        reason = "the whole epoch was slower than that"
+    else:
+        return
+    fewest = min(epoch.num_steps for epoch in metrics.epochs)
+    if steps <= fewest and metrics.edition == "v2.0":
+        remedy = (
+            "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
+            "not"
+        )
+    else:
+        remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} would give a verdict"
+    yield f"with the first step it is {whole:.2f}%: {reason}; {remedy}"
+
+
+def _steps_that_hide_little(workload: Workload, metrics: Metrics) -> int:
+    """Return the steps an epoch of which what is read ahead is little enough."""
+    most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
+    return most + _left_out(workload, metrics)
+
+
+def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
+    """Return the steps of an epoch which, at this pace, would be little slower than its AU."""
+    needed = 0
+    for epoch in metrics.epochs:
+        others = (epoch.seconds - epoch.first_step_seconds) / max(1, epoch.num_steps - 1)
+        extra = epoch.first_step_seconds / max(others, 1e-9) - 1
+        needed = max(needed, math.ceil((1 - _OTHER_RATE) / _OTHER_RATE * extra))
+    return needed
+
+
+def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
+    """Return the overrides that give an epoch so many steps."""
+    samples = steps * workload.reader.batch_size * metrics.num_accelerators
+    files = math.ceil(samples / workload.dataset.num_samples_per_file)
+    most = workload.train.total_training_steps
+    keys = [f"train.total_training_steps={steps}"] if 0 <= most < steps else []
+    have = workload.dataset.num_files_train
+    if have == "auto" or have < files or not keys:
+        keys.append(f"dataset.num_files_train={files}")
+    return " ".join(keys)
+
+
+def _hidden_line(metrics: Metrics, share: float) -> str:
+    return (
+        f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; with "
+        f"the first step the utilisation is {metrics.whole_epoch_au_percentage:.2f}%"
+    )
+
+
+def _remarks(workload: Workload, metrics: Metrics, measured: Mapping[str, Any]) -> Iterator[str]:
+    share = measured.get("page_cache_share")
+    if share is not None and share > 0.05:
+        yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
+    times = _read_share(workload, metrics)
+    if abs(times - 1) > _OTHER_RATE:
+        nominal = workload.dataset.mean_bytes
+        yield (
+            f"BUT {_read_mean(metrics):,.0f} bytes were read for a sample, nominal are "
+            f"{nominal:,.0f}"
+        )
+    if workload.host_memory is not None:
+        yield given_memory(workload)
+
+
+def given_memory(workload: Workload) -> str:
+    """Return what a verdict must say of `host_memory`: a small one makes a small dataset do."""
+    return f"host_memory={format_bytes(workload.host_memory or 0)} as given, not measured"
+
+
+def _read_mean(metrics: Metrics) -> float:
+    """Return the bytes that were really read for a sample."""
+    return metrics.read_bytes / max(1, sum(epoch.num_samples for epoch in metrics.epochs))
+
+
+def _read_share(workload: Workload, metrics: Metrics) -> float:
+    """Return the bytes really read for a sample / the nominal ones; 1 where nobody counted."""
+    read = _read_mean(metrics)
+    return read / workload.dataset.mean_bytes if read else 1.0

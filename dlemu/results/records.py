@@ -1,0 +1,284 @@
+"""One record per step and accelerator, and the files that a run leaves behind.
+
+Raw steps are stored and every metric is computed from them, so that a definition can be corrected
+later and `dlemu report` can apply another edition's.
+
+    summary.json       what the run came to; `status` tells whether it may be believed
+    steps.<rank>.npy   the records, one structured array a rank
+    config.yaml        the workload as it was run
+    host.<rank>.jsonl  what each host's devices and CPUs did meanwhile
+"""
+
+import errno
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.lib.recfunctions import require_fields
+from numpy.typing import NDArray
+
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.storage.regular import check_regular, read_regular
+from dlemu.workload.model import Workload
+
+SUMMARY = "summary.json"
+CONFIG = "config.yaml"
+UNFINISHED = ("incomplete", "failed")
+"""What `status` says of a run that did not end well: interrupted or killed, or failed."""
+_ROOM = 1 << 14
+"""Bytes that results other than steps take, about."""
+
+STEP = np.dtype(
+    [
+        ("epoch", np.int32),
+        ("step", np.int32),
+        ("accelerator", np.int32),
+        ("num_samples", np.int32),
+        ("num_bytes", np.int64),  # really read for the batch
+        ("start", np.float64),  # seconds on the rank's own clock
+        ("wait", np.float64),  # for the batch
+        ("overhead", np.float64),  # of a real loop: the device idle or copying, batch at hand
+        ("compute", np.float64),  # measured
+        ("barrier", np.float64),  # for the other accelerators
+        ("computation_time", np.float64),  # asked for
+        ("read", np.float64),  # seconds of the workers in read calls, summed
+        ("decode", np.float64),  # in parsing, checking, cutting
+        ("hand_over", np.float64),  # in giving the batch to training
+    ]
+)
+
+Steps = NDArray[np.void]
+"""A structured array of STEP, any shape."""
+
+
+def write_config(folder: Path, workload: Workload) -> None:
+    """Write config.yaml, the workload as it is run.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    write_text(folder / CONFIG, dump_workload(workload))
+
+
+def dump_workload(workload: Workload) -> str:
+    """Return a workload as YAML that load_workload reads back."""
+    tree = plain(workload.model_dump(mode="json"))
+    tree.pop("given", None)
+    tree.pop("ignored", None)
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def host_file(folder: Path, rank: int) -> Path:
+    """Return where the first rank of a host keeps what its devices and CPUs did."""
+    return folder / f"host.{rank}.jsonl"
+
+
+def write_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Write a rank's records, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    array = io.BytesIO()  # NumPy's own writing to a file hides why it failed
+    np.save(array, steps)
+    with _whole(folder / f"steps.{rank}.npy") as part:
+        part.write_bytes(array.getbuffer())
+
+
+def read_steps(folder: Path) -> Steps:
+    """Return the records of all ranks of a run, one row a step and accelerator.
+
+    Raises:
+        RunError: the folder holds none, or a damaged file.
+    """
+    paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
+    if not paths:
+        raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
+    parts = []
+    for path in paths:
+        try:
+            check_regular(path, error=RunError)
+            # Mapped, so that no memory is taken for a number in the header.
+            part: Steps = np.lib.format.open_memmap(path, mode="r")
+        except (*DAMAGE, TokenError) as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
+        if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
+            # Runs of earlier versions have no such field; there it is 0.
+            part = require_fields(part, STEP)
+        if part.dtype != STEP:
+            raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
+        parts.append(part.ravel())
+    return np.concatenate(parts)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write summary.json, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    write_json(folder / SUMMARY, summary)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.
+
+    Raises:
+        RunError: there is none, it is no JSON, or `folder` is no folder.
+    """
+    path = folder / SUMMARY
+    try:
+        summary = json.loads(read_regular(path, error=RunError))
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder} is no folder; name the folder of a run") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    if not isinstance(summary, dict):
+        raise RunError(f"{path} is damaged: it holds no object")
+    return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all, and to the drive.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    with _whole(path) as part, part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_writable(path: Path) -> None:
+    """Make sure, before hours are spent on what is to be written there, that a file can be.
+
+    Raises:
+        RunError: the disk is full or read-only, or the path is a folder's.
+    """
+    part = _part(path)
+    with named(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            with part.open("wb") as file:
+                file.write(bytes(_ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """A file of JSON values, one a line, that is only ever appended to.
+
+    A last line that a kill or a full disk has cut short is taken off; nothing else is ever touched.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the lines.
+
+        Raises:
+            RunError: it cannot be read, or a line is no JSON.
+        """
+        self.path = path
+        self.values: list[Any] = []
+        with named(path):
+            content = read_regular(path, error=RunError) if path.exists() else b""
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(path, whole)
+        try:
+            self.values = [json.loads(line) for line in content[:whole].splitlines()]
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
+
+    def append(self, *values: Any) -> None:
+        """Keep values, all or none of them.
+
+        Raises:
+            RunError: the disk is full or read-only.
+        """
+        lines = "".join(json.dumps(value) + "\n" for value in values).encode()
+        with named(self.path), self.path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+        self.values += values
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` if all goes well, and is removed if not.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    part = _part(path)
+    with named(path):
+        try:
+            yield part
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)  # a full disk has room for the summary again
+            raise
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Say which file it is that cannot be written.
+
+    Raises:
+        RunError: the disk is full or read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); free space or name another output folder"
+        ) from None
+
+
+def plain(value: Any) -> Any:
+    """Return plain values that JSON and YAML take; what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value

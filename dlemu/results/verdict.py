@@ -1,0 +1,419 @@
+"""Which resource bound a run, by what evidence, and what to change.
+
+A FAIL whose limit is not storage must never read as the storage's fault: storage is named only if
+readers waited in reads while CPUs were free, and more readers would not have got more. And a limit
+is named only if its evidence accounts for half of what was lost, or more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dlemu.results.losses import Losses, told
+from dlemu.storage.probe import Probe
+from dlemu.units import format_rate, format_seconds
+from dlemu.workload.sections import Reader
+
+LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
+
+_CEILING = 0.02
+"""Losses below this share of the time are nothing to look for."""
+_ENOUGH = 0.5
+"""Share of the loss that the evidence for a limit must account for."""
+_CPU_FULL = 0.85
+"""Share of the CPUs above which they are full: the kernel's own work is not seen here."""
+_CACHED = 0.5
+"""Share of the bytes from memory from which on nothing can be said about storage."""
+_MORE = 1.15
+"""Storage that gives this much more to more readers was not the limit."""
+_VARIES = 1.3
+"""As many readers may get this much more after a run than in it: drives vary, and are shared."""
+_SLOWER = 1.5
+"""A rank whose batches take this many times as long to make as others' has slower reads."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The binding resource."""
+
+    name: LimitName
+    evidence: str
+    advice: str = ""
+    explains: float | None = None
+    """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostEvidence:
+    """What one host's counters said over the epochs; None where the kernel does not tell."""
+
+    host: str
+    seconds: float
+    device: str | None
+    """Name of the busiest drive under the data folder."""
+    device_busy_share: float | None
+    read_bytes_per_second: float
+    """Delivered by storage, or, where that cannot be seen, taken by the loaders."""
+    probe: Probe | None
+    """What readers got from the same files after the run."""
+    cpu_share: float | None
+    """CPU time of ranks and workers / usable CPUs."""
+    host_cpu_share: float | None
+    """Of all CPUs, by whatever ran there."""
+    host_steal_share: float | None
+    """Of all CPUs, taken by other guests of the machine below."""
+    runqueue_seconds: float | None
+    throttled_seconds: float | None
+    usable_cpus: float
+    num_workers: int
+
+    @property
+    def lacked_seconds(self) -> float | None:
+        """Time for which ranks and workers wanted a CPU and had none, summed over them."""
+        waited = [s for s in (self.runqueue_seconds, self.throttled_seconds) if s is not None]
+        return max(waited) + self._stolen_seconds if waited else None
+
+    @property
+    def full_share(self) -> float:
+        """Share of the CPUs that others could not use."""
+        return (self.host_cpu_share or 0.0) + (self.host_steal_share or 0.0)
+
+    @property
+    def _stolen_seconds(self) -> float:
+        """Time stolen from ranks and workers: their part of all that ran."""
+        if not self.host_steal_share or not self.host_cpu_share or self.cpu_share is None:
+            return 0.0
+        used = self.cpu_share * self.usable_cpus * self.seconds
+        return used * self.host_steal_share / self.host_cpu_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that the verdict looks at."""
+
+    losses: Losses
+    hosts: Sequence[HostEvidence]
+    read_seconds: float
+    """Of all workers, in read calls."""
+    worker_seconds: float
+    """Of all workers, from the epochs' starts to their ends."""
+    page_cache_share: float | None
+    reader: Reader
+    direct: bool
+    """Whether reads bypassed the page cache."""
+
+
+def limit_in_memory(name: str) -> str:
+    """Return a limit's name for a run whose files lie in memory: no storage was read."""
+    return "memory" if name in ("storage", "unclear") else name
+
+
+def find_limit(evidence: Evidence) -> Limit:
+    """Return the resource that kept the AU down, or `none`, or `unclear` with what was lost."""
+    parts = evidence.losses.parts
+    if parts.total < _CEILING:
+        lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
+        return Limit("none", f"{lost}; this is the ceiling")
+    for suspect in (_slow_rank, _host_cpu, _lateness, _uneven, _loader, _reads):
+        limit = suspect(evidence)
+        if limit is None:
+            continue
+        if limit.explains is None:
+            return limit
+        if limit.explains >= _ENOUGH:
+            explains = f"; this explains {100 * limit.explains:.0f}% of the loss"
+            return Limit(limit.name, limit.evidence + explains, limit.advice, limit.explains)
+    return Limit(
+        "unclear",
+        f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
+        f"it: {told(parts)}{_cpus(evidence)}",
+    )
+
+
+def _slow_rank(evidence: Evidence) -> Limit | None:
+    """Return `barrier` for the rank that made the others wait."""
+    ranks = evidence.losses.ranks
+    if len(ranks) < 2:
+        return None
+    slowest = max(ranks, key=lambda rank: rank.saved)
+    others = [rank for rank in ranks if rank is not slowest]
+
+    def of_others(value: str) -> float:
+        return float(np.median([getattr(rank, value) for rank in others]))
+
+    # Without any one of alike ranks the rest would wait a little less: that is no one's fault.
+    explains = _part(evidence, slowest.saved - of_others("saved"))
+    rest = f"the others {{}}, and then {100 * slowest.saved:.1f}% of the time for it"
+    if slowest.late_seconds > slowest.wait_seconds:
+        return Limit(
+            "barrier",
+            f"{slowest.name} computed {format_seconds(slowest.late_seconds)} a step longer than "
+            f"asked, {rest.format(format_seconds(of_others('late_seconds')))}",
+            f"look at what else runs on the CPUs of {slowest.name}",
+            explains,
+        )
+    # Of ranks that share a slow drive, one may always be served last: its reads take no longer
+    # than the others', who wait as much, but at the barrier.
+    if slowest.making_seconds < _SLOWER * of_others("making_seconds"):
+        return None
+    return Limit(
+        "barrier",
+        f"{slowest.name} waited {format_seconds(slowest.wait_seconds)} a step for its batches, "
+        f"{rest.format(format_seconds(of_others('wait_seconds')))}",
+        f"look at what is different about {slowest.name}: its storage path, its CPUs, its "
+        "neighbours",
+        explains,
+    )
+
+
+def _host_cpu(evidence: Evidence) -> Limit | None:
+    """Return `host cpu` for the host whose CPUs were most of all what was waited for."""
+    host = max(evidence.hosts, key=lambda each: _explained_by_cpus(evidence, each))
+    explains = _explained_by_cpus(evidence, host)
+    if explains == 0:
+        return None
+    seen = [f"{_lost(evidence)}; on host {host.host}"]
+    if host.cpu_share is not None:
+        seen.append(
+            f"ranks and workers used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs,"
+        )
+    if host.lacked_seconds is not None:
+        lacked = host.lacked_seconds / max(host.seconds, 1e-9)
+        seen.append(f"stood ready without a CPU for {lacked:.2f} s each second, all together,")
+    if host.host_cpu_share is not None:
+        seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}% of all")
+    if host.host_steal_share is not None and host.host_steal_share >= 0.01:
+        seen.append(f"while other guests took {100 * host.host_steal_share:.0f}%")
+    if host.throttled_seconds:
+        throttled = host.throttled_seconds / max(host.seconds, 1e-9)
+        seen.append(f"and the CPU quota stopped them for {throttled:.2f} s each second")
+    words = " ".join(seen).removesuffix(",")
+    if host.device is not None and host.device_busy_share is not None:
+        words += f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
+    return Limit("host cpu", words, _advice_for_cpus(evidence), explains)
+
+
+def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
+    """Return the share of the loss that a host's lack of CPUs accounts for."""
+    if (host.cpu_share or 0.0) > _CPU_FULL:
+        return 1.0  # nothing there could have been done sooner
+    parts, lacked = evidence.losses.parts, host.lacked_seconds
+    explained = 0.0
+    if host.full_share > _CPU_FULL:  # by others: only what needs no CPU was not kept waiting
+        without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
+        explained = _part(evidence, parts.total - parts.uneven - without_cpu)
+    if lacked is None:
+        return explained
+    # A worker that has no CPU delays its batch, whatever it is doing.
+    share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
+    making = share * evidence.losses.making_seconds
+    of_wait = parts.waited * min(1.0, lacked / max(making, 1e-9))
+    # Ranks that queue for a CPU stand there half as long on average as the last of them.
+    accelerators = host.num_workers / max(1, evidence.reader.read_threads)
+    late = parts.oversleep + parts.meeting
+    of_late = min(late, 2 * lacked / max(accelerators * host.seconds, 1e-9))
+    return max(explained, _part(evidence, of_wait + of_late))
+
+
+def _lateness(evidence: Evidence) -> Limit | None:
+    """Return `oversleep` or `barrier` where steps ended late though no CPU was missed."""
+    parts = evidence.losses.parts
+    explains = _part(evidence, parts.oversleep + parts.meeting)
+    late = f"each step's latest accelerator ended {100 * parts.oversleep:.1f}% of the time later"
+    met = f"the barrier itself took {100 * parts.meeting:.1f}%"
+    waited = f"waiting for data took {100 * parts.waited:.1f}%{_cpus(evidence)}"
+    name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "barrier"
+    return Limit(
+        name,
+        f"{late} than asked, {met}, {waited}",
+        "use fewer accelerators a host, or leave cores to the ranks",
+        explains,
+    )
+
+
+def _uneven(evidence: Evidence) -> Limit | None:
+    """Return `barrier` where the workload itself has the accelerators wait for one another."""
+    uneven = evidence.losses.parts.uneven
+    return Limit(
+        "barrier",
+        f"compute times differ among accelerators as train.computation_time asks: waiting for the "
+        f"longest took {100 * uneven:.1f}% of the time",
+        "no storage and no host can change that",
+        _part(evidence, uneven),
+    )
+
+
+def _loader(evidence: Evidence) -> Limit | None:
+    """Return `loader` where batches came late for other reasons than reads."""
+    parts = evidence.losses.parts
+    ways = {
+        "decoding": parts.decode,
+        "the hand-over": parts.hand_over,
+        "preprocessing (reader.preprocess_time)": parts.preprocess,
+        "batches that no worker was at": parts.elsewhere,
+    }
+    longest = max(ways, key=lambda way: ways[way])
+    explains = _part(evidence, sum(ways.values()))
+    if explains >= _ENOUGH and (host := _without_cpu_counters(evidence)):
+        return _unclear(
+            evidence, f"whether host {host} had CPUs to spare, its kernel does not tell"
+        )
+    reader = evidence.reader
+    advice = f"raise reader.read_threads (now {reader.read_threads})"
+    if ways[longest] == parts.decode and reader.decode == "library":
+        advice += ", or set reader.decode=raw"
+    if ways[longest] == parts.elsewhere and reader.data_loader == "pytorch":
+        advice += ", or set reader.data_loader=threads"
+    return Limit(
+        "loader",
+        f"{_lost(evidence)}; they waited {100 * ways[longest]:.0f}% of the time for {longest}, "
+        f"{100 * parts.read:.0f}% for reads{_cpus(evidence)}",
+        advice,
+        explains,
+    )
+
+
+def _reads(evidence: Evidence) -> Limit | None:
+    """Return `storage` where reads were waited for, or `loader` if more readers would get more."""
+    explains = _part(evidence, evidence.losses.parts.read)
+    if explains < _ENOUGH:
+        return None
+    # Hosts may share the storage: what counts is what it gave to all, and would give to all.
+    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    got = f"{_device(evidence)} gave {format_rate(given / _share_with_reads(evidence))}"
+    if len(evidence.hosts) > 1:
+        got += f" to {len(evidence.hosts)} hosts"
+    got += " while it was read from"
+    probe = _probe_of_all(evidence)
+    more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
+    waited = f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
+    if probe is not None and saved >= _ENOUGH:
+        reader = evidence.reader
+        return Limit(
+            "loader",
+            f"{waited}; {got}, but gives {format_rate(probe.many)} to {probe.num_many} readers "
+            f"({format_rate(probe.few)} to {probe.num_few}){_cpus(evidence)}",
+            f"raise reader.read_threads (now {reader.read_threads}) or reader.io_depth "
+            f"(now {reader.io_depth})",
+            explains * saved,
+        )
+    if hidden := _storage_hidden(evidence):
+        return _unclear(evidence, hidden)
+    if probe is not None:
+        most = format_rate(probe.many) if more > _MORE else "no more"
+        got += f", and {most} to {probe.num_many} readers"
+    return Limit(
+        "storage",
+        f"{got}; {_lost(evidence)}{_busy(evidence)}{_cpus(evidence)}",
+        "use more or faster drives, or fewer accelerators",
+        explains * (1 - saved),
+    )
+
+
+def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
+    """Return how much more storage gives to more readers, and what part of the wait that saves."""
+    # The loader's own readers, at their best: in the run while they read, or right after it.
+    in_reads = given / _share_with_reads(evidence)
+    own = max(in_reads, min(probe.few, _VARIES * in_reads), 1.0)
+    more = probe.many / own
+    if more <= _MORE:
+        return more, 0.0
+    wanted = given / max(1 - evidence.losses.parts.total, 1e-9)
+    if wanted <= own:
+        return more, 1.0
+    # A byte takes 1 / rate seconds, and what it may take without a loss is 1 / wanted.
+    return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
+
+
+def _share_with_reads(evidence: Evidence) -> float:
+    """Return the share of the time in which some worker was in a read, as if they read by chance.
+
+    An accelerator that computes for most of the time takes little of what storage gives: what
+    storage gave is to be compared over the time in which it was asked.
+    """
+    each = min(1.0, evidence.read_seconds / max(evidence.worker_seconds, 1e-9))
+    workers = sum(host.num_workers for host in evidence.hosts)
+    return max(1 - (1 - each) ** workers, 1e-3)
+
+
+def _probe_of_all(evidence: Evidence) -> Probe | None:
+    """Return what the probes of all hosts got together; None if one is missing."""
+    probes = [host.probe for host in evidence.hosts if host.probe is not None]
+    if len(probes) < len(evidence.hosts):
+        return None
+    return Probe(
+        num_few=sum(probe.num_few for probe in probes),
+        few=sum(probe.few for probe in probes),
+        num_many=sum(probe.num_many for probe in probes),
+        many=sum(probe.many for probe in probes),
+    )
+
+
+def _storage_hidden(evidence: Evidence) -> str:
+    """Return why slow reads need not be the storage's doing; empty if nothing says so."""
+    if host := _without_cpu_counters(evidence):
+        return f"whether host {host} had CPUs to spare, its kernel does not tell"
+    cached = evidence.page_cache_share
+    if cached is not None and cached > _CACHED:
+        return f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
+    return ""
+
+
+def _without_cpu_counters(evidence: Evidence) -> str:
+    """Return the name of a host whose kernel tells nothing of its CPUs; empty if there is none."""
+    for host in evidence.hosts:
+        if host.cpu_share is None and host.runqueue_seconds is None:
+            return host.host
+    return ""
+
+
+def _unclear(evidence: Evidence, reason: str) -> Limit:
+    return Limit("unclear", f"{_lost(evidence)} ({told(evidence.losses.parts)}); {reason}")
+
+
+def _part(evidence: Evidence, share: float) -> float:
+    """Return a share of the time as a share (0-1) of all that was lost."""
+    return min(1.0, max(0.0, share / evidence.losses.parts.total))
+
+
+def _lost(evidence: Evidence) -> str:
+    return f"accelerators lost {100 * evidence.losses.parts.total:.0f}% of the time"
+
+
+def _device(evidence: Evidence) -> str:
+    return next((host.device for host in evidence.hosts if host.device), "the storage")
+
+
+def _busy(evidence: Evidence) -> str:
+    shares = [host.device_busy_share for host in evidence.hosts]
+    known = [share for share in shares if share is not None]
+    return f"; {_device(evidence)} was busy {100 * max(known):.0f}% of the time" if known else ""
+
+
+def _cpus(evidence: Evidence) -> str:
+    """Return what is known of CPUs and of the page cache, to end a sentence with."""
+    shares = [host.cpu_share for host in evidence.hosts if host.cpu_share is not None]
+    words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
+    cached = evidence.page_cache_share
+    if cached is not None and cached > 0.05:
+        words += f"; page cache served {100 * cached:.1f}%"
+    return words
+
+
+def _advice_for_cpus(evidence: Evidence) -> str:
+    """Return what takes load off CPUs, but for what is set already."""
+    reader = evidence.reader
+    ways = ["use more cores or hosts"]
+    if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
+        ways.append("fewer accelerators a host")
+    else:
+        if reader.data_loader == "pytorch":
+            ways.append("reader.data_loader=threads")
+        if reader.decode == "library":
+            ways.append("reader.decode=raw")
+        elif reader.odirect is False and not evidence.direct:
+            ways.append("reader.odirect=true")
+    listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
+    return f"{listed}; nothing is said about the storage"

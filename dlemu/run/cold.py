@@ -1,0 +1,136 @@
+"""A cold start: the dataset leaves each host's page cache, if any of it is there."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from dlemu.dataset.layout import Layout
+from dlemu.errors import DatasetError
+from dlemu.run.watchdog import Watchdog
+from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
+from dlemu.units import format_seconds
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+_SAMPLED = 4096
+"""Files of a larger dataset that each host looks at; if none of them is cached, none is dropped."""
+_CHANCE = 0.001
+"""That more of the files are cached than is said, if none of those looked at is."""
+_SAY_SECONDS = 5.0
+
+
+def make_cold(
+    workload: Workload,
+    layout: Layout,
+    world: World,
+    *,
+    direct: bool,
+    watchdog: Watchdog,
+    say: Callable[[str], object],
+) -> None:
+    """Drop the dataset from every host's page cache, and say how much of it stayed.
+
+    All ranks call it, and those of a host share its files. `direct`: this rank reads with O_DIRECT,
+    for which the page cache does not matter.
+
+    Raises:
+        DatasetError: a file is missing, is no file or cannot be opened.
+        RunError: output.drop_all_caches, and this process may not.
+    """
+    output = workload.output
+    if output.drop_all_caches:
+        if world.local_rank == 0:
+            with watchdog.phase("while all caches were dropped"):
+                drop_all_caches()
+        world.barrier()
+        return
+    if not output.drop_caches:
+        return
+    if all(world.all_gather(direct)) and "output.drop_caches" not in workload.given:
+        say(
+            "cold start: left out, O_DIRECT reads past the page cache; "
+            "output.drop_caches=true drops the files all the same"
+        )
+        return
+    begin = time.perf_counter()
+    mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
+    if layout.num_files > _SAMPLED:
+        sample = _sample(mine, world.num_local_ranks)
+        with watchdog.phase("while looking for cached files", watchdog.longest_at):
+            seen = _named(lambda: look(_paths(workload, layout, sample), at=watchdog.at))
+        told = world.all_gather((world.host_index, seen))
+        if not _any_cached([pages for host, pages in told if host == world.host_index]):
+            mine = range(0)
+        looked_at = sum(pages.num_files for host, pages in told if host == 0)
+        if not _any_cached([pages for _, pages in told]):
+            most = 1 - _CHANCE ** (1 / looked_at)
+            say(
+                f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
+                f"at most {100 * most:.2f}% of {layout.num_files:,} are "
+                f"(with {100 * (1 - _CHANCE):g}% confidence)"
+            )
+            return
+    with watchdog.phase("in the cold start", watchdog.longest_at):
+        show = _Shown(len(mine), world, say)
+        paths = _paths(workload, layout, mine)
+        dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
+    everyone = world.gather(dropped)
+    if everyone is not None:
+        say(_told(everyone, time.perf_counter() - begin))
+
+
+def _sample(files: Sequence[int], num_ranks: int) -> list[int]:
+    """Return this rank's part of the host's sample: other files in each run."""
+    return random.sample(files, min(len(files), -(-_SAMPLED // num_ranks)))
+
+
+def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
+    return (f"{workload.data_folder}/{layout.path(file)}" for file in files)
+
+
+def _any_cached(seen: Sequence[Pages]) -> bool:
+    """Return whether pages are in memory, or may be, because the kernel does not tell."""
+    return any(pages.resident or pages.unknown for pages in seen)
+
+
+def _told(dropped: Sequence[Pages], seconds: float) -> str:
+    """Return what came of it on all hosts together."""
+    pages = sum(each.pages for each in dropped)
+    stayed = sum(each.resident for each in dropped)
+    share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
+    took = f" in {format_seconds(seconds)}" if seconds > _SAY_SECONDS else ""
+    return (
+        f"cold start: {sum(each.num_files for each in dropped):,} files dropped from the page "
+        f"cache{took}, {share} of their pages stayed"
+    )
+
+
+def _named(work: Callable[[], Pages]) -> Pages:
+    """Do it; raise DatasetError with the file that cannot be opened."""
+    try:
+        return work()
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{error.filename} is missing; dlemu verify tells what else is"
+        ) from None
+    except OSError as error:
+        raise DatasetError(f"{error.filename}: {error.strerror}") from None
+
+
+class _Shown:
+    """Says every few seconds how far rank 0 is, with the ranks of its host."""
+
+    def __init__(self, num_files: int, world: World, say: Callable[[str], object]) -> None:
+        self._num_files, self._num_ranks, self._say = num_files, world.num_local_ranks, say
+        self._begin = self._last = time.perf_counter()
+
+    def __call__(self, num_done: int) -> None:
+        now = time.perf_counter()
+        if now - self._last < _SAY_SECONDS or not num_done:
+            return
+        self._last = now
+        left = (now - self._begin) * (self._num_files / num_done - 1)
+        self._say(
+            f"cold start: about {num_done * self._num_ranks:,}/"
+            f"{self._num_files * self._num_ranks:,} files, {format_seconds(left)} left"
+        )

@@ -1,0 +1,82 @@
+"""The step loop: take a batch, compute, meet the others."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.clock import Clock
+from dlemu.loaders import Batch
+from dlemu.results.records import STEP, Steps
+from dlemu.workload.sections import Distribution
+
+
+def replay_epoch(
+    batches: Iterable[Sequence[Batch]],
+    *,
+    epoch: int,
+    computation_times: NDArray[np.float64],
+    barrier: Callable[[], None],
+    clock: Clock,
+    on_step: Callable[[int], None] = lambda step: None,
+    compute: Callable[[float], None] | None = None,
+) -> Steps:
+    """Take one epoch's batches as a training job would; return (steps, accelerators) records.
+
+    `batches` yields, for each step, one batch of every accelerator of this rank;
+    `computation_times` is (steps, accelerators) in seconds. A step begins where the last one ended,
+    so that the steps add up to the whole time: the first one's `wait` has the loader's start in it.
+
+    All accelerators of a rank meet at every step's end, so one thread is enough for any number of
+    them: each computes from the moment that its own batch is there, and only the last to finish
+    needs waking. `compute`, if given, keeps a real device busy until a deadline instead of a sleep.
+    """
+    steps = np.zeros(computation_times.shape, STEP)
+    wait_until = compute or clock.sleep_until
+    start = clock.now()
+    step = -1
+    for step, taken in enumerate(batches):
+        loaded = np.maximum([batch.ready for batch in taken], start)
+        asked = computation_times[step]
+        ends = loaded + asked
+        if taken:  # a rank without accelerators only meets the others
+            last = int(ends.argmax())
+            wait_until(float(ends[last]))
+            ends[last] = clock.now()
+        barrier()
+        met = clock.now()
+        row = steps[step]
+        row["epoch"] = epoch
+        row["step"] = step
+        row["start"] = start
+        row["wait"] = loaded - start
+        row["compute"] = ends - loaded
+        row["barrier"] = met - ends
+        row["computation_time"] = asked
+        row["accelerator"] = [batch.accelerator for batch in taken]
+        row["num_samples"] = [len(batch.samples) for batch in taken]
+        row["num_bytes"] = [batch.num_bytes for batch in taken]
+        row["read"] = [batch.read_seconds for batch in taken]
+        row["decode"] = [batch.decode_seconds for batch in taken]
+        row["hand_over"] = [batch.hand_over_seconds for batch in taken]
+        on_step(step)
+        start = met
+    return steps[: step + 1]
+
+
+def draw_computation_times(
+    computation_time: Distribution,
+    *,
+    num_steps: int,
+    accelerators: range,
+    epoch: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Return (steps, accelerators) seconds, drawn independently on every accelerator."""
+    if computation_time.stdev == 0 and computation_time.type != "exponential":
+        return np.full((num_steps, len(accelerators)), computation_time.mean)
+    columns = []
+    for accelerator in accelerators:
+        generator = np.random.default_rng((seed, epoch, accelerator))
+        columns.append([computation_time.draw(generator) for _ in range(num_steps)])
+    return np.array(columns).T

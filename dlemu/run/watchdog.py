@@ -1,0 +1,175 @@
+"""Ends a run in which nothing moves, and says for each rank what it waits for."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from os import kill
+from signal import SIGKILL
+from typing import Self
+
+from dlemu.clock import Clock
+from dlemu.ending import end_process, last_act
+from dlemu.errors import RunError
+from dlemu.terminal import complain
+from dlemu.units import format_seconds
+from dlemu.world.world import World
+
+_LAST_WORDS = 2.0
+"""Seconds that other ranks have to record why they end, before an interrupted one ends all."""
+_RANK_0_FIRST = 3.0
+"""Seconds longer that other ranks wait: where all are stuck, one line is enough."""
+_OTHERS_FIRST = 6.0
+"""Seconds longer that ranks at the barrier wait: who is stuck in a read can name the file."""
+_WORKING_SECONDS = 1e-3
+"""CPU time of a thread that is not stuck."""
+
+
+class Watchdog:
+    """A thread that ends the process once a phase has made no progress for `stall_seconds`.
+
+    The main thread may be stuck in a call that never returns, so nothing is asked of it: the
+    workers are killed and the process ends, without cleaning up. `record(error)` is called before.
+    Between two phases nothing is watched: a rank that waits for others relies on theirs.
+    """
+
+    def __init__(
+        self, stall_seconds: float, world: World, *, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.record: Callable[[BaseException], object] = lambda error: None
+        """Keeps why the run ended."""
+        self.pids: Callable[[], list[int]] = lambda: []
+        """Returns the processes that are to end with this one."""
+        self._stall_seconds = stall_seconds
+        self._world = world
+        self._now = now
+        self._phase: str | None = None
+        self._where: Callable[[], str] | None = None
+        self._last = self._cpu = 0.0
+        self._worker = 0
+        self._paths: dict[int, tuple[float, str]] = {}
+        self._compute = self._prepare = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._until_left = ExitStack()
+
+    def __enter__(self) -> Self:
+        for act in (self._tell_others, self._record, self._kill):  # the last one comes first
+            self._until_left.enter_context(last_act(act))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._until_left.close()
+
+    @contextmanager
+    def phase(self, name: str, where: Callable[[], str] | None = None) -> Iterator[None]:
+        """Watch what the `with` does. "in the cold start" is a name.
+
+        Progress is `at`, `step`, and CPU time of this thread: imports and arithmetic are no stall.
+        `where` returns what is waited for; then CPU time counts for nothing, for the wait takes
+        some. Without it the file is named that was not left for the longest.
+        """
+        self._paths = {}
+        self._where = where
+        self._worker = threading.get_ident()
+        self._cpu = _cpu_seconds(self._worker)
+        self._last = self._now()
+        self._phase = name
+        try:
+            yield
+        finally:
+            self._phase = None
+
+    def at(self, path: str) -> None:
+        """Note that this thread comes to a file; "" that it has no more to do."""
+        self._last = now = self._now()
+        self._paths[threading.get_ident()] = (now, path)
+
+    def step(self, step: int) -> None:
+        """Note that a step has finished."""
+        self._last = self._now()
+
+    def computing(
+        self, wait_until: Callable[[float], None], clock: Clock
+    ) -> Callable[[float], None]:
+        """Return `wait_until` such that what it waits for is no stall."""
+
+        def wait(deadline: float) -> None:
+            self._last = self._now() + max(0.0, deadline - clock.now())
+            wait_until(deadline)
+
+        return wait
+
+    def expect(self, *, compute: float, prepare: float) -> None:
+        """Say how long a step of any rank may compute, and how long a worker may sleep for one."""
+        self._compute, self._prepare = compute, prepare
+
+    def barrier(self) -> None:
+        """Wait for the other ranks.
+
+        Raises:
+            PeerError: another rank failed or ended.
+            RunError: ranks, which are named, do not come, and did not say why.
+        """
+        phase, self._phase = self._phase, None
+        self._world.barrier(timeout=self._limit + self._compute + _OTHERS_FIRST)
+        self._last = self._now()
+        self._phase = phase
+
+    def look(self) -> None:
+        """End the process if the phase has made no progress for too long."""
+        phase = self._phase
+        if phase is None:
+            return
+        if self._where is None:
+            cpu = _cpu_seconds(self._worker)
+            if cpu - self._cpu > _WORKING_SECONDS:
+                self._cpu, self._last = cpu, self._now()
+        waited = self._now() - self._last
+        limit = self._limit + (_RANK_0_FIRST if self._world.rank else 0.0)
+        if waited > limit and self._phase is phase:
+            self._end(phase, waited)
+
+    @property
+    def _limit(self) -> float:
+        return self._stall_seconds + self._prepare
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self._stall_seconds / 4)):
+            self.look()
+
+    def _end(self, phase: str, waited: float) -> None:
+        world = self._world
+        where = self.longest_at() if self._where is None else self._where()
+        line = (
+            f"no progress for {format_seconds(waited)} (output.stall_seconds) {phase}"
+            f"{': ' if where else ''}{where}"
+        )
+        complain(f"rank {world.rank} on host {world.host}: {line}")
+        end_process(RunError(line), 1, leave=self._world.end)
+
+    def longest_at(self) -> str:
+        """Return the file that a thread has been at for the longest, "" if none is known."""
+        return min((each for each in self._paths.values() if each[1]), default=(0.0, ""))[1]
+
+    def _kill(self, error: BaseException) -> None:
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                kill(pid, SIGKILL)
+
+    def _record(self, error: BaseException) -> None:
+        self.record(error)
+
+    def _tell_others(self, error: BaseException) -> None:
+        if self._world.num_ranks > 1:
+            # The main thread, which alone may speak to the world, is not at the barrier.
+            self._world.fail(str(error) or "interrupted")
+            if isinstance(error, KeyboardInterrupt):  # else all ranks agree to end
+                time.sleep(_LAST_WORDS)
+
+
+def _cpu_seconds(thread: int) -> float:
+    """Return the CPU time of a thread that runs."""
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))

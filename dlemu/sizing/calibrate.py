@@ -1,0 +1,356 @@
+"""`dlemu calibrate`: what this host moves for a workload, and what the storage gives its reads.
+
+1. one     one accelerator on a dataset in memory: what a step costs that nothing overlaps, and how
+           much that varies
+2. full    several that do not compute, on the same dataset: what this host moves
+3. target  several that do not compute, on the target, cold: what it gives to this loader's reads
+
+The result file is what `dlemu predict predict.calibration=FILE` takes.
+"""
+
+import fcntl
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.datagen import generate, read_manifest
+from dlemu.dataset.enough import datagen_command
+from dlemu.dataset.layout import Layout
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.host.devices import lies_in_memory
+from dlemu.results.folders import hold
+from dlemu.results.outcome import Outcome
+from dlemu.results.records import Steps, check_writable, read_steps, write_json
+from dlemu.results.verdict import limit_in_memory
+from dlemu.run.job import Say, check_job, run_job
+from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.sizing.formula import calibrate as fit
+from dlemu.storage.probe import probe_rate
+from dlemu.terminal import say
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.workload.commands import command
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+_IN_MEMORY = Path("/dev/shm")
+_SCRATCH = "dlemu-calibrate."
+_SECONDS = 20.0
+"""About how long each of the three runs reads."""
+_MEMORY_BYTES = 8 << 30
+"""Most that is written to memory: more takes longer than reading it tells."""
+_MEMORY_SHARE = 0.25
+"""Part of what is free in memory that may be taken."""
+_LEAST_STEPS = 20
+_LEAST_BATCHES = 4
+_MOST_EPOCHS = 50
+_PROBE_READERS = 16
+_PROBE_FILES = 512
+_PROBE_SECONDS = 2.0
+
+
+def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
+    """Make the three runs on all ranks and write the calibration; return the exit status.
+
+    Raises:
+        WorkloadError: there are several hosts: each has figures of its own.
+        RunError: memory has no room for a few batches, the result cannot be written, or a run
+            failed.
+        DatasetError: the target holds no dataset.
+    """
+    if world.rank != 0:
+        say = _silent
+    check_job(workload, world)
+    path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
+    with ExitStack() as stack:
+        scratch = None
+        if world.rank == 0:  # the last to need the scratch folder: it writes what all have gathered
+            stack.enter_context(hold(path.parent, ""))
+            check_writable(path)
+            scratch = stack.enter_context(_scratch_folder())
+        prepared = world.broadcast(_prepare(workload, world, scratch) if scratch else None)
+        assert prepared is not None
+        memory, target, scratch = prepared
+        calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
+        if calibration is not None:
+            say(f"\n{render_calibration(workload, calibration)}")
+            file = CalibrationFile(host=world.host, calibrations=(calibration,))
+            write_json(path, file.model_dump(mode="json"))
+            say(f"result: {path}\n{predict_command(workload, calibration, path)}")
+    return 0
+
+
+def render_calibration(workload: Workload, calibration: Calibration) -> str:
+    """Return the figures of a calibration as text."""
+
+    def row(rate: float, limit: str | None, own: tuple[str, ...]) -> str:
+        bound = "" if limit in own else "at least "
+        return (
+            f"{bound}{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take; "
+            f"limit: {limit}"
+        )
+
+    c = calibration
+    drive = c.drive_read_bytes_per_second
+    rows = {
+        "overhead of a step": f"{format_seconds(c.overhead)}; limit: {c.overhead_limit}",
+        "jitter of a step": format_seconds(c.jitter),
+        "this host moves": row(c.host_read_bytes_per_second, c.host_limit, ("host cpu", "memory")),
+        "a drive gives": "not read" if drive is None else row(drive, c.drive_limit, ("storage",)),
+    }
+    title = f"{workload.name}, reader.data_loader={c.loader}"
+    return "\n".join([title, *(f"  {name:<20}{value}" for name, value in rows.items())])
+
+
+_EXAMPLE_DRIVE = "d7_ps1010"
+_PREDICT_KEYS = (
+    "reader.data_loader",
+    "reader.odirect",
+    "reader.read_threads",
+    "reader.batch_size",
+    "dataset.format",
+    "dataset.num_samples_per_file",
+    "dataset.record_length_bytes",
+    "dataset.record_dims",
+    "dataset.record_element_type",
+    "train.computation_time",
+    "metric.au",
+    "drives",
+)
+"""What a prediction depends on, and what a calibration is found by."""
+
+
+def predict_command(workload: Workload, calibration: Calibration, path: Path) -> str:
+    """Return the command that predicts from a calibration; without a drive, for one by its name."""
+    more: dict[str, object] = {"predict.calibration": path}
+    if calibration.drive_read_bytes_per_second is None:
+        more["drive"] = _EXAMPLE_DRIVE
+    return command("predict", workload, _PREDICT_KEYS, more)
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """Make a folder in memory, and remove those that killed calibrations have left.
+
+    Each is locked while it is in use; the lock ends with the last process that holds it.
+    """
+    with ExitStack() as held:
+        with _locked(_IN_MEMORY):  # so that none is seen before it is locked
+            for left in _IN_MEMORY.glob(f"{_SCRATCH}*"):
+                with suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                    shutil.rmtree(left)
+            folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}.", dir=_IN_MEMORY))
+            held.enter_context(_locked(folder))
+            held.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _prepare(
+    workload: Workload, world: World, scratch: Path
+) -> tuple[Workload, Layout | None, Path]:
+    """Return the workload for memory, the target's files (None: no target), and `scratch`."""
+    if world.num_hosts > 1:
+        raise WorkloadError(
+            f"dlemu calibrate measures one host, not {world.num_hosts}: start it on one, and give "
+            "dlemu predict num_hosts"
+        )
+    if workload.train.computation_time.mean == 0:
+        raise WorkloadError("train.computation_time must be above 0 for a calibration, got 0")
+    layout = None
+    if workload.dataset.data_folder is not None:
+        manifest = read_manifest(workload.data_folder)
+        if manifest is None:
+            raise DatasetError(
+                f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
+                f"{datagen_command(workload, workload.dataset.num_files_train)}"
+            )
+        if lies_in_memory(workload.data_folder):
+            raise DatasetError(
+                f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
+                "on the storage, or leave dataset.data_folder out to calibrate the host alone"
+            )
+        layout = manifest.layout
+    room = min(_MEMORY_SHARE * shutil.disk_usage(_IN_MEMORY).free, _MEMORY_BYTES)
+    batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
+    file_bytes = workload.dataset.mean_bytes * per_file
+    fitting = int(room / file_bytes)
+    least = -(-_LEAST_BATCHES * batch // per_file)
+    if fitting < least:
+        raise RunError(
+            f"{_IN_MEMORY} may take {fitting} files of {format_bytes(file_bytes)} "
+            f"({format_bytes(room)}), calibrate needs {least} there, {_LEAST_BATCHES} batches; "
+            "free memory, or scale dataset.record_length_bytes and train.computation_time down"
+        )
+    wanted = -(-_readers(workload, world) * _LEAST_STEPS * batch // per_file)
+    memory = workload.with_keys(
+        {
+            "dataset.num_files_train": max(least, min(fitting, wanted)),
+            "dataset.data_folder": str(scratch / "data"),
+            "storage.storage_root": "/",
+            "train.total_training_steps": -1,
+            # Not every kernel's tmpfs takes O_DIRECT.
+            "reader.odirect": "auto" if workload.reader.odirect else False,
+        }
+    )
+    return memory, layout, scratch
+
+
+class _Runs:
+    """The three runs; called by all ranks alike."""
+
+    def __init__(self, workload: Workload, world: World, say: Say, scratch: Path) -> None:
+        self._workload, self._world, self._say, self._scratch = workload, world, say, scratch
+
+    def calibrate(self, memory: Workload, target: Layout | None) -> Calibration | None:
+        """Return the figures on rank 0, None on the others."""
+        many = _readers(self._workload, self._world)
+        size = format_bytes(_num_samples(memory) * memory.dataset.mean_bytes)
+        self._say(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
+        generate(memory, world=self._world)
+        one = self._one(memory)
+        self._say(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
+        full = self._full(memory, many)
+        read = None
+        if target is None:
+            self._say("3/3 left out: dataset.data_folder is not set")
+        else:
+            read = self._target(target)
+        if one is None or full is None:
+            return None
+        return self._conclude(one, full, read)
+
+    def _one(self, memory: Workload) -> Outcome | None:
+        num_steps = _num_samples(memory) // memory.reader.batch_size
+        epochs = _epochs(num_steps * memory.train.computation_time.mean)
+        return self._run(memory, "one", {"num_accelerators": 1, "train.epochs": epochs})
+
+    def _full(self, memory: Workload, many: int) -> Outcome | None:
+        # Where memory is short, smaller batches: the same bytes are moved.
+        batch = _num_samples(memory) // (many * _LEAST_STEPS)
+        keys = {
+            "num_accelerators": many,
+            "train.computation_time": 0.0,
+            "reader.batch_size": max(1, min(memory.reader.batch_size, batch)),
+        }
+        first = self._run(memory, "first", keys)
+        seconds = self._world.broadcast(first and sum(e.seconds for e in first.metrics.epochs))
+        return self._run(memory, "full", {**keys, "train.epochs": _epochs(seconds or 1.0)})
+
+    def _target(self, layout: Layout) -> Outcome | None:
+        workload, world = self._workload, self._world
+        rate = 0.0
+        if world.rank == 0:
+            files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
+            paths = [workload.data_folder / layout.path(file) for file in files]
+            probed = probe_rate(paths, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
+            rate = probed or workload.demand
+        rate = world.broadcast(rate)
+        batches = layout.num_samples // workload.reader.batch_size
+        # About as many as it may feed: fewer do not fill its queues.
+        number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
+        num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
+        self._say(
+            f"3/3 {counted(number, 'accelerator')} without computing, from "
+            f"{workload.data_folder}, cold"
+        )
+        keys = {
+            "dataset.num_files_train": layout.num_files,
+            "num_accelerators": number,
+            "train.computation_time": 0.0,
+            "train.epochs": 1,
+            "train.total_training_steps": max(_LEAST_STEPS, min(batches // number, num_steps)),
+        }
+        return self._run(workload, "target", keys)
+
+    def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
+        keys = {**keys, "output.folder": str(self._scratch / name)}
+        outcome = run_job(workload.with_keys(keys), world=self._world, say=_silent)
+        if outcome is not None and outcome.summary["status"] != "complete":
+            raise RunError(str(outcome.summary.get("error")))
+        return outcome
+
+    def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
+        workload = self._workload
+        share, drive, drive_limit = 0.0, None, None
+        if read is not None:
+            share = read.summary["measured"]["page_cache_share"] or 0.0
+            drive = _payload_rate(workload, read) * (1 - share) / workload.drives
+            drive_limit = str(read.summary["limit"]["name"])
+            if drive_limit != "storage":
+                self._say(
+                    f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
+                    f"{read.summary['limit']['evidence']}"
+                )
+        measured = fit(
+            workload=workload.name,
+            loader=workload.reader.data_loader,
+            odirect=workload.reader.odirect is True,
+            computation_time=workload.train.computation_time.mean,
+            batch_bytes=workload.bytes_per_step,
+            one_au_percentage=one.metrics.au_percentage,
+            full_accelerators=1,
+            full_au_percentage=100 * _payload_rate(workload, full) / workload.demand,
+            jitter=_jitter(read_steps(one.folder)),
+            drive_read_bytes_per_second=drive,
+            page_cache_share=share,
+            overhead_limit=limit_in_memory(one.summary["limit"]["name"]),
+            host_limit=limit_in_memory(full.summary["limit"]["name"]),
+            drive_limit=drive_limit,
+        )
+        job = {
+            "sample_bytes": workload.dataset.mean_bytes,
+            "read_threads": workload.reader.read_threads,
+        }
+        return measured.model_copy(update=job)
+
+
+def _jitter(steps: Steps) -> float:
+    """Return Gumbel's scale of the time that steps take beyond computing, in seconds.
+
+    From the spread of the middle half: a single hiccup is not jitter.
+    """
+    inside = steps[steps["step"] > 0]
+    over = inside["wait"] + inside["compute"] + inside["barrier"] - inside["computation_time"]
+    low, high = np.quantile(over, [0.25, 0.75])
+    return float(high - low) / (math.log(math.log(4)) - math.log(math.log(4 / 3)))
+
+
+def _payload_rate(workload: Workload, outcome: Outcome) -> float:
+    """Return the samples' bytes per second: what is read beside them is then accounted for."""
+    epochs = outcome.metrics.epochs
+    samples = sum(epoch.num_samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
+    return samples * workload.dataset.mean_bytes
+
+
+def _readers(workload: Workload, world: World) -> int:
+    """Return accelerators whose workers keep every CPU of the host busy, with some to spare."""
+    cpus = os.cpu_count() or 1
+    return max(2, world.num_ranks, -(-cpus // max(1, workload.reader.read_threads)))
+
+
+def _num_samples(workload: Workload) -> int:
+    return workload.num_files * workload.dataset.num_samples_per_file
+
+
+def _epochs(seconds: float) -> int:
+    """Return the epochs of so many seconds that fill the time of a run."""
+    return max(1, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-3))))
+
+
+def _silent(text: str) -> None:
+    """The calibration speaks, its runs do not."""

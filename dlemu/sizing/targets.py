@@ -1,0 +1,114 @@
+"""What `dlemu size` is asked to search: every workload on every target, in the table's order."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import WorkloadError
+from dlemu.host.devices import devices_under
+from dlemu.run.job import Say
+from dlemu.terminal import say
+from dlemu.workload.model import Workload, load_workload
+
+
+@dataclass(frozen=True)
+class Target:
+    """One storage to be sized."""
+
+    name: str
+    folder: str
+    num_drives: int
+
+
+def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
+    """Return what is to be searched, in the table's order."""
+    for key, remedy in _NOT_HERE.items():
+        if key in workload.given:
+            raise WorkloadError(f"{key} has no place in dlemu size: {remedy}")
+    size = workload.size
+    if size.start is not None and size.start > size.max_accelerators:
+        raise WorkloadError(
+            f"size.start must be at most size.max_accelerators={size.max_accelerators}, "
+            f"got {size.start}"
+        )
+    return [
+        (target, _workload_for(workload, name, target))
+        for target in find_targets(workload, say)
+        for name in size.workloads or (None,)
+    ]
+
+
+def find_targets(workload: Workload, say: Say = say) -> list[Target]:
+    """Return the targets with their names and drive counts; two on one device are warned of.
+
+    Raises:
+        WorkloadError: a target is no folder, or names or drives do not fit the targets.
+    """
+    size = workload.size
+    folders = size.targets or (str(workload.data_folder),)
+    key = "size.targets" if size.targets else "dataset.data_folder"
+    for name, values in (("size.names", size.names), ("size.drives", size.drives)):
+        if values and len(values) != len(folders):
+            raise WorkloadError(
+                f"{name} must have one value for each target ({len(folders)}), got {len(values)}"
+            )
+    names = size.names or _names_of(folders)
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise WorkloadError(f"size.targets names {name} twice; give each a name: size.names")
+    targets: list[Target] = []
+    seen: dict[str, set[str]] = {}
+    for number, folder in enumerate(folders):
+        if not Path(folder).is_dir():
+            raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
+        devices = {device.name for device in devices_under(Path(folder))}
+        for other, others in seen.items():
+            if devices & others:
+                shared = ", ".join(sorted(devices & others))
+                say(f"warning: {names[number]} and {other} share {shared}: one drive, twice")
+        seen[names[number]] = devices
+        drives = size.drives[number] if size.drives else max(1, len(devices))
+        targets.append(Target(names[number], folder, drives))
+    return targets
+
+
+_NOT_HERE = {
+    "num_accelerators": "it is what is searched for; size.start says where to begin",
+    "accelerators_per_rank": "the search spreads its accelerators over the ranks",
+    "runs": "size.confirm says how many runs confirm the answer",
+    "warmup": "the first run is known to be cold",
+}
+
+
+def _workload_for(workload: Workload, name: str | None, target: Target) -> Workload:
+    """Return the workload of one cell of the table, with the user's own keys laid over it."""
+    if name is not None and name != workload.name:
+        tree = workload.model_dump()
+        keys: dict[str, object] = {}
+        for key in workload.given:
+            value: Any = tree
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:  # else it has no effect here (`Workload.ignored`)
+                keys[key] = value
+        workload = load_workload(name, keys)
+    folder = Path(target.folder)
+    # One folder may hold a dataset for each workload.
+    if (folder / workload.name).is_dir():
+        folder /= workload.name
+    if workload.train.computation_time.mean == 0:
+        raise WorkloadError(
+            f"train.computation_time of {workload.name} must be above 0 for a search: accelerators "
+            "that do not compute are never busy"
+        )
+    return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
+
+
+def _names_of(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the folders' last names, or as much of their paths as tells them apart."""
+    parts = [Path(folder).absolute().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
+        if len(set(names)) == len(names):
+            return names
+    return names

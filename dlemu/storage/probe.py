@@ -1,0 +1,104 @@
+"""What storage gives when many read at once: the rate that a slow run is compared with."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from dlemu.errors import DatasetError
+from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.regular import open_regular
+
+_PIECE = 1 << 20
+_LONGER = 4
+"""How many times as long to read at most, where storage is so slow that nothing came yet."""
+_LAST_READS_SECONDS = 5.0
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What few and many readers got from the same files, by turns; bytes per second."""
+
+    num_few: int
+    few: float
+    num_many: int
+    many: float
+
+
+def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float) -> Probe | None:
+    """Return what few and many threads get; None where nothing could be read.
+
+    They take turns, and the medians count: a drive that is slow for a moment, or that others read
+    from, is so for both. `seconds` are for all turns together.
+    """
+    rates: dict[int, list[float]] = {few: [], many: []}
+    each = seconds / _ROUNDS / len(rates)
+    for seed in range(_ROUNDS):
+        for num_readers, found in rates.items():
+            rate = probe_rate(paths, num_readers=num_readers, seconds=each, seed=seed)
+            if rate is None:
+                return None
+            found.append(rate)
+    return Probe(few, median(rates[few]), many, median(rates[many]))
+
+
+def probe_rate(
+    paths: Sequence[Path], *, num_readers: int, seconds: float, seed: int = 0
+) -> float | None:
+    """Return bytes per second that `num_readers` threads get from random 1 MiB pieces of files.
+
+    Reads bypass the page cache where the file system lets them; None where nothing could be read.
+    """
+    came: list[tuple[float, int]] = []
+    ended = threading.Event()
+
+    def read(reader: int) -> None:
+        generator = np.random.default_rng((seed, reader))
+        buffer = aligned_buffer(_PIECE)
+        while not ended.is_set():
+            path = paths[int(generator.integers(len(paths)))]
+            with suppress(OSError, DatasetError):
+                file = _open_cold(path)
+                try:
+                    pieces = max(1, os.fstat(file).st_size // _PIECE)
+                    for piece in generator.permutation(pieces)[:16]:
+                        num_bytes = os.preadv(file, [buffer], int(piece) * _PIECE)
+                        came.append((time.perf_counter(), num_bytes))
+                        if ended.is_set():
+                            return
+                finally:
+                    os.close(file)
+
+    threads = [
+        threading.Thread(target=read, args=(number,), daemon=True) for number in range(num_readers)
+    ]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    while len(came) < num_readers and time.perf_counter() < start + _LONGER * seconds:
+        time.sleep(0.05)
+    # Up to the last piece that came: slow storage gives few, and a part of one counts for much.
+    whole = list(came)
+    ended.set()
+    for thread in threads:
+        thread.join(max(0.0, start + _LONGER * seconds + _LAST_READS_SECONDS - time.perf_counter()))
+    if not whole:
+        return None
+    return sum(num_bytes for _, num_bytes in whole) / (max(at for at, _ in whole) - start) or None
+
+
+def _open_cold(path: Path) -> int:
+    try:
+        return open_regular(path, os.O_DIRECT)
+    except OSError:
+        file = open_regular(path)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        return file

@@ -1,0 +1,1 @@
+"""dlemu inside one's own training loop: `make_loader` and `Meter`."""

@@ -1,0 +1,227 @@
+"""Measures a training loop of one's own: the same records and metrics as a replayed job."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dlemu.clock import Clock, WallClock
+from dlemu.errors import WorkloadError
+from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
+from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.records import STEP, Steps
+from dlemu.workload.model import Workload
+from dlemu.world.world import Alone, World
+
+B = TypeVar("B")
+
+
+@dataclass(kw_only=True)
+class _Step:
+    """A step whose device may still be at it: marks on the stream, in their order."""
+
+    stream: StreamClock
+    begun: tuple[float, Any]
+    """When the epoch began: on the host's clock, and the mark on the stream."""
+    asked: Any
+    taken: Any
+    computed: Any = None
+    met: Any = None
+    spans: list[tuple[Any, Any]] = field(default_factory=list)
+    """Begin and end of what was told to be compute; none: all between `taken` and `computed`."""
+    asked_compute: float | None = None
+    """Seconds, where it is emulated."""
+    told: tuple[Any, ...] = ()
+    """What the batch and its place say."""
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the record; the device must have done all of the step."""
+        seconds = self.stream.seconds
+        moment, mark = self.begun
+        body = seconds(self.taken, self.computed)
+        compute = sum(seconds(*span) for span in self.spans) if self.spans else body
+        epoch, step, rank, num_samples, num_bytes, *costs = self.told
+        return (
+            *(epoch, step, rank, num_samples, num_bytes),
+            moment + seconds(mark, self.asked),
+            seconds(self.asked, self.taken),
+            body - compute,
+            compute,
+            seconds(self.computed, self.met),
+            compute if self.asked_compute is None else self.asked_compute,
+            *costs,
+        )
+
+
+class Meter:
+    """Times the steps of one accelerator's loop.
+
+        for epoch in range(2):
+            for batch in meter.epoch(loader, epoch, device="cuda"):
+                inputs = to_gpu(batch)  # copies, as the loop makes them
+                with meter.computing():
+                    ...  # the model, its data on the device; or meter.compute(batch), a sleep
+        print(meter.report())
+
+    docs/training_loops.md tells what is measured where. `world` joins the loops of several ranks: a
+    barrier ends every step, as gradients are exchanged.
+    """
+
+    def __init__(
+        self, workload: Workload, *, world: World | None = None, clock: Clock | None = None
+    ) -> None:
+        self.workload = workload
+        self._world = world or Alone()
+        self._clock = clock or WallClock.calibrate()
+        self._rows: list[tuple[Any, ...]] = []
+        self._under_way: deque[_Step] = deque()
+        self._step: _Step | None = None
+        self._computing = False
+        self._loaded = 0.0
+        self._timed_by: dict[str, None] = {}
+        self._all_emulated = self._all_marked = True
+        self._generator = np.random.default_rng((workload.train.seed, 0, self._world.rank))
+
+    def epoch(
+        self, batches: Iterable[B], epoch: int, *, device: str | StreamClock | None = None
+    ) -> Iterator[B]:
+        """Yield an epoch's batches and record each step.
+
+        Any iterable will do; one with `set_epoch` is told the epoch first, as PyTorch's samplers
+        are. What happens between two batches is compute, unless `computing` says which part is.
+
+        `device` is what computes: "cuda" or "cuda:1", timed on the stream that is current in the
+        loop, without waiting for it; or a StreamClock. Without one the host's clock times the loop
+        alone, which is right for a model on the CPU, and for one on a GPU only if every step waits
+        for it.
+
+        Raises:
+            WorkloadError: PyTorch is missing, or sees no such device.
+        """
+        stream: StreamClock = HostStream(self._clock)
+        if device is not None:
+            stream = device if isinstance(device, StreamClock) else CudaStream(str(device))
+        self._timed_by[stream.name] = None
+        return self._steps_of(batches, epoch, stream)
+
+    def _steps_of(self, batches: Iterable[B], epoch: int, stream: StreamClock) -> Iterator[B]:
+        set_epoch = getattr(batches, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        asked = stream.record()
+        begun = self._clock.now(), asked
+        for step, batch in enumerate(batches):
+            current = _Step(stream=stream, begun=begun, asked=asked, taken=stream.record())
+            self._loaded = self._clock.now()
+            self._step = current
+            try:
+                yield batch
+            finally:
+                self._step = None
+            current.computed = stream.record()
+            self._world.barrier()
+            asked = current.met = stream.record()
+            samples = getattr(batch, "samples", None)
+            current.told = (
+                epoch,
+                step,
+                self._world.rank,
+                self.workload.reader.batch_size if samples is None else len(samples),
+                getattr(batch, "num_bytes", 0),
+                getattr(batch, "read_seconds", 0.0),
+                getattr(batch, "decode_seconds", 0.0),
+                getattr(batch, "hand_over_seconds", 0.0),
+            )
+            self._all_emulated &= current.asked_compute is not None
+            self._all_marked &= bool(current.spans)
+            self._under_way.append(current)
+            while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
+                self._rows.append(self._under_way.popleft().row())
+
+    def compute(self, batch: object) -> None:
+        """Emulate the accelerator: return `train.computation_time` after the batch was taken."""
+        step = self._current("compute")
+        step.asked_compute = self.workload.train.computation_time.draw(self._generator)
+        self._clock.sleep_until(self._loaded + step.asked_compute)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Say that what is queued inside is compute: the model, with its data on the device.
+
+        The rest between two batches, such as stacking, copies and logging, is the host's work.
+
+        Raises:
+            WorkloadError: no batch was taken, or it is inside itself.
+        """
+        step = self._current("computing")
+        if self._computing:
+            raise WorkloadError("meter.computing() is inside itself; leave one of the two out")
+        begin = step.stream.record()
+        self._computing = True
+        try:
+            yield
+            step.spans.append((begin, step.stream.record()))
+        finally:
+            self._computing = False
+
+    def _current(self, name: str) -> _Step:
+        if self._step is None:
+            raise WorkloadError(
+                f"meter.{name} works only inside the loop over meter.epoch(...): it times a step"
+            )
+        return self._step
+
+    @property
+    def steps(self) -> Steps:
+        """The records so far, (steps,) of `records.STEP`; waits for the device."""
+        while self._under_way:
+            self._under_way[0].stream.wait(self._under_way[0].met)
+            self._rows.append(self._under_way.popleft().row())
+        return np.array(self._rows, STEP)
+
+    def metrics(self) -> Metrics | None:
+        """Return the metrics over all ranks on rank 0, None elsewhere.
+
+        Raises:
+            WorkloadError: fewer than two steps were taken.
+        """
+        parts = self._world.gather(self.steps)
+        return None if parts is None else measure_run(self.workload, parts)
+
+    def report(self) -> str:
+        """Return the report's table and verdict as text; empty on ranks other than 0."""
+        from dlemu.results.text import render_metrics
+
+        metrics = self.metrics()
+        if metrics is None:
+            return ""
+        if self._all_emulated:
+            return render_metrics(self.workload, metrics)
+        text = render_metrics(self.workload, metrics, accelerator="accelerator")
+        return "\n".join([text, *self._time_lines(metrics)])
+
+    def _time_lines(self, metrics: Metrics) -> list[str]:
+        """Return where a real loop's time went, by whose clock, and what that does not see."""
+        epochs = metrics.epochs
+        lost = {
+            "waiting for batches": float(np.mean([epoch.wait_share for epoch in epochs])),
+            "the loop's own work": float(np.mean([epoch.overhead_share for epoch in epochs])),
+            "barrier": float(np.mean([epoch.barrier_share for epoch in epochs])),
+        }
+        shares = {"compute": 1 - sum(lost.values())} | lost
+        told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
+        lines = [f"time: {told}; timed by {' and '.join(self._timed_by)}"]
+        if not self._all_marked:
+            lines.append(
+                "note: compute is all between two batches, stacking and copying included; put "
+                "`with meter.computing():` around the model to tell them apart"
+            )
+        if HostStream.name in self._timed_by:
+            lines.append(
+                "note: compute is the host's view: what a GPU does after the launch is missed, and "
+                'counted where the loop waits for it; with a GPU, meter.epoch(..., device="cuda")'
+            )
+        return lines

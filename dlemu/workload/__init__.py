@@ -1,0 +1,4 @@
+"""What a job asks for: the keys, their bounds, and the published workloads.
+
+May import the ground only.
+"""

@@ -1,0 +1,461 @@
+"""The groups of keys that a workload consists of, by DLIO's names; each number with its bounds."""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from dlemu.units import parse_bytes
+
+FormatName = Literal["npz", "npy", "hdf5", "tfrecord"]
+ShuffleName = Literal["off", "seed", "random"]
+
+
+def _shuffle(value: object) -> object:
+    """YAML 1.1 reads `off` as false."""
+    return "off" if value is False else value
+
+
+def _whole(value: object) -> object:
+    """Take 1e6 as the whole number that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _size(value: object) -> object:
+    """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
+    if isinstance(value, str):
+        return parse_bytes(value)
+    return _whole(value)
+
+
+_MOST_NAME_BYTES = 200
+"""File systems take 255; a number, a date or a format stands behind such a name."""
+
+
+def _file_name(value: str) -> str:
+    """Refuse what is no part of a file's name: a path would lead out of its folder."""
+    if (
+        value.startswith(".")
+        or "/" in value
+        or not value.isprintable()
+        or len(value.encode()) > _MOST_NAME_BYTES
+    ):
+        raise ValueError(
+            "must be part of a file name: no path, no leading dot, no control characters, at most "
+            f"{_MOST_NAME_BYTES} bytes; got {value[:80]!a}"
+        )
+    return value
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""Part of a file's or folder's name."""
+Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
+
+_LARGEST_SAMPLE = 10**11
+_MOST_SAMPLES = 10**10
+_MOST_BUFFERED = 2**34
+# Each number has an upper bound, beyond any job there is: a slip of the keyboard is refused before
+# memory is taken or time is spent for it.
+Whole = BeforeValidator(_whole)
+Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
+"""A number of things: accelerators, steps, samples of a batch."""
+Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+SampleBytes = Annotated[float, Field(ge=1, le=_LARGEST_SAMPLE)]
+Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
+Size = Annotated[int, BeforeValidator(_size)]
+ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
+"""Of one read: a worker has io_depth buffers of so many bytes."""
+
+
+class Section(BaseModel):
+    """A frozen group of keys, strict about types: 8 is no text, and true no number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _seconds(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"must be a number of seconds, got {value}") from None
+
+
+class Distribution(Section):
+    """Seconds drawn anew for every step and accelerator; a draw below zero counts as zero.
+
+    Named by mean and stdev, or as DLIO does by `min` and `max` (uniform), `shape` and `scale`
+    (gamma), `scale` (exponential).
+    """
+
+    type: Literal["normal", "uniform", "gamma", "exponential"] = "normal"
+    mean: Seconds
+    stdev: Seconds = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dlio_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        value = dict(value)
+        match value:
+            case {"type": "uniform", "min": float() | int(), "max": float() | int()}:
+                low, high = _seconds(value.pop("min")), _seconds(value.pop("max"))
+                value |= {"mean": (low + high) / 2, "stdev": (high - low) / math.sqrt(12)}
+            case {"type": "gamma", "shape": float() | int(), "scale": float() | int()}:
+                shape, scale = _seconds(value.pop("shape")), _seconds(value.pop("scale"))
+                value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
+            case {"type": "exponential", "scale": float() | int()}:
+                value["mean"] = _seconds(value.pop("scale"))
+        return value
+
+    @model_validator(mode="after")
+    def _gamma(self) -> Self:
+        if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
+            raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
+        return self
+
+    @property
+    def longest(self) -> float:
+        """Seconds that no draw exceeds: one in 10^15 may."""
+        scale = self.mean if self.type == "exponential" else 0.0
+        if self.type == "gamma" and self.stdev:
+            scale = self.stdev**2 / self.mean
+        return self.mean + 10 * self.stdev + 40 * scale
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Return one draw in seconds."""
+        if self.stdev == 0 and self.type != "exponential":
+            return self.mean
+        match self.type:
+            case "normal":
+                drawn = generator.normal(self.mean, self.stdev)
+            case "uniform":
+                half = self.stdev * math.sqrt(3)
+                drawn = generator.uniform(self.mean - half, self.mean + half)
+            case "gamma":
+                shape = (self.mean / self.stdev) ** 2
+                drawn = generator.gamma(shape, self.mean / shape)
+            case "exponential":
+                drawn = generator.exponential(self.mean)
+        return max(0.0, float(drawn))
+
+
+def _distribution(value: object) -> object:
+    """A plain number of seconds is a distribution without spread."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {"mean": _seconds(value)}
+    if not isinstance(value, (dict, Distribution)):
+        raise ValueError(f"must be seconds or a distribution's keys, got {value!r}")
+    return value
+
+
+Duration = Annotated[Distribution, BeforeValidator(_distribution)]
+
+
+def _with_stdev(section: Any, key: str) -> Any:
+    """Return a section in which DLIO's separate `<key>_stdev` has joined its distribution."""
+    if not isinstance(section, dict) or f"{key}_stdev" not in section:
+        return section
+    section = dict(section)
+    stdev, mean = section.pop(f"{key}_stdev"), section.get(key, 0.0)
+    section[key] = {"mean": mean} if not isinstance(mean, dict) else dict(mean)
+    section[key].setdefault("stdev", stdev)
+    return section
+
+
+class Workflow(Section):
+    """Which parts of the job `dlemu run` does."""
+
+    generate_data: bool = False
+    """Generate the dataset first, unless it is complete already."""
+    train: bool = True
+    """Replay the reading."""
+
+
+class DatasetSection(Section):
+    """The files of the training set."""
+
+    data_folder: str | None = None
+    """Where the files lie; files are at `train/` below it."""
+    format: FormatName
+    num_files_train: Annotated[int, Whole, Field(ge=1, le=10**8)] | Literal["auto"]
+    """Number of files, or "auto": the benchmark's rule for this job (`dlemu datasize`)."""
+    num_samples_per_file: Annotated[int, Whole, Field(ge=1, le=10**7)] = 1
+    record_length_bytes: SampleBytes = 65536.0
+    """Mean size of a sample, before compression (DLIO: 65536)."""
+    record_length_bytes_stdev: Annotated[float, Field(ge=0, le=_LARGEST_SAMPLE)] = 0.0
+    """Standard deviation of that size over the samples."""
+    record_length_bytes_resize: Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
+    """What training gets of each sample: cut, or padded with zeros. None hands over all of it."""
+    record_dims: Annotated[
+        tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
+    ] = ()
+    """Shape of a sample, in elements; where it is set it decides the size."""
+    record_element_type: str = "uint8"
+    """NumPy name of a sample's element type."""
+    num_subfolders_train: Natural = 0
+    file_prefix: FileName = "img"
+    num_dset_per_record: Annotated[int, Field(ge=1, le=1)] = 1
+    """HDF5 datasets that a sample is cut into; only 1 is supported."""
+    compression: Literal["none"] = "none"
+    """Compressed files cannot be read in place, and no MLPerf workload compresses."""
+    enable_chunking: Literal[False] = False
+    chunk_size: Annotated[int, Whole, Field(ge=0, le=2**40)] = 0
+    seed: Seed = 0
+    """Seed of the files' sizes and content (train.seed orders the reading)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, value: Any) -> Any:
+        """DLIO's own older names, and numbers that YAML writes without a point."""
+        if isinstance(value, dict):
+            value = dict(value)
+            for old in ("record_length", "record_length_stdev", "record_length_resize"):
+                if old in value:
+                    value.setdefault(old.replace("length", "length_bytes"), value.pop(old))
+            resize = value.get("record_length_bytes_resize")
+            if isinstance(resize, float) and resize.is_integer():
+                value["record_length_bytes_resize"] = int(resize)
+            if value.get("record_length_bytes_resize") == 0:
+                value["record_length_bytes_resize"] = None
+        return value
+
+    @model_validator(mode="after")
+    def _element_type(self) -> Self:
+        try:
+            kind: str = np.dtype(self.record_element_type).kind
+        except (TypeError, ValueError, SyntaxError):
+            kind = ""
+        if kind not in tuple("biufc"):  # bool, integers, floats, complex
+            raise ValueError(
+                f"dataset.record_element_type must be a NumPy type such as uint8 or float32, "
+                f"got {self.record_element_type!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _products(self) -> Self:
+        num_bytes = math.prod(self.record_dims) * self.element_bytes
+        if num_bytes > _LARGEST_SAMPLE:
+            raise ValueError(
+                f"dataset.record_dims must make samples of at most {_LARGEST_SAMPLE:,} bytes, "
+                f"got {num_bytes:,}"
+            )
+        files = 1 if self.num_files_train == "auto" else self.num_files_train
+        if files * self.num_samples_per_file > _MOST_SAMPLES:
+            raise ValueError(
+                "dataset.num_files_train x dataset.num_samples_per_file must be at most "
+                f"{_MOST_SAMPLES:,}, got {files * self.num_samples_per_file:,}"
+            )
+        return self
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return np.dtype(self.record_element_type).itemsize
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean size of a sample in bytes: of record_dims where set, else record_length_bytes."""
+        if self.record_dims:
+            return float(math.prod(self.record_dims) * self.element_bytes)
+        return self.record_length_bytes
+
+
+class Reader(Section):
+    """How the samples are read."""
+
+    data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
+    """`tensorflow`: threads read in tf.data's order, and as far ahead as tf.data does."""
+    batch_size: Positive = 1
+    """Samples of one accelerator and step (DLIO: 1)."""
+    read_threads: Annotated[int, Whole, Field(ge=0, le=1024)] = 1
+    """Workers of each accelerator; 0 reads in the rank itself."""
+    prefetch_size: Annotated[int, Whole, Field(ge=0, le=10_000)] = 2
+    """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
+    file_shuffle: Shuffle = "off"
+    sample_shuffle: Shuffle = "off"
+    shuffle_size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 2
+    """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
+    transfer_size: ReadBytes = 262_144
+    """Bytes of one read of a multi-sample file (DLIO: 262144)."""
+    piece_bytes: ReadBytes = 1_048_576
+    """Bytes of one read of a single-sample file."""
+    io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
+    """Reads that a worker keeps outstanding."""
+    odirect: bool | Literal["auto"] = False
+    """Bypass the page cache; `auto` falls back to buffered reads and says so."""
+    preprocess_time: Duration = Distribution(mean=0.0)
+    """Seconds that a worker sleeps for each sample."""
+    decode: Literal["raw", "library"] = "raw"
+    """`library` parses through np.load, h5py and TFRecord with CRC, as frameworks do."""
+    check_crc: bool = False
+    """Check the files' own checksums in `raw` too."""
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] = "fork"
+    gds: Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)] = "off"
+    """Whether cuFile must, may or must not bypass the host's memory."""
+    hand_over: Literal["none", "batch"] | None = None
+    """What a run does with the bytes it has read. `batch`: put each batch into one array, as the
+    workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
+    DataLoader job pays; `none` for the others."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, value: Any) -> Any:
+        return _with_stdev(value, "preprocess_time")
+
+    @model_validator(mode="after")
+    def _buffers(self) -> Self:
+        for key in ("piece_bytes", "transfer_size"):
+            num_bytes = self.io_depth * int(getattr(self, key))
+            if num_bytes > _MOST_BUFFERED:
+                raise ValueError(
+                    f"reader.io_depth x reader.{key}, a worker's buffers, must be at most "
+                    f"{_MOST_BUFFERED:,} bytes, got {num_bytes:,}"
+                )
+        return self
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a run puts each batch into one array."""
+        return (self.hand_over or ("batch" if self.data_loader == "pytorch" else "none")) == "batch"
+
+    @property
+    def num_streams(self) -> int:
+        """Workers that read for an accelerator; without workers the rank reads as one."""
+        return max(1, self.read_threads)
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker may make ahead: what DLIO gives PyTorch for prefetch_size."""
+        return max(1, -(-self.prefetch_size // self.num_streams))
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches of an accelerator that may be read ahead of the one that training has taken.
+
+        PyTorch's DataLoader: read_threads x prefetch_factor, none without workers. tf.data:
+        prefetch_size batches, and behind them two samples of each stream, which matter only where
+        batches are that small (docs/metrics.md, "How far each loader reads ahead").
+        """
+        if self.data_loader == "tensorflow":
+            return self.prefetch_size + 2 * self.num_streams // self.batch_size
+        return self.read_threads * self.prefetch_factor
+
+
+class Train(Section):
+    """The emulated training."""
+
+    epochs: Positive = 1
+    computation_time: Duration = Distribution(mean=0.0)
+    """Seconds that an accelerator computes on a batch."""
+    total_training_steps: Annotated[int, Whole, Field(le=10**9)] = -1
+    """At most this many steps per epoch; -1: as many as the dataset gives."""
+    seed: Seed = 123
+    """Order of reading and draws of time (DLIO: 123)."""
+    loop: Literal["rule", "pipelined"] = "rule"
+    """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
+    a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
+    compute: Literal["sleep", "gpu"] = "sleep"
+    """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, value: Any) -> Any:
+        return _with_stdev(value, "computation_time")
+
+    @model_validator(mode="after")
+    def _steps(self) -> Self:
+        if self.total_training_steps != -1 and self.total_training_steps < 2:
+            raise ValueError(
+                "train.total_training_steps must be -1 (all) or at least 2, "
+                f"got {self.total_training_steps}"
+            )
+        return self
+
+
+class Metric(Section):
+    """What is computed and demanded of a run."""
+
+    au: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Least accelerator utilisation that passes, 0 to 1."""
+    edition: Literal["v1.0", "v2.0"] = "v1.0"
+    """Whose formulas decide (docs/metrics.md)."""
+    exclude_start_steps: Natural = 1
+    """Steps left out at an epoch's start (edition v2.0)."""
+    exclude_end_steps: Natural = 0
+    """Steps left out at an epoch's end (edition v2.0)."""
+    max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Largest share of bytes from memory; no verdict where it is larger or unknown. None: any."""
+
+
+class Storage(Section):
+    """DLIO's description of the storage; files are reached through the file system only."""
+
+    storage_type: Literal["local_fs", "parallel_fs"] = "local_fs"
+    storage_root: str = "./"
+    """Folder that a relative data_folder starts from."""
+
+
+class Output(Section):
+    """Where results go."""
+
+    folder: str | None = None
+    """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
+    stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
+    """A run that makes no progress for so long is ended; computing is progress."""
+    drop_caches: bool = True
+    """Drop the dataset's pages from the page cache before a run, if it is found there. With
+    O_DIRECT only where it is asked for on the command line."""
+    drop_all_caches: bool = False
+    """Drop the host's whole page cache instead (root only)."""
+
+
+class Sizing(Section):
+    """The search for the most accelerators (`dlemu size`)."""
+
+    confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
+    """Consecutive passing runs that confirm the answer; 0 skips them."""
+    start: Positive | None = None
+    """Accelerators of the first run; None: what a prediction or a cold probe says should fail."""
+    max_accelerators: Positive = 512
+    quick: bool = False
+    """Use a dataset smaller than the rule asks for; the result is labelled so."""
+    targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Data folders to size one after the other; empty: dataset.data_folder."""
+    names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()
+    """Names of the targets in the table, and of their files."""
+    drives: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Drive counts of the targets; empty: found from the device."""
+    workloads: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Workloads of the table; empty: the one chosen."""
+
+
+class Predict(Section):
+    """The prediction (`dlemu predict`)."""
+
+    accelerators: Positive | None = None
+    """Predict AU and rate at this number; None: the largest number that passes."""
+    calibration: str | None = None
+    """File that `dlemu calibrate` wrote; None: from the datasheet alone."""
+    tool: Literal["dlemu", "dlio"] = "dlemu"
+    """Tool that reads: `dlio` compares with published figures; it takes more of the CPUs."""
+    host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
+    """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
+
+
+class Dali(Section):
+    """NVIDIA DALI's settings (`reader.data_loader=dali`)."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    gpus_per_host: Annotated[int, Whole, Field(ge=1, le=1024)] | None = None
+    """GPUs that the accelerators share in turn; None: all that are there."""

@@ -1,0 +1,149 @@
+"""What the doctor finds, and whether it says that a loader can run."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from dlemu.cli import doctor
+from dlemu.cli.doctor import Check, examine, what_stops
+from dlemu.errors import WorkloadError
+
+HEALTHY = [
+    Check("NumPy", "ok", "2.4"),
+    Check("h5py", "ok", "3.16"),
+    Check("PyTorch", "ok", "2.13"),
+    Check("DALI", "ok", "2.4 for CUDA 13"),
+    Check("GPU", "ok", "1"),
+    Check("cuFile", "ok", "p2pdma expected"),
+]
+
+
+def without(name: str, state: Literal["missing", "note"] = "missing") -> list[Check]:
+    absent = Check(name, state, "not installed")
+    return [absent if check.name == name else check for check in HEALTHY]
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "dali", "threads"])
+@pytest.mark.parametrize("gds", ["off", "prefer", "require"])
+def test_a_host_with_everything_runs_everything(loader: str, gds: str) -> None:
+    assert what_stops(HEALTHY, loader, gds) == []
+
+
+@pytest.mark.parametrize(
+    ("absent", "loader", "gds", "stops"),
+    [
+        ("NumPy", "threads", "off", True),
+        ("PyTorch", "pytorch", "off", True),
+        ("PyTorch", "dali", "off", False),
+        ("PyTorch", "threads", "off", False),
+        ("DALI", "dali", "off", True),
+        ("DALI", "pytorch", "off", False),
+        ("GPU", "dali", "off", False),
+        ("GPU", "dali", "require", True),
+        ("cuFile", "dali", "prefer", False),
+        ("cuFile", "dali", "require", True),
+    ],
+)
+def test_a_loader_needs_its_own_packages_only(
+    absent: str, loader: str, gds: str, stops: bool
+) -> None:
+    assert what_stops(without(absent), loader, gds) == [f"{absent}: not installed"] * stops
+
+
+def test_compatibility_mode_is_not_what_require_asks_for() -> None:
+    compat = without("cuFile", "note")
+
+    assert what_stops(compat, "dali", "prefer") == []
+    assert what_stops(compat, "dali", "require") == [
+        "cuFile: only compatibility mode, through host memory"
+    ]
+
+
+def test_this_host_is_examined_whole(tmp_path: Path) -> None:
+    checks = {check.name: check for check in examine(tmp_path)}
+
+    assert {"Python", "CPUs", "memory", "timer", "page cache", "MPI", "PyTorch", "DALI"} <= set(
+        checks
+    )
+    assert {"GPU", "nvidia-fs", "cuFile", "file system", "O_DIRECT"} <= set(checks)
+    assert any(name.startswith("drive") for name in checks)
+    assert checks["NumPy"].state == checks["h5py"].state == "ok"
+    assert re.search(r"sleeps of 3.5 ms end .* late, p99 ", checks["timer"].found)
+    for check in checks.values():
+        assert check.found
+        if check.state != "ok":
+            assert check.remedy, f"{check.name} has no remedy"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_o_direct_is_tried_on_a_real_file(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "build"
+    folder.mkdir(exist_ok=True)
+    check = {check.name: check for check in examine(folder)}["O_DIRECT"]
+
+    assert check.state in ("ok", "missing")
+    if check.state == "ok":
+        assert re.fullmatch(r"works, aligned to (512|4096) bytes", check.found)
+
+
+def test_a_folder_that_cannot_be_written_is_noted() -> None:
+    check = {check.name: check for check in examine(Path("/proc"))}["O_DIRECT"]
+
+    assert (check.state, check.remedy) == ("note", "generating needs a folder that can be written")
+
+
+def test_the_command_ends_with_0_when_the_loader_can_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main([str(tmp_path), "reader.data_loader=threads"]) == 0
+
+    output = capsys.readouterr().out
+    assert output.endswith("\nthreads can run here\n")
+    assert "check" in output and "state" in output and "O_DIRECT" in output
+
+
+def test_the_command_ends_with_1_and_the_reason_when_it_cannot(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = "/dev/shm"
+
+    assert doctor.main([folder, "reader.data_loader=threads", "reader.gds=require"]) == 1
+
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("threads with reader.gds=require cannot run here: ")
+    assert "cuFile: " in last
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("reader.gdz=off", "unknown key reader.gdz; dlemu doctor takes reader.data_loader"),
+        ("reader.gds=yes", "reader.gds must be one of off, prefer, require, got yes"),
+        ("/nowhere", "/nowhere is not a folder"),
+    ],
+)
+def test_a_wrong_argument_is_refused(argument: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=f"^{message}"):
+        doctor.main([argument])
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "found"),
+    [
+        ("[always] madvise never\n", "ok", "always"),
+        ("always [madvise] never\n", "ok", "madvise"),
+        ("always madvise [never]\n", "note", "never"),
+        (None, "note", "not built into this kernel"),
+    ],
+)
+def test_huge_pages_are_as_the_kernel_says(
+    tmp_path: Path, text: str | None, state: str, found: str
+) -> None:
+    setting = tmp_path / "enabled"
+    if text is not None:
+        setting.write_text(text)
+    check = doctor.huge_pages(setting)
+    assert (check.state, check.found) == (state, found)
+    assert ("echo madvise" in check.remedy) == (found == "never")

@@ -1,0 +1,292 @@
+"""The main job as users run it: generate, verify, replay, report; on one rank and on several."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from dlemu.cli.main import run
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.plan import make_plan
+from dlemu.results.records import read_steps
+from dlemu.workload.model import Workload, load_workload
+from tests.lab.commands import QUICK, execute, generate
+from tests.lab.mpirun import mpirun
+
+DATA = Path(__file__).parents[1] / "data"
+LABELS = [
+    "accelerator utilisation (%)",
+    "  with the first step (%)",
+    "samples/s",
+    "read, nominal (MiB/s)",
+    "read, really (MiB/s)",
+    "first step (s)",
+    "wait for a batch (ms)",
+]
+
+BY_FOUR = ["dataset.num_samples_per_file=4", "dataset.num_files_train=14"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that names a small dataset."""
+    return generate(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where storage is no limit."""
+    folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}-{tmp_path.name}"
+    if not folder.parent.is_dir():
+        pytest.skip("no /dev/shm")
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def summary_of(folder: Path) -> dict[str, object]:
+    summary: dict[str, object] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ("threads", ["dataset.format=npz"]),
+        ("threads", ["dataset.format=npy"]),
+        ("threads", ["dataset.format=hdf5", *BY_FOUR]),
+        ("threads", ["dataset.format=tfrecord", *BY_FOUR]),
+        ("pytorch", ["dataset.format=npz"]),
+        ("pytorch", ["dataset.format=tfrecord", *BY_FOUR]),
+    ],
+)
+def test_generated_replayed_and_shown_again(
+    loader: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, "dataset.record_length_bytes_stdev=0", *words]
+    words += [f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"]
+    words += [f"reader.data_loader={loader}", "reader.read_threads=2"]
+    assert run(["datagen", *words]) == 0
+    assert run(["verify", "--full", *words]) == 0
+    capsys.readouterr()
+    assert run(["run", *words]) == 0
+    text = capsys.readouterr().out
+    report, results = text[text.index("\n\n") + 2 :].rstrip("\n").rsplit("\n", 1)
+    lines = report.splitlines()
+    assert lines[0] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 8 steps, batches of 7"
+    assert [line[:28].rstrip() for line in lines[4:11]] == LABELS
+    assert lines[12].startswith("PASS: utilisation ") and lines[13].startswith("limit: ")
+    assert results == f"results: {tmp_path / 'run'}"
+
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "summary.json",
+        "steps.0.npy",
+        "config.yaml",
+        "host.0.jsonl",
+    }
+    assert run(["report", str(tmp_path / "run")]) == 0
+    again = capsys.readouterr().out
+    assert again == f"{tmp_path / 'run'}: complete\n{report}\n", "recomputed, and the same"
+
+    steps = read_steps(tmp_path / "run")
+    assert steps["num_samples"].sum() == 2 * 56
+    assert steps["num_bytes"].sum() >= 2 * 56 * 20_000
+    summary = summary_of(tmp_path / "run")
+    metric, measured = summary["metric"], summary["measured"]
+    assert isinstance(metric, dict) and isinstance(measured, dict)
+    assert summary["status"] == "complete" and metric["train_au_meet_expectation"] == "success"
+    assert len(metric["train_au_percentage"]) == len(measured["whole_epoch_au_percentage"]) == 2
+    assert measured["read_bytes"] == steps["num_bytes"].sum()
+
+
+def test_an_au_under_the_threshold_exits_with_2(data: str, tmp_path: Path) -> None:
+    words = ["reader.preprocess_time=0.02", "reader.read_threads=1", "metric.au=0.9"]
+    assert run(["run", *QUICK, data, f"output.folder={tmp_path}", *words]) == 2
+    assert run(["report", str(tmp_path)]) == 2, "the same verdict, the same status"
+    assert run(["report", str(tmp_path), "metric.au=0.001"]) == 0
+
+
+def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DLIO's own keys: folders, shapes, a distribution of times, generate_data, storage_root."""
+    assert run(
+        [
+            "run",
+            f"workload={DATA / 'dlio_hdf5.yaml'}",
+            f"storage.storage_root={tmp_path}",
+            f"output.folder={tmp_path / 'run'}",
+            "reader.multiprocessing_context=fork",
+            "train.computation_time={type:uniform,min:0.001,max:0.003}",
+            "metric.au=0.01",
+        ]
+    ) == 0  # fmt: skip
+    text = capsys.readouterr().out
+    assert text.startswith("ignored: dataset.compression_level, ")
+    assert text.count("ignored:") == 1 and "evaluation.eval_time" in text.splitlines()[0]
+    names = sorted(path.name for path in (tmp_path / "data" / "volumes" / "train").glob("*/*"))
+    assert names[0] == "volume_00_of_64.hdf5" and len(names) == 64
+    steps = read_steps(tmp_path / "run")
+    times = steps["computation_time"]
+    assert 0.001 <= times.min() < times.max() <= 0.003
+    assert len(np.unique(times)) == len(times), "drawn anew for every step"
+    assert not run(["report", str(tmp_path / "run")])
+    assert "ignored:" not in capsys.readouterr().out
+
+
+def write_foreign(folder: Path, form: str) -> None:
+    """Write 12 files as DLIO does: its layouts and names, but another prefix, padding, folders."""
+    generator = np.random.default_rng(1)
+    for number in range(12):
+        below = folder / "train" / str(number % 2)
+        below.mkdir(parents=True, exist_ok=True)
+        path = below / f"case_{number:05d}_of_12.{form}"
+        side = 60 + number
+        if form == "npz":
+            payload = generator.integers(0, 255, (side, side, 1), np.uint8)
+            np.savez(path, x=payload, y=np.zeros(1, np.int64))
+        else:
+            with h5py.File(path, "w", libver="latest") as file:
+                file["records_0"] = generator.integers(0, 255, (1, side, side), np.uint8)
+                file["labels"] = np.zeros(1, np.int64)
+
+
+@pytest.mark.parametrize("form", ["npz", "hdf5"])
+@pytest.mark.parametrize("decode", ["raw", "library"])
+def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
+    form: str, decode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_foreign(tmp_path / "data", form)
+    words = [*QUICK, f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'r'}"]
+    words += [f"dataset.format={form}", "dataset.num_files_train=12", f"reader.decode={decode}"]
+    words += ["reader.batch_size=3", "reader.read_threads=2"]
+    words += ["dataset.record_length_bytes=4300", "dataset.record_length_bytes_stdev=0"]
+    assert run(["run", *words]) == 0
+    assert f"note: no manifest in {tmp_path / 'data'}: 12 {form} files were found" in (
+        capsys.readouterr().out
+    )
+    steps = read_steps(tmp_path / "r")
+    payload = sum((60 + number) ** 2 for number in range(12))
+    assert steps["num_bytes"].sum() >= 2 * payload
+    assert steps["num_samples"].sum() == 24
+
+
+def test_the_report_says_who_reads_for_tensorflow(data: str, tmp_path: Path) -> None:
+    words = [*QUICK, data, "reader.data_loader=tensorflow", "train.epochs=1"]
+    assert run(["run", *words, f"output.folder={tmp_path}"]) == 0
+    assert "read by dlemu's threads" in (tmp_path / "summary.json").read_text()
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+CLI = [sys.executable, "-m", "dlemu"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "words", "accelerators", "status"),
+    [
+        (3, ["metric.au=1", "reader.preprocess_time=0.01"], 3, 2),
+        (2, ["num_accelerators=3"], 3, 0),
+        (3, ["num_accelerators=2"], 2, 0),
+    ],
+)
+def test_ranks_make_one_run(
+    ranks: int, words: list[str], accelerators: int, status: int, data: str, tmp_path: Path
+) -> None:
+    words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", *words]
+    done = execute([*mpirun(ranks, "--bind-to", "none", *CLI, "run", *words)], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    verdicts = re.findall(r"^(PASS|FAIL): ", done.stdout, re.MULTILINE)
+    assert verdicts == ["FAIL" if status else "PASS"], "rank 0 alone speaks"
+    assert done.stdout.count("results: run") == 1
+    assert "Traceback" not in done.stderr
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == ranks
+    assert summary_of(tmp_path / "run")["num_accelerators"] == accelerators
+    steps = read_steps(tmp_path / "run")
+    per_epoch = 56 // (3 * accelerators)
+    assert len(steps) == 2 * per_epoch * accelerators, "as many steps on every accelerator"
+    assert sorted(set(steps["accelerator"].tolist())) == list(range(accelerators))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["reader.batchsize=3"], "unknown key reader.batchsize; did you mean reader.batch_size?"),
+        (
+            ["reader.batch_size=15"],  # found by the plan, which every rank makes
+            "56 samples are too few for 2 steps: a step of 2 accelerators with batches of "
+            "15 takes 30, and the first step is left out of AU; raise dataset.num_files_train",
+        ),
+        (
+            ["division=closed"],
+            "division=closed: dataset.record_length_bytes=20000.0 is not allowed (published: "
+            "146600628.0), leave it out; dataset.record_length_bytes_stdev=5000.0 is not allowed",
+        ),
+    ],
+)
+def test_what_all_ranks_find_wrong_one_says(
+    words: list[str], line: str, data: str, tmp_path: Path
+) -> None:
+    done = execute(mpirun(2, *CLI, "run", *QUICK, data, *words), cwd=tmp_path)
+    (ours,) = (text for text in done.stderr.splitlines() if "dlemu" in text)
+    assert done.returncode == 1 and ours.startswith(f"dlemu: {line}")
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def opened(trace: Path) -> set[str]:
+    """Return the names of dataset files that processes opened, by strace's account."""
+    found = set()
+    for path in trace.parent.glob(f"{trace.name}*"):
+        calls = re.findall(r'openat\([^"]*"([^"]+)".* = \d+$', path.read_text(), re.MULTILINE)
+        found |= {Path(name).name for name in calls if "/train/" in name}
+    return found
+
+
+def planned(workload: Workload, accelerator: int, epoch: int) -> set[str]:
+    """Return the names of the files that the plan gives to one of two accelerators."""
+    layout = layout_of(workload)
+    plan = make_plan(workload, layout, num_accelerators=2, epoch=epoch)
+    samples = np.concatenate([plan.fetch(step, accelerator) for step in range(plan.num_steps)])
+    return {Path(layout.path(int(file))).name for file in layout.file_of(samples)}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("loader", ["threads", "pytorch"])
+def test_two_ranks_open_disjoint_files_and_together_the_plans(
+    loader: str, data: str, tmp_path: Path
+) -> None:
+    """What each rank opened, as the kernel saw it, against the plan."""
+    if shutil.which("strace") is None:
+        pytest.skip("no strace; apt-get install strace")
+    # Caches are left as they are: dropping them opens every file as well.
+    words = [data, "train.epochs=1", "output.drop_caches=false", "output.folder=run"]
+    words += [f"reader.data_loader={loader}", "reader.read_threads=2", "metric.au=0.0001"]
+    script = tmp_path / "traced.sh"
+    script.write_text(
+        f"exec strace -ff -qq -e trace=openat -o {tmp_path}/trace.$OMPI_COMM_WORLD_RANK"
+        f" {' '.join([*CLI, 'run', *QUICK, *words])}\n"
+    )
+    done = execute(mpirun(2, "--bind-to", "none", "bash", str(script)), cwd=tmp_path)
+    if "ptrace" in done.stderr:
+        pytest.skip("strace may not trace here")
+    assert done.returncode == 0, done.stderr
+    settled = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(settled))
+    workload = load_workload(tmp_path / "plan.yaml")
+    first, second = (opened(tmp_path / f"trace.{rank}") for rank in (0, 1))
+    # Rank 0 also looks into the first file, and into some for the probe after the run.
+    assert second == planned(workload, 1, 0)
+    assert planned(workload, 0, 0) <= first
+    assert len(planned(workload, 0, 0)) == len(second) == 28
+    assert not planned(workload, 0, 0) & second

@@ -1,0 +1,65 @@
+"""Under a launcher, the line that says how a command ended is the last one on the terminal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.commands import QUICK, generate
+from tests.lab.mpirun import mpirun
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return generate(tmp_path_factory.mktemp("ends"))
+
+
+def on_ranks(num_ranks: int, *words: str, cwd: Path) -> tuple[int, list[str]]:
+    """Return the launcher's exit status and what it leaves on the terminal, line by line."""
+    done = subprocess.run(
+        mpirun(num_ranks, sys.executable, "-m", "dlemu", *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=120,
+    )
+    return done.returncode, [line for line in done.stdout.splitlines() if line]
+
+
+def test_a_fail(data: str, tmp_path: Path) -> None:
+    # Both wait in vain for a batch that takes longer than the step.
+    words = [*QUICK, data, "metric.au=1", "reader.preprocess_time=0.02", "output.folder=run"]
+    status, lines = on_ranks(2, "run", *words, cwd=tmp_path)
+    assert (status, lines[-1]) == (2, "results: run")
+    assert any(line.startswith("FAIL: ") for line in lines)
+
+
+def test_a_run_without_a_verdict(data: str, tmp_path: Path) -> None:
+    words = [*QUICK, data, "metric.max_cached_share=0", "output.drop_caches=false"]
+    status, lines = on_ranks(2, "run", *words, "output.folder=run", cwd=tmp_path)
+    assert (status, lines[-1]) == (1, "results: run")
+    assert any(line.startswith("NO VERDICT: ") for line in lines)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_words_that_are_wrong(num_ranks: int, tmp_path: Path) -> None:
+    status, lines = on_ranks(num_ranks, "run", *QUICK, "metric.aux=1", cwd=tmp_path)
+    assert (status, lines) == (1, ["dlemu: unknown key metric.aux; did you mean metric.au?"])
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_an_error_of_one_rank(tmp_path: Path, culprit: int) -> None:
+    data = generate(tmp_path)
+    path = sorted((tmp_path / "data" / "train").iterdir())[21 - culprit]
+    os.truncate(path, 1000)
+    words = [*QUICK, data, "reader.file_shuffle=off", "output.folder=run"]
+    status, lines = on_ranks(2, "run", *words, cwd=tmp_path)
+    assert status == 1
+    assert lines[-1].startswith(f"dlemu: rank {culprit} on host ") and str(path) in lines[-1]
+    assert sum(line.startswith("dlemu: ") for line in lines) == 1

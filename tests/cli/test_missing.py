@@ -1,0 +1,107 @@
+"""What a host lacks is told in one line, before anything is written, read or made cold."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlemu
+from dlemu.cli.main import run
+from dlemu.gpu import cuda
+
+TORCH = r"reader.data_loader=pytorch needs torch: pip install 'dlemu\[torch\]', or use reader."
+DALI = r"reader.data_loader=dali needs nvidia.*: pip install 'dlemu\[dali-cuda13\]', or use reader."
+H5PY = r"dataset.format=hdf5 needs h5py: pip install h5py$"
+COMPUTE = r"train.compute=gpu needs torch: pip install 'dlemu\[torch\]', or set train.compute=sleep"
+CASES = [
+    ("torch", {"reader.data_loader": "pytorch"}, TORCH),
+    ("nvidia", {"reader.data_loader": "dali"}, DALI),
+    ("h5py", {"dataset.format": "hdf5", "reader.data_loader": "threads"}, H5PY),
+    ("torch", {"train.compute": "gpu", "dali.gpus_per_host": 1}, COMPUTE),
+]
+OURS = ("dlemu.loaders.pytorch", "dlemu.loaders.dali.loader", "dlemu.loaders.dali.pipelines")
+
+
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Python find no such package."""
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+def words(folder: Path, keys: dict[str, object]) -> list[str]:
+    own: dict[str, object] = {
+        "workload": "unet3d_h100",
+        "dataset.data_folder": folder / "data",
+        "dataset.num_files_train": 10,
+        "output.folder": folder / "results",
+        "reader.data_loader": "threads",
+    }
+    return [f"{key}={value}" for key, value in (own | keys).items()]
+
+
+@pytest.mark.parametrize("command", ["run", "size", "calibrate"])
+@pytest.mark.parametrize(("package", "keys", "line"), CASES)
+def test_a_missing_package_is_told_at_once(
+    command: str,
+    package: str,
+    keys: dict[str, object],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """There is no dataset either, and `run` would write it first: neither is come to."""
+    without(package, monkeypatch)
+    if command == "run":
+        keys = keys | {"workflow.generate_data": "true"}
+    elif command == "size":
+        (tmp_path / "data").mkdir()
+    assert run([command, *words(tmp_path, keys)]) == 1
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    assert told.err.startswith("dlemu: ")
+
+    assert re.search(line, told.err.removeprefix("dlemu: ").strip()), told.err
+    assert not list((tmp_path / "data").glob("*")), "nothing was written"
+
+
+def test_a_package_that_training_lacks_is_told_before_the_dataset_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without("torch", monkeypatch)
+    keys: dict[str, object] = {"dataset.data_folder": str(tmp_path / "none")}
+    with pytest.raises(dlemu.WorkloadError, match=TORCH):
+        dlemu.make_loader(dlemu.load_workload("unet3d_h100", keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"train.compute": "gpu"}, "train.compute=gpu: no GPU: no driver; or set train.compute="),
+        (
+            {"reader.data_loader": "dali", "dali.device": "gpu"},
+            "dali.device=gpu: no GPU: no driver; or set dali.device=cpu",
+        ),
+    ],
+)
+def test_a_missing_gpu_is_told_at_once(
+    keys: dict[str, object],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def none() -> int:
+        raise dlemu.RunError("no GPU: no driver")
+
+    if "dali.device" in keys:
+        pytest.importorskip("nvidia.dali")
+    monkeypatch.setattr(cuda, "num_gpus", none)
+    assert run(["run", *words(tmp_path, keys | {"workflow.generate_data": "true"})]) == 1
+    told = capsys.readouterr()
+    assert told.err.startswith(f"dlemu: {line}") and told.err.count("\n") == 1
+    assert not (tmp_path / "data").exists()

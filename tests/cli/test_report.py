@@ -1,0 +1,226 @@
+"""Runs shown again: recomputed from the steps, damaged ones named, as text, JSON and a page."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.results.metrics import measure
+from dlemu.results.records import read_steps
+from tests.lab.commands import QUICK, generate
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small run."""
+    folder = tmp_path_factory.mktemp("stored")
+    assert run(["run", *QUICK, generate(folder), f"output.folder={folder / 'run'}"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def stored(original: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    shutil.copytree(original, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("edition", ["v1.0", "v2.0"])
+def test_another_edition_is_computed_from_the_same_steps(
+    edition: str, original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(original), f"metric.edition={edition}"]) == 0
+    metrics = measure(read_steps(original), edition="v1.0" if edition == "v1.0" else "v2.0")
+    text = capsys.readouterr().out
+    assert f"PASS: utilisation {metrics.au_percentage:.2f}%" in text
+    assert f"(edition {edition}, loop rule, hand-over batch)" in text
+
+
+def test_the_verdict_follows_the_steps_and_not_the_summary(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = np.load(stored / "steps.0.npy")
+    steps["wait"] += 1.0
+    np.save(stored / "steps.0.npy", steps)
+    assert run(["report", str(stored), "metric.au=0.9"]) == 2
+    assert "\nFAIL: utilisation 0." in capsys.readouterr().out
+
+
+def test_json_is_one_object_a_folder(
+    original: Path, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", "--json", str(original), str(stored), "metric.edition=v2.0"]) == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["folder"] for each in objects] == [str(original), str(stored)]
+    written = json.loads((original / "summary.json").read_text())
+    assert objects[0].keys() == written.keys() | {"folder"}
+    assert objects[0]["metric"]["edition"] == "v2.0"
+    assert written["metric"]["edition"] == "v1.0", "what was written stays"
+
+
+def test_a_bad_folder_is_named_and_the_others_are_shown(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(tmp_path), str(original)]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"dlemu: {tmp_path} holds no summary.json; is it a run's folder?\n"
+    assert said.out.startswith(f"{original}: complete\n")
+
+
+def damage(folder: Path, how: str) -> str:
+    """Damage a run's folder; return how its line must begin."""
+    summary = folder / "summary.json"
+    match how:
+        case "no steps":
+            (folder / "steps.0.npy").unlink()
+            return f"{folder} holds no steps.<rank>.npy; is it a run's folder?"
+        case "cut steps":
+            content = (folder / "steps.0.npy").read_bytes()
+            (folder / "steps.0.npy").write_bytes(content[:-9])
+            return f"{folder / 'steps.0.npy'} is damaged: "
+        case "some steps":
+            np.save(folder / "steps.0.npy", np.load(folder / "steps.0.npy")[:-1])
+            return f"{folder}: its steps read "
+        case "no config":
+            (folder / "config.yaml").unlink()
+            return f"{folder / 'config.yaml'} is missing; is {folder} a run's folder?"
+        case "cut config":
+            (folder / "config.yaml").write_text("dataset: {")
+            return f"{folder / 'config.yaml'} is not YAML: "
+        case "cut summary":
+            summary.write_text(summary.read_text()[:100])
+            return f"{summary} is damaged: "
+        case "no end":
+            summary.write_text(summary.read_text().replace('"complete"', '"incomplete"', 1))
+            np.save(folder / "steps.0.npy", np.load(folder / "steps.0.npy")[:0])
+            return f"{folder}: no verdict (incomplete), no whole epoch of all accelerators: the run"
+        case "one rank less":
+            told = json.loads(summary.read_text()) | {"num_accelerators": 2}
+            summary.write_text(json.dumps(told))
+            return f"{folder} holds steps of 1 accelerator, the run had 2; a steps.<rank>.npy"
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no steps",
+        "cut steps",
+        "some steps",
+        "no config",
+        "cut config",
+        "cut summary",
+        "no end",
+        "one rank less",
+    ],
+)
+def test_a_damaged_folder_has_no_verdict(
+    how: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins = damage(stored, how)
+    for option in ([], ["--json"], ["--html", str(stored.parent / "page.html")]):
+        assert run(["report", str(stored), *option]) == 1
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert said.err.startswith(f"dlemu: {begins}"), said.err
+    assert not (stored.parent / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "reader.batch_size=3",
+            "dlemu report computes with other metric.* keys only, got reader.batch_size: the rest "
+            "was run",
+        ),
+        ("metric.edition=v9", "metric.edition must be 'v1.0' or 'v2.0', got 'v9'"),
+        ("metric.au=[", "override metric.au=[ cannot be parsed; write key=value"),
+        ("metric.au", "metric.au holds no summary.json; is it a run's folder?"),
+    ],
+)
+def test_only_the_metric_can_be_another(
+    override: str, line: str, original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(original), override]) == 1
+    assert capsys.readouterr().err == f"dlemu: {line}\n"
+
+
+class Elements(HTMLParser):
+    """Checks that elements close in the order in which they were opened, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_shows_what_the_terminal_does(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a <b> & c"
+    shutil.copytree(original, folder)
+    page = tmp_path / "page.html"
+    assert run(["report", str(folder), "--html", str(page)]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"page: {page}\n"
+    html = page.read_text()
+    elements = Elements()
+    elements.feed(html)
+    assert elements.open == [] and elements.links == [], "well formed, and nothing is fetched"
+    assert "a &lt;b&gt; &amp; c" in html and "a <b>" not in html
+    verdict = next(line for line in said.out.splitlines() if line.startswith("PASS"))
+    assert f'<p class="verdict pass">{verdict}</p>' in html
+    assert elements.seen.count("table") == 1 and elements.seen.count("tr") == 3
+    assert "svg" in elements.seen and "NaN" not in html and "nan" not in html
+    # One dot an epoch and line of utilisation, inside the picture.
+    dots = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="(.*?)" cy="(.*?)"', html)]
+    assert len(dots) == 4 and all(60 <= x <= 844 and 0 <= y <= 220 for x, y in dots)
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(original), "--html", "/nosuch/page.html"]) == 1
+    assert capsys.readouterr().err == (
+        "dlemu: --html /nosuch/page.html cannot be written (No such file or directory); name "
+        "another file\n"
+    )
+
+
+def test_a_host_whose_counters_are_damaged_is_named(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stored / "host.0.jsonl").write_text('{"time": 0}\n{"time": 1, "devices": 3}\n')
+    assert run(["report", str(stored), "--html", str(tmp_path / "page.html")]) == 1
+    assert capsys.readouterr().err.startswith(f"dlemu: {stored / 'host.0.jsonl'} is damaged: ")
+
+
+@pytest.mark.parametrize("name", ["../run", "/etc", "..", "a/b", ""])
+def test_a_run_of_several_lies_in_their_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"status": "complete", "runs": [{"name": name}]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert run(["report", str(tmp_path)]) == 1
+    line = f"dlemu: {tmp_path}/summary.json is damaged: a run is named {name!r}\n"
+    assert capsys.readouterr().err == line

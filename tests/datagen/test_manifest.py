@@ -1,0 +1,605 @@
+"""The manifest says what a dataset is; verify and survey find out whether it is so."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import tfrecord
+
+from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import manifest as manifest_module
+from dlemu.datagen.manifest import FILE_TYPE
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.errors import DatasetError
+from dlemu.formats import FORMATS
+from dlemu.loaders.source import Source, sample_bytes
+from dlemu.storage.regular import read_regular
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
+from tests.datagen.test_write import ROOT, generated, tree, workload_of
+from tests.lab.mpirun import mpirun
+
+
+def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
+    workload = generated(tmp_path, num_files_train=3, record_dims=(10, 20), seed=5)
+
+    tree = json.loads((tmp_path / "dlemu.json").read_text())
+    files = np.load(tmp_path / "dlemu.files.npy")
+
+    file_bytes = (tmp_path / "train" / "img_0_of_3.npz").stat().st_size
+    assert tree == {
+        "manifest": 1,
+        "dataset": {
+            "format": "npz",
+            "num_files": 3,
+            "samples_per_file": 1,
+            "mean_bytes": 200.0,
+            "stdev_bytes": 0.0,
+            "element_bytes": 1,
+            "seed": 5,
+            "prefix": "img",
+            "num_subfolders": 0,
+            "element_type": "uint8",
+            "dims": [10, 20],
+        },
+        "num_samples": 3,
+        "num_bytes": 3 * file_bytes,
+        "checksum": "crc32c",
+        "files": "dlemu.files.npy",
+    }
+    assert files["bytes"].tolist() == [file_bytes] * 3
+    assert len(set(files["crc32c"].tolist())) == 3
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.recipe == Recipe.of(workload)
+    assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path / "nowhere") is None
+    with pytest.raises(DatasetError, match=f"{tmp_path} has no manifest, so nothing says"):
+        verify(tmp_path, full=False, world=Alone())
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("{", "dlemu.json is damaged"),
+        ("{}", "dlemu.json is damaged"),
+        ("[]", "dlemu.json is damaged"),
+        ('{"manifest": 3}', "is of version 3; update dlemu"),
+        ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
+        ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
+        ("cut", "is damaged"),
+    ],
+)
+def test_a_damaged_one_is_refused(tmp_path: Path, damage: str, problem: str) -> None:
+    generated(tmp_path)
+    if damage == "files":
+        (tmp_path / "dlemu.files.npy").unlink()
+    elif damage == "short":
+        np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
+    elif damage == "cut":
+        os.truncate(tmp_path / "dlemu.files.npy", 140)
+    else:
+        (tmp_path / "dlemu.json").write_text(damage)
+    with pytest.raises(DatasetError, match=problem):
+        read_manifest(tmp_path)
+
+
+WRONG: list[Any] = [None, True, "x", "../x", "a/b", "\x1b[2J", -1, 0, 1.5, 10**30, 1e300, [], {}]
+WRONG += [float("nan"), float("inf"), [0], [1] * 40, "O", "f8,f8", ["x"]]
+
+
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "tfrecord"])
+def test_every_field_of_it_is_checked(tmp_path: Path, kind: str) -> None:
+    """Whatever stands there: one line, or a manifest that verify can be given."""
+    generated(tmp_path, format=kind, num_files_train=2, num_samples_per_file=2)
+    path = tmp_path / "dlemu.json"
+    whole = json.loads(path.read_text())
+    num_refused = 0
+    for section in (None, "dataset"):
+        for field in (*(whole if section is None else whole[section]), "more"):
+            for value in (*WRONG, "missing"):
+                tree = json.loads(json.dumps(whole))
+                place = tree if section is None else tree[section]
+                if value == "missing":
+                    place.pop(field, None)
+                else:
+                    place[field] = value
+                path.write_text(json.dumps(tree))
+                try:
+                    verify(tmp_path, full=True, world=Alone())
+                except DatasetError as error:
+                    num_refused += 1
+                    assert str(error).startswith((str(path), str(tmp_path / "dlemu.files.npy")))
+                    assert str(error).isprintable() and len(str(error)) < 500
+    assert num_refused > 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("prefix", "../../x", r"dataset.prefix: .* must be part of a file name: no path, no"),
+        ("prefix", "/etc/x", r"dataset.prefix: .* must be part of a file name: no path, no"),
+        ("num_files", "6", "dataset.num_files: Input should be a valid integer, got 6"),
+        ("element_type", "float32", "element_type float32 has not 1 bytes"),
+        ("dims", [3, 5], r"dims \[3, 5\] do not make 5000 bytes"),
+    ],
+)
+def test_what_is_wrong_in_it_is_named(tmp_path: Path, field: str, value: Any, said: str) -> None:
+    generated(tmp_path)
+    path = tmp_path / "dlemu.json"
+    tree = json.loads(path.read_text())
+    tree["dataset"][field] = value
+    path.write_text(json.dumps(tree))
+    with pytest.raises(DatasetError, match=said):
+        read_manifest(tmp_path)
+
+
+def test_it_names_no_file_outside_of_the_folder(tmp_path: Path) -> None:
+    generated(tmp_path / "data")
+    path = tmp_path / "data" / "dlemu.json"
+    for name in ("../dlemu.files.npy", str(tmp_path / "dlemu.files.npy"), "dlemu.json"):
+        (tmp_path / "dlemu.files.npy").write_bytes((path.parent / "dlemu.files.npy").read_bytes())
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"files": name}))
+        with pytest.raises(DatasetError, match=r"files: Input should be 'dlemu.files.npy'"):
+            read_manifest(path.parent)
+
+
+def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path)
+    (tmp_path / ".dlemu").mkdir()
+    for damage in ("", "{", "[]", "{}", '{"format": 3}', '{"manifest": 1, "dataset": {}}'):
+        (tmp_path / ".dlemu" / "recipe.json").write_text(damage)
+        with pytest.raises(DatasetError, match=r"recipe.json is damaged \("):
+            generate(workload, world=Alone())
+
+
+def test_a_plan_of_the_first_version_is_continued(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, format="hdf5")
+    (tmp_path / ".dlemu").mkdir()
+    older = replace(Recipe.of(workload), version=1)
+    (tmp_path / ".dlemu" / "recipe.json").write_text(json.dumps(older.to_tree()))
+    assert generate(workload, world=Alone()).recipe == older
+
+
+def test_another_layout_does_not_fit(tmp_path: Path) -> None:
+    workload = generated(tmp_path)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    manifest.check(layout_of(workload), tmp_path)
+    for key, value, shown in (
+        ("dataset.num_files_train", 5, "num_files_train is 6, the workload's is 5"),
+        ("dataset.record_length_bytes", 5001.0, r"bytes is 5000\.0, the workload's is 5001\.0"),
+        ("dataset.format", "hdf5", "format is npz, the workload's is hdf5"),
+        ("dataset.file_prefix", "a", "file_prefix is img, the workload's is a"),
+    ):
+        with pytest.raises(DatasetError, match=shown):
+            manifest.check(layout_of(workload.with_keys({key: value})), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
+    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    paths = [tmp_path / layout.path(file) for file in range(9)]
+    size = paths[0].stat().st_size
+    paths[0].unlink()
+    os.truncate(paths[1], 4000)
+    with open(paths[2], "ab") as file:
+        file.write(b"x")
+    data = bytearray(paths[3].read_bytes())
+    data[4500] ^= 1
+    paths[3].write_bytes(data)
+    shutil.copy(paths[5], paths[4])
+    (tmp_path / "train" / "img_1_of_8.npz").write_bytes(b"")
+
+    payload_start = FORMATS[layout.format].places(np.array([5000])).offsets[0]
+    by_size = [
+        Fault(layout.path(0), "is missing"),
+        Fault(layout.path(1), f"has 4000 bytes, should have {size}"),
+        Fault(layout.path(2), f"has {size + 1} bytes, should have {size}"),
+        Fault("train/img_1_of_8.npz", "does not belong to the dataset; move it elsewhere"),
+    ]
+    by_content = [
+        Fault(layout.path(3), "differs from what was written at byte 4500"),
+        # Only the payload differs, but for an .npz's head, which is compared last.
+        Fault(layout.path(4), f"differs from what was written at byte {payload_start}"),
+    ]
+    assert verify(tmp_path, full=False, world=Alone()) == sorted(by_size)
+    assert verify(tmp_path, full=True, world=Alone()) == sorted(by_size + by_content)
+
+
+def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
+    generated(tmp_path, format="tfrecord")
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    (tmp_path / layout.index_path(1)).unlink()
+    index = tmp_path / layout.index_path(2)
+    index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+    files = np.load(tmp_path / "dlemu.files.npy")
+    files["crc32c"][3] ^= 1
+    np.save(tmp_path / "dlemu.files.npy", files)
+
+    assert verify(tmp_path, full=True, world=Alone()) == [
+        Fault(layout.index_path(1), "is missing"),
+        Fault(layout.index_path(2), "differs from what was written"),
+        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
+    ]
+
+
+def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generated(tmp_path, format="tfrecord")
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    for file in (1, 4):
+        data = bytearray((tmp_path / layout.path(file)).read_bytes())
+        data[4500] ^= 1
+        (tmp_path / layout.path(file)).write_bytes(data)
+
+    def unreadable(path: Path) -> bytes:
+        if path == tmp_path / layout.index_path(1):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_regular(path)
+
+    # The module's name, dlemu.datagen.verify, leads to the function.
+    monkeypatch.setattr(import_module("dlemu.datagen.verify"), "read_regular", unreadable)
+    assert verify(tmp_path, full=True, world=Alone()) == [
+        Fault(layout.index_path(1), "cannot be read: Input/output error"),
+        Fault(layout.path(1), "differs from what was written at byte 4500"),
+        Fault(layout.path(4), "differs from what was written at byte 4500"),
+    ]
+
+
+def written(path: Path) -> tuple[int, int]:
+    """Return a file's inode, and when it was written."""
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("name", ["npz", "npy", "hdf5", "tfrecord"])
+def test_repair_writes_exactly_what_is_bad(tmp_path: Path, name: str) -> None:
+    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
+    whole, manifest = tree(tmp_path), read_manifest(tmp_path)
+    assert manifest is not None
+    layout = manifest.layout
+    shutil.rmtree(tmp_path / "train" / "1")
+    os.truncate(tmp_path / layout.path(2), 17)
+    with open(tmp_path / layout.path(4), "r+b") as file:
+        file.seek(4500)
+        file.write(b"damaged!")
+    extra = ["train/0/mine.npz", "train/.nfs1", f"{layout.path(6)}.partial"]
+    for path in extra:
+        (tmp_path / path).write_bytes(b"mine")
+    bad = {layout.path(file) for file in (1, 2, 3, 4, 5, 7)}
+    if name == "tfrecord":
+        (tmp_path / layout.index_path(8)).unlink()
+        index = tmp_path / layout.index_path(6)
+        index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+        bad |= {layout.index_path(file) for file in (6, 8)}
+    stay = {path for path in whole if path not in bad and (tmp_path / path).is_file()}
+    before = {path: written(tmp_path / path) for path in stay}
+
+    faults = verify(tmp_path, full=True, repair=True, world=Alone())
+
+    assert {fault.path for fault in faults if fault.repaired} == bad
+    assert {fault.path for fault in faults if not fault.repaired} == set(extra)
+    for path in extra:
+        assert (tmp_path / path).read_bytes() == b"mine"
+        (tmp_path / path).unlink()
+    assert tree(tmp_path) == whole
+    assert {path: written(tmp_path / path) for path in stay} == before, "nothing else is touched"
+    assert verify(tmp_path, full=True, world=Alone()) == []
+
+
+def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None:
+    """The manifest has another checksum than its recipe gives: one of them is wrong."""
+    generated(tmp_path)
+    files = np.load(tmp_path / "dlemu.files.npy")
+    wanted = int(files["crc32c"][3])
+    files["crc32c"][3] = 7
+    np.save(tmp_path / "dlemu.files.npy", files)
+    (tmp_path / "train" / "img_3_of_6.npz").write_bytes(b"mine")
+
+    (fault,) = verify(tmp_path, full=False, repair=True, world=Alone())
+
+    assert not fault.repaired
+    assert fault.problem.endswith(f"(its checksum would be {wanted}, not 7)")
+    assert (tmp_path / "train" / "img_3_of_6.npz").read_bytes() == b"mine"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_repair_waits_for_a_datagen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    generated(tmp_path)
+    with (
+        write.writing(tmp_path, Alone(), ""),
+        pytest.raises(DatasetError, match="is being written by another datagen; wait for it"),
+    ):
+        verify(tmp_path, full=False, repair=True, world=Alone())
+
+
+def test_a_dataset_of_the_first_version_stays_as_it_is(tmp_path: Path) -> None:
+    """Its HDF5 files have no second name of their samples, in headers of the same size."""
+    workload = workload_of(tmp_path / "new", format="hdf5", num_samples_per_file=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_module, "_VERSION", 1)
+        generate(workload.with_keys({"dataset.data_folder": str(tmp_path / "old")}), world=Alone())
+    generate(workload, world=Alone())
+    old, new = read_manifest(tmp_path / "old"), read_manifest(tmp_path / "new")
+    assert old is not None and new is not None
+    assert (old.recipe.version, new.recipe.version) == (1, 2)
+    assert old.files["bytes"].tolist() == new.files["bytes"].tolist()
+    assert (old.files["crc32c"] != new.files["crc32c"]).all()
+    assert verify(tmp_path / "old", full=True, world=Alone()) == []
+    with h5py.File(tmp_path / "old" / "train" / "img_0_of_6.hdf5") as file:
+        assert list(file) == ["labels", "records_0"]
+    with h5py.File(tmp_path / "new" / "train" / "img_0_of_6.hdf5") as file:
+        assert list(file) == ["labels", "records", "records_0"]
+        assert file["records"] == file["records_0"], "one dataset, not a copy"
+
+    lost = tmp_path / "old" / "train" / "img_2_of_6.hdf5"
+    whole = lost.read_bytes()
+    lost.unlink()
+    words = {"dataset.data_folder": str(tmp_path / "old"), "dataset.num_files_train": 8}
+    generate(workload.with_keys(words), world=Alone())
+    assert (tmp_path / "old" / "train" / "img_2_of_8.hdf5").read_bytes() == whole
+    assert verify(tmp_path / "old", full=True, world=Alone()) == []
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from dlemu.datagen import verify
+from dlemu.world.mpi import make_world
+with make_world() as world:
+    faults = verify(Path(sys.argv[1]), full=True, world=world)
+    found = world.all_gather([fault.path for fault in faults])
+    if world.rank == 0:
+        assert found[0] == found[1]
+        print(*found[0])
+    faults = verify(Path(sys.argv[1]), full=True, repair=True, world=world)
+    assert [fault.path for fault in faults if fault.repaired] == found[0]
+    assert verify(Path(sys.argv[1]), full=True, world=world) == []
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
+    generated(tmp_path)
+    whole = tree(tmp_path)
+    bad = [f"train/img_{file}_of_6.npz" for file in (1, 2, 4)]
+    for path in bad:
+        data = bytearray((tmp_path / path).read_bytes())
+        data[-1] ^= 1
+        (tmp_path / path).write_bytes(data)
+
+    job = subprocess.run(
+        mpirun(2, sys.executable, "-c", PROGRAM, str(tmp_path)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (job.stdout.split(), job.returncode) == (bad, 0), job.stderr
+    assert tree(tmp_path) == whole
+
+
+def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", width: int = 1) -> None:
+    """Write 4 files as DLIO does, payloads of 600 bytes."""
+    (folder / "train").mkdir(parents=True)
+    for number in range(4):
+        path = folder / "train" / f"{prefix}_{number:0{width}d}_of_4.{name}"
+        x = np.random.default_rng(number).integers(0, 256, (30, 20, num_samples), np.uint8)
+        match name:
+            case "npz":
+                np.savez(path, x=x, y=np.zeros(num_samples, np.int64))
+            case "hdf5":
+                with h5py.File(path, "w", libver="latest") as file:
+                    file["records_0"] = np.ascontiguousarray(x.T)
+            case "tfrecord":
+                writer = tfrecord.TFRecordWriter(str(path))
+                for sample in range(num_samples):
+                    image = (x[..., sample].tobytes(), "byte")
+                    writer.write({"image": image, "size": (24, "int")})
+                writer.close()
+
+
+def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
+    foreign(tmp_path, "npz", 1)
+    for number in range(4):
+        name = f"img_{number}_of_4.npz"
+        (tmp_path / "train" / str(number % 2)).mkdir(exist_ok=True)
+        (tmp_path / "train" / name).rename(tmp_path / "train" / str(number % 2) / name)
+
+    keys = {"num_files_train": 4, "record_length_bytes": 600.0}
+    found = survey(tmp_path, workload_of(tmp_path, **keys))
+
+    assert found.path(3) == "train/1/img_3_of_4.npz"
+
+
+def test_one_rank_looks_at_all_sizes_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for samples follows from the largest file; a network's file system is asked once."""
+    foreign(tmp_path, "npz", 1)
+    largest = tmp_path / "train" / "img_1_of_4.npz"
+    np.savez(largest, x=np.zeros(650, np.uint8), y=np.zeros(1, np.int64))
+    size = largest.stat().st_size
+    keys: dict[str, object] = {"dataset.num_files_train": 4, "dataset.record_length_bytes": 600.0}
+    keys |= {"dataset.data_folder": str(tmp_path), "dataset.record_length_bytes_stdev": 0}
+    keys |= {"dataset.record_length_bytes_resize": None}
+    workload = load_workload("unet3d_h100", {**keys, "reader.hand_over": "batch"})
+    seen: list[str] = []
+    found = survey(tmp_path, workload, at=seen.append)
+    assert found.largest_bytes == size and f"{tmp_path}/train/img_1_of_4.npz" in seen
+    dropped = workload.with_keys({"reader.hand_over": "none"})
+    assert survey(tmp_path, dropped).largest_bytes is None
+
+    source = Source(Dataset(workload, found, known_places=False), direct=False, keep=1)
+    bare = Dataset(workload, replace(found, largest_bytes=None), known_places=False)
+    other = replace(source, dataset=bare)
+    wanted = sample_bytes(other)
+    monkeypatch.setattr("dlemu.loaders.source.largest_file", None)
+    monkeypatch.setattr(Path, "stat", None)
+    assert sample_bytes(source) == wanted
+    with pytest.raises(TypeError):
+        sample_bytes(other)
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
+    foreign(tmp_path, name, num_samples, prefix="my_img", width=3)
+    keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
+    keys["record_length_bytes"] = 600.0
+
+    found = survey(tmp_path, workload_of(tmp_path, **keys))
+
+    assert [found.path(file) for file in range(4)] == [
+        f"train/my_img_{file:03d}_of_4.{name}" for file in range(4)
+    ]
+    assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
+    assert str(found) == (
+        f"4 {name} files were found, their samples have 600 bytes on average; 3 were opened, with "
+        f"{num_samples} samples each"
+    )
+
+
+def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    foreign(tmp_path, "npz", 3)
+    size = {"record_length_bytes": 600.0}
+
+    def refused(**keys: Any) -> str:
+        keys = {"num_files_train": 4, "num_samples_per_file": 3, **size, **keys}
+        with pytest.raises(DatasetError) as error:
+            survey(tmp_path, workload_of(tmp_path, **keys))
+        return str(error.value)
+
+    survey(tmp_path, workload_of(tmp_path, num_files_train=4, num_samples_per_file=3, **size))
+    train = tmp_path / "train"
+    assert refused(num_files_train=7) == (
+        f"{train} has 4 files, dataset.num_files_train is 7; set dataset.num_files_train=4"
+    )
+    assert refused(format="hdf5") == (
+        f"{train} has no hdf5 files (of others: 4 npz); set dataset.format, or generate the "
+        "dataset: dlemu datagen"
+    )
+    assert refused(num_samples_per_file=2) == (
+        f"{train}/img_0_of_4.npz: the array's last axis must be 2 samples, got shape (30, 20, 3)"
+    )
+    os.truncate(train / "img_3_of_4.npz", 1000)
+    assert (
+        refused()
+        == f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
+    )
+    (train / "img_3_of_4.npz").unlink()
+    os.mkfifo(train / "img_3_of_4.npz")
+    assert refused() == f"{train}/img_3_of_4.npz is a FIFO, not a file", "and nobody waits for it"
+    (train / ".img_2_of_4.npz").touch()
+    shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
+    assert "has two files of number 0" in refused()
+    (tmp_path / ".dlemu").mkdir()
+    assert refused() == f"{tmp_path} is unfinished; start dlemu datagen again, it continues"
+    with pytest.raises(DatasetError, match="no npz files"):
+        survey(tmp_path / "nowhere", workload_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
+@pytest.mark.parametrize(("wanted", "fits"), [(550, True), (660, True), (540, False), (700, False)])
+def test_samples_of_another_size_are_another_dataset(
+    tmp_path: Path, name: str, wanted: int, fits: bool
+) -> None:
+    """Headers are set aside: an HDF5 file of 600 bytes of samples is several times as large."""
+    foreign(tmp_path, name, 1)
+    keys = {"format": name, "num_files_train": 4, "record_length_bytes": float(wanted)}
+    workload = workload_of(tmp_path, **keys)
+    if fits:
+        assert survey(tmp_path, workload).mean_bytes == 600
+        return
+    with pytest.raises(DatasetError) as error:
+        survey(tmp_path, workload)
+    assert str(error.value) == (
+        f"{tmp_path}/train has samples of 600 bytes on average, dataset.record_length_bytes says "
+        f"{wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
+    )
+
+
+def test_a_hundred_small_files_are_no_unet3d(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for number in range(100):
+        payload = np.zeros((128, 64, 1), np.uint8)
+        np.savez(tmp_path / "train" / f"img_{number:03d}_of_100.npz", x=payload, y=np.zeros(1))
+    keys = {"dataset.num_files_train": 100, "dataset.data_folder": str(tmp_path)}
+    workload = load_workload("unet3d_h100", keys)
+    with pytest.raises(DatasetError, match=r"samples of 8,192 bytes on average, .* 146,600,628;"):
+        survey(tmp_path, workload)
+    fits = workload.with_keys(
+        {"dataset.record_length_bytes": 8192.0, "dataset.record_length_bytes_stdev": 0.0}
+    )
+    assert survey(tmp_path, fits).mean_bytes == 8192
+    shape = workload.with_keys({"dataset.record_dims": [64, 64]})
+    with pytest.raises(DatasetError, match=r"record_dims says 4,096; .* dataset.record_dims=\[\] "):
+        survey(tmp_path, shape)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("num_files", [12, 168])
+def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed: int) -> None:
+    """Two sides, drawn apart: 0.71 of the stdev that was asked for, and whole numbers."""
+    (tmp_path / "train").mkdir()
+    generator = np.random.default_rng(seed)
+    mean, stdev = 14_660.0, 6_834.0
+    for number in range(num_files):
+        sides = generator.normal(mean**0.5, 0.5 * stdev / mean**0.5, 2).clip(8).astype(int)
+        path = tmp_path / "train" / f"img_{number:03d}_of_{num_files}.npz"
+        np.savez(path, x=np.zeros((*sides, 1), np.uint8), y=np.zeros(1))
+    keys = {"num_files_train": num_files, "record_length_bytes": mean}
+    survey(tmp_path, workload_of(tmp_path, record_length_bytes_stdev=stdev, **keys))
+
+
+def test_a_million_files_take_little(tmp_path: Path) -> None:
+    """One of ten sizes up to which manifests are used: 12 bytes a file on disk.
+
+    That time grows as the files do, tests/dataset/test_scale.py holds against a tenth of them.
+    """
+    workload = workload_of(tmp_path, num_files_train=1_000_000, record_length_bytes_stdev=1e3)
+    recipe, files = Recipe.of(workload), np.zeros(1_000_000, FILE_TYPE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    files["bytes"] = recipe.file_sizes()
+    Manifest(recipe, files, int(files["bytes"].sum())).write(tmp_path)
+    manifest = read_manifest(tmp_path)
+
+    assert manifest is not None and np.array_equal(manifest.files, files)
+    assert (tmp_path / "dlemu.files.npy").stat().st_size < 12_000_200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
+
+
+def test_generate_returns_the_manifest(tmp_path: Path) -> None:
+    manifest = generate(workload_of(tmp_path), world=Alone())
+    stored = read_manifest(tmp_path)
+    assert stored is not None
+    assert (manifest.recipe, manifest.num_bytes) == (stored.recipe, stored.num_bytes)
+    assert np.array_equal(manifest.files, stored.files)
+    assert manifest.files_written == 6
+    assert manifest.describe().endswith("all written now")

@@ -1,0 +1,523 @@
+"""Datasets are generated whole, the same on any number of ranks and after any interruption."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen.assemble import joined_crc
+from dlemu.datagen.work import FILES_IN_FLIGHT
+from dlemu.datagen.write import _check_space, _entries
+from dlemu.errors import DatasetError, RunError
+from dlemu.formats import FORMATS
+from dlemu.units import format_bytes
+from dlemu.workload.model import Workload, check_workload
+from dlemu.world.world import Alone
+from tests.lab.mpirun import mpirun
+
+ROOT = Path(__file__).parents[2]
+
+
+def workload_of(folder: Path, **dataset: Any) -> Workload:
+    keys = {"format": "npz", "num_files_train": 6, "record_length_bytes": 5000.0}
+    return check_workload(
+        {
+            "dataset": {"data_folder": str(folder), **keys, **dataset},
+            "reader": {"batch_size": 1},
+            "train": {},
+        }
+    )
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the content of all files below a folder, by their paths."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+KINDS: list[dict[str, Any]] = [
+    {"format": "npz", "record_length_bytes": 3e5, "record_length_bytes_stdev": 1e5},
+    {"format": "npz", "num_samples_per_file": 3, "record_dims": (5, 7), "num_subfolders_train": 3},
+    {"format": "npy", "record_element_type": "float32", "record_length_bytes": 4000.0},
+    {"format": "hdf5", "num_samples_per_file": 4, "num_subfolders_train": 2},
+    {"format": "hdf5", "record_length_bytes": 3e5, "record_length_bytes_stdev": 1e5},
+    {"format": "tfrecord", "num_samples_per_file": 50, "record_length_bytes": 1140.07},
+    {"format": "tfrecord", "record_length_bytes": 3e6, "file_prefix": "a_b", "seed": 9},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['format']}")
+def test_files_hold_the_content_at_the_places(tmp_path: Path, kind: dict[str, Any]) -> None:
+    workload = workload_of(tmp_path / "data", **kind)
+
+    manifest = generate(workload, world=Alone())
+
+    layout, content = manifest.layout, Content(workload.dataset.seed)
+    format = FORMATS[layout.format]
+    for file in range(layout.num_files):
+        samples = layout.samples_of(file)
+        sizes = layout.sizes(samples)
+        data = np.fromfile(tmp_path / "data" / layout.path(file), np.uint8)
+        places = format.places(sizes, element_bytes=layout.element_bytes)
+        for index, sample in enumerate(samples.tolist()):
+            wanted = np.empty(sizes[index], np.uint8)
+            content.fill(wanted, sample)
+            start = int(places.offsets[index])
+            stored = data[start : start + len(wanted) * places.interleaved]
+            if places.interleaved > 1:
+                elements = stored.reshape(-1, places.interleaved, places.element_bytes)
+                stored = elements[:, index].reshape(-1)
+            assert np.array_equal(stored, wanted), (file, sample)
+    others = {"dlemu.json", "dlemu.files.npy"}
+    names = {layout.path(file) for file in range(layout.num_files)}
+    if layout.format == "tfrecord":
+        names |= {layout.index_path(file) for file in range(layout.num_files)}
+    assert {path for path, what in tree(tmp_path / "data").items() if what != "folder"} == (
+        names | others
+    )
+    assert verify(tmp_path / "data", full=True, world=Alone()) == []
+
+
+def test_sizes_are_as_asked_on_disk(tmp_path: Path) -> None:
+    stdev = {"record_length_bytes": 4000.0, "record_length_bytes_stdev": 1000.0}
+    workload = workload_of(
+        tmp_path, format="tfrecord", num_files_train=10, num_samples_per_file=100, **stdev
+    )
+    generate(workload, world=Alone())
+
+    lengths = []
+    for path in (tmp_path / "train").iterdir():
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+
+            def read(offset: int, length: int, number: int = file.fileno()) -> bytes:
+                return os.pread(number, length, offset)
+
+            lengths += FORMATS["tfrecord"].locate(read, size, num_samples=100).lengths.tolist()
+
+    assert np.mean(lengths) == pytest.approx(4000, rel=0.03)
+    assert np.std(lengths) == pytest.approx(1000, rel=0.06)
+    assert len(set(lengths)) > 500
+
+
+def test_no_page_comes_twice_in_the_set(tmp_path: Path) -> None:
+    """On disk, where payloads of TFRecord begin anywhere in a page."""
+    sizes = {"num_samples_per_file": 20, "record_length_bytes": 50_000.5}
+    generate(workload_of(tmp_path, format="tfrecord", **sizes), world=Alone())
+    pages = [
+        data[at : at + 4096]
+        for data in (path.read_bytes() for path in (tmp_path / "train").iterdir())
+        for at in range(0, len(data) - 4095, 4096)
+    ]
+    assert len(set(pages)) == len(pages) > 1400
+
+
+PROGRAM = """
+import json, sys
+from dlemu.datagen import generate
+from dlemu.workload.model import check_workload
+from dlemu.world.mpi import make_world
+with make_world() as world:
+    generate(check_workload(json.loads(sys.argv[1])), world=world)
+"""
+
+
+def program(workload: Workload) -> list[str]:
+    keys = {"dataset", "reader", "train"}
+    return [sys.executable, "-c", PROGRAM, workload.model_dump_json(include=keys)]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[5]], ids=["npz", "tfrecord"])
+def test_ranks_change_no_byte(tmp_path: Path, kind: dict[str, Any]) -> None:
+    trees = []
+    for num_ranks in (1, 2, 3):
+        workload = workload_of(tmp_path / f"{num_ranks}", num_files_train=7, **kind)
+        subprocess.run(mpirun(num_ranks, *program(workload)), cwd=ROOT, check=True, timeout=120)
+        trees.append(tree(tmp_path / f"{num_ranks}"))
+
+    assert trees[0] == trees[1] == trees[2]
+
+
+@pytest.mark.mpi
+def test_an_error_on_one_rank_ends_all(tmp_path: Path) -> None:
+    """And what was written stays."""
+    workload = workload_of(tmp_path, num_files_train=400, record_length_bytes=1e6)
+    blocker = tmp_path / "train" / "img_001_of_400.npz.partial"
+    blocker.mkdir(parents=True)
+
+    job = subprocess.run(
+        mpirun(2, *program(workload)), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+    assert job.returncode != 0
+    assert "IsADirectoryError" in job.stderr and str(blocker) in job.stderr
+    blocker.rmdir()
+    left = generate(workload, world=Alone()).files_written
+    assert 0 < left < 400, "the other rank wrote some, and not all"
+
+
+def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
+    kind = {"num_files_train": 300, "num_subfolders_train": 3, "format": "tfrecord"}
+    sizes = {"record_length_bytes": 3e5, "record_length_bytes_stdev": 1e5}
+    whole = workload_of(tmp_path / "whole", **kind, **sizes)
+    generate(whole, world=Alone())
+    killed = workload_of(tmp_path / "killed", **kind, **sizes)
+    train, randomly = tmp_path / "killed" / "train", random.Random(1)
+
+    num_killed = 0
+    for wanted in (1, 20, 21, 90, 150, 220, 290, 300):
+        child = subprocess.Popen(program(killed), cwd=ROOT)
+        while child.poll() is None and sum(1 for _ in train.rglob("*.tfrecord")) < wanted:
+            time.sleep(0.001)
+        time.sleep(randomly.random() * 0.01)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            num_killed += 1
+        child.wait()
+    before = sum(1 for _ in train.rglob("*.tfrecord"))
+    manifest = generate(killed, world=Alone())
+
+    assert num_killed >= 5
+    assert before > 200
+    assert manifest.files_written <= 300 - before + FILES_IN_FLIGHT * num_killed, (
+        "what was done stays done"
+    )
+    assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
+
+
+def generated(folder: Path, **dataset: Any) -> Workload:
+    workload = workload_of(folder, **dataset)
+    generate(workload, world=Alone())
+    return workload
+
+
+def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
+    workload = generated(tmp_path)
+    whole, manifest = tree(tmp_path), read_manifest(tmp_path)
+    assert manifest is not None
+    (tmp_path / "dlemu.json").unlink()
+    work = tmp_path / ".dlemu"
+    work.mkdir()
+    (work / "recipe.json").write_text(json.dumps(Recipe.of(workload).to_tree()))
+    entries = bytearray(_entries(np.arange(6), manifest.files["crc32c"]).tobytes())
+    assert len(entries) == 6 * 16
+    (work / "rank0.journal").write_bytes(entries[:40])
+    entries[4 * 16 + 9] ^= 1
+    strange = _entries(np.array([-1, 6, -7, 1 << 62]), np.zeros(4, np.uint32))
+    (work / "rank6.journal").write_bytes(strange.tobytes())
+    (work / "rank5.journal").write_bytes(entries[3 * 16 : 5 * 16])
+
+    assert generate(workload, world=Alone()).files_written == 3
+    assert tree(tmp_path) == whole
+
+
+def test_a_complete_dataset_is_left_alone(tmp_path: Path) -> None:
+    workload = generated(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    manifest = generate(workload, world=Alone())
+
+    assert manifest.files_written == 0
+    assert manifest.describe().endswith("complete already, nothing was written")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_files_lost_later_are_written_again(tmp_path: Path) -> None:
+    workload = generated(tmp_path, format="tfrecord")
+    whole = tree(tmp_path)
+    layout = generate(workload, world=Alone()).layout
+    (tmp_path / layout.path(2)).unlink()
+    (tmp_path / layout.index_path(4)).write_bytes(b"0 1")
+    os.truncate(tmp_path / layout.path(5), 17)
+
+    assert generate(workload, world=Alone()).files_written == 3
+    assert tree(tmp_path) == whole
+
+
+def test_indexes_are_synced_before_the_manifest_says_that_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest_was_there = []
+    sync = write._sync_file_system
+
+    def note(number: int) -> None:
+        manifest_was_there.append((tmp_path / "dlemu.json").exists())
+        sync(number)
+
+    monkeypatch.setattr(write, "_sync_file_system", note)
+    generated(tmp_path, format="tfrecord")
+    assert manifest_was_there == [False]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        sync(-1)
+
+
+def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused, and the first goes on; a third finds the dataset complete."""
+    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    workload = workload_of(tmp_path)
+    refused: list[str] = []
+
+    def second(progress: Progress) -> None:
+        with pytest.raises(DatasetError) as error:
+            generate(workload, world=Alone())
+        refused.append(str(error.value))
+
+    first = generate(workload, world=Alone(), on_progress=second)
+
+    assert refused
+    assert "is being written by another datagen; wait for it" in refused[0]
+    assert first.files_written == 6
+    assert generate(workload, world=Alone()).files_written == 0
+
+
+def test_another_dataset_is_refused(tmp_path: Path) -> None:
+    generated(tmp_path, num_subfolders_train=2)
+    before = tree(tmp_path)
+    for key, value, shown in (
+        ("num_files_train", 5, "dataset.num_files_train is 6, the workload's is 5; datagen ext"),
+        ("format", "npy", "dataset.format is npz, the workload's is npy"),
+        ("seed", 1, "dataset.seed is 0, the workload's is 1"),
+        ("record_dims", (50, 100), "dataset.record_dims is "),
+    ):
+        other = workload_of(tmp_path, **{"num_subfolders_train": 2, key: value})
+        with pytest.raises(DatasetError, match=shown) as error:
+            generate(other, world=Alone())
+        assert "of 6 npz files img_* of 1 sample, 5,000 bytes each" in str(error.value)
+        assert "use another dataset.data_folder, or set " in str(error.value)
+    assert tree(tmp_path) == before
+
+
+def test_the_keys_that_fit_the_dataset_are_told(tmp_path: Path) -> None:
+    """All that differ; set, they make the workload fit."""
+    generated(tmp_path, format="npy", record_dims=(5, 7), record_element_type="float32", seed=3)
+    with pytest.raises(DatasetError) as error:
+        generate(workload_of(tmp_path), world=Alone())
+    assert str(error.value) == (
+        f"{tmp_path} holds a dataset of 6 npy files img_* of 1 sample of shape [5, 7], 140 bytes "
+        "each, float32, seed 3: dataset.format is npy, the workload's is npz, and "
+        "dataset.record_dims is [5, 7], the workload's is [], and dataset.record_length_bytes is "
+        "140.0, the workload's is 5000.0, and dataset.record_element_type is float32, the "
+        "workload's is uint8, and dataset.seed is 3, the workload's is 0; use another "
+        "dataset.data_folder, or set dataset.format=npy 'dataset.record_dims=[5, 7]' "
+        "dataset.record_element_type=float32 dataset.seed=3"
+    )
+    keys = {"record_dims": [5, 7], "record_element_type": "float32", "seed": 3}
+    assert generate(workload_of(tmp_path, format="npy", **keys), world=Alone()).files_written == 0
+
+
+def test_files_of_unknown_origin_are_not_overwritten(tmp_path: Path) -> None:
+    workload = generated(tmp_path)
+    (tmp_path / "dlemu.json").unlink()
+    with pytest.raises(DatasetError, match="train holds 6 npz files of these names and no mani"):
+        generate(workload, world=Alone())
+    (tmp_path / "other" / "train").mkdir(parents=True)
+    for name in ("x.npz", "img_2_of_6.npz.partia", "y.npz.partial"):
+        (tmp_path / "other" / "train" / name).write_bytes(b"")
+    before = tree(tmp_path / "other")
+    with pytest.raises(DatasetError) as error:
+        generate(workload_of(tmp_path / "other"), world=Alone())
+    assert str(error.value) == (
+        f"{tmp_path}/other/train/img_2_of_6.npz.partia (and 2 other files) is no file of this "
+        "dataset; move it elsewhere, or use another dataset.data_folder"
+    )
+    assert tree(tmp_path / "other") == before
+
+
+def test_only_partial_files_of_its_own_are_removed(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, format="tfrecord")
+    own = ["train/img_2_of_6.tfrecord.partial", "index/train/img_0_of_6.idx.partial"]
+    other = ["valid/x.partial", "mine.partial", "train/.x.partial", ".dlemu.partial"]
+    for path in (*own, *other):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+
+    def left(paths: list[str]) -> list[str]:
+        return [path for path in paths if (tmp_path / path).exists()]
+
+    generate(workload, world=Alone())
+    assert (left(own), left(other)) == ([], other)
+
+    for path in own:
+        (tmp_path / path).touch()
+    generate(workload, world=Alone())
+    assert (left(own), left(other)) == ([], other), "of a complete dataset, too"
+
+    for path in own:
+        (tmp_path / path).touch()
+    generate(workload.with_keys({"dataset.num_files_train": 8}), world=Alone())
+    assert (left(own), left(other)) == ([], other), "of the names that files had"
+
+
+def test_what_servers_and_desktops_leave_is_in_nobodys_way(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, num_files_train=4)
+    left = [".DS_Store", ".nfs0001", "Thumbs.db", "._img_0_of_4.npz", ".snapshot/img_1_of_4.npz"]
+    for name in (*left, "lost+found/1"):
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / name).touch()
+
+    assert generate(workload, world=Alone()).files_written == 4
+    assert [fault.path for fault in verify(tmp_path, full=True, world=Alone())] == [
+        f"train/{name}" for name in sorted(left[:4])
+    ]
+    (tmp_path / "dlemu.json").unlink()
+    assert survey(tmp_path, workload).num_files == 4
+
+
+@pytest.mark.parametrize("what", ["dlemu.json", ".dlemu"])
+def test_what_vanishes_midway_is_one_line(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it."""
+    finish = write._finish
+
+    def vanish(folder: Path, recipe: Recipe) -> None:
+        if what == ".dlemu":
+            shutil.rmtree(tmp_path / what)
+        finish(folder, recipe)
+        (tmp_path / "dlemu.json").unlink(missing_ok=True)
+
+    monkeypatch.setattr(write, "_finish", vanish)
+    with pytest.raises(DatasetError) as error:
+        generated(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / what} has vanished: another process removed it; start dlemu datagen again"
+    )
+
+
+def test_an_unfinished_dataset_is_not_continued_as_another(tmp_path: Path) -> None:
+    workload = workload_of(tmp_path, num_files_train=200, record_length_bytes=1e5)
+    child = subprocess.Popen(program(workload), cwd=ROOT)
+    while not list((tmp_path / "train").glob("*.npz")):
+        assert child.poll() is None
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+    with pytest.raises(DatasetError, match=r"dataset\.seed is 0, the workload's is 4"):
+        generate(workload.with_keys({"dataset.seed": 4}), world=Alone())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_what_cannot_fit_is_refused_before_a_byte_is_written(small_disk: Path) -> None:
+    workload = workload_of(small_disk, num_files_train=50, record_length_bytes=1e5)
+    need = 50 * -(-FORMATS["npz"].file_bytes(np.array([[100_000]]))[0] // 4096) * 4096 + 50 * 12
+    with pytest.raises(RunError) as error:
+        generate(workload, world=Alone())
+    assert str(error.value) == (
+        f"{small_disk} has 4.0 MiB free, the dataset needs {format_bytes(float(need))} more; free "
+        "space, use another dataset.data_folder, or lower dataset.num_files_train"
+    )
+    assert tree(small_disk) == {}
+
+
+def test_what_cannot_fit_is_counted_in_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
+    need = 3 * 12 + (4096 + 8192) + 2 * 4096
+    sizes, indexes = np.array([100, 5000, 1 << 30]), np.array([10, 20, 1 << 30])
+    for free, fits in ((need, True), (need - 1, False)):
+
+        class System:
+            f_bavail, f_frsize = free, 1
+
+        monkeypatch.setattr(os, "statvfs", lambda folder, system=System: system)
+        with contextlib.nullcontext() if fits else pytest.raises(RunError, match="more; free"):
+            _check_space(tmp_path, sizes, indexes, np.array([0, 1]))
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_up_midway_can_be_continued(small_disk: Path, tmp_path: Path) -> None:
+    # 1024 pages: the files take 1023, the journal and the recipe one each.
+    kind = {"num_files_train": 31, "record_length_bytes": 128_000.0}
+    workload = workload_of(small_disk, **kind)
+    with pytest.raises(RunError) as error:
+        generate(workload, world=Alone())
+    assert str(error.value) == (
+        f"{small_disk} is full (No space left on device); free space and start datagen again, it "
+        "continues with the files that are missing"
+    )
+    assert not list(small_disk.rglob("*.partial"))
+    assert read_manifest(small_disk) is None
+
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert 0 < generate(workload, world=Alone()).files_written < 31
+    generate(workload_of(tmp_path / "whole", **kind), world=Alone())
+    assert tree(small_disk) == tree(tmp_path / "whole")
+
+
+def test_subfolders_may_be_links_to_other_drives(tmp_path: Path) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "data" / "train" / "1").symlink_to(tmp_path / "drive")
+
+    workload = generated(tmp_path / "data", num_subfolders_train=2)
+
+    assert len(list((tmp_path / "drive").iterdir())) == 3
+    assert verify(tmp_path / "data", full=True, world=Alone()) == []
+    assert generate(workload, world=Alone()).files_written == 0
+
+
+def test_progress_counts_what_is_to_be_done(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    workload = workload_of(tmp_path, num_files_train=5)
+
+    manifest = generate(workload, world=Alone(), on_progress=seen.append)
+
+    last = seen[-1]
+    assert (last.files_done, last.files_total) == (5, 5)
+    assert last.bytes_done == last.bytes_total == manifest.num_bytes
+    (tmp_path / manifest.layout.path(3)).unlink()
+    generate(workload, world=Alone(), on_progress=seen.append)
+    assert (seen[-1].files_done, seen[-1].files_total) == (1, 1)
+
+
+def test_writers_leave_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    generated(tmp_path)
+    assert threading.active_count() == before
+
+
+def test_crcs_of_parts_join() -> None:
+    data = np.random.default_rng(0).bytes(10_000)
+    for at, end in ((0, 0), (0, 5), (5, 5), (1, 2), (4096, 10_000), (9_999, 10_000)):
+        first, second = data[:at], data[at:end]
+        joined = joined_crc(google_crc32c.value(first), google_crc32c.value(second), len(second))
+        assert joined == google_crc32c.value(data[:end])

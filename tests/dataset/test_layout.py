@@ -1,0 +1,222 @@
+"""Names, places and sizes of samples; and how large a dataset must be."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.dataset.layout import Layout, dataset_size, hashed, layout_of
+from dlemu.errors import WorkloadError
+from dlemu.workload.model import load_workload
+
+NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
+GIB = 2**30
+
+
+def layout(**changes: object) -> Layout:
+    given_here: dict[str, object] = {
+        "format": "npz",
+        "num_files": 168,
+        "samples_per_file": 1,
+        "mean_bytes": 1000.0,
+        "stdev_bytes": 0.0,
+        "element_bytes": 1,
+        "seed": 0,
+    }
+    return Layout(**(given_here | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "file", "path"),
+    [
+        ({}, 7, "train/img_007_of_168.npz"),
+        ({"num_files": 10, "format": "npy"}, 9, "train/img_09_of_10.npy"),
+        ({"num_files": 9, "format": "hdf5", "prefix": "vol"}, 8, "train/vol_8_of_9.hdf5"),
+        ({"num_subfolders": 1}, 7, "train/img_007_of_168.npz"),
+        ({"num_subfolders": 4}, 7, "train/3/img_007_of_168.npz"),
+        ({"num_subfolders": 12}, 7, "train/07/img_007_of_168.npz"),
+        ({"num_subfolders": 12}, 23, "train/11/img_023_of_168.npz"),
+    ],
+)
+def test_names_are_dlios(changes: dict[str, object], file: int, path: str) -> None:
+    assert layout(**changes).path(file) == path
+
+
+def test_a_tfrecord_file_has_an_index_beside_the_data() -> None:
+    files = layout(format="tfrecord", num_subfolders=2)
+    assert files.path(5) == "train/1/img_005_of_168.tfrecord"
+    assert files.index_path(5) == "index/train/1/img_005_of_168.idx"
+
+
+@given(st.integers(1, 300), st.integers(1, 50))
+def test_every_sample_has_one_place(num_files: int, samples_per_file: int) -> None:
+    files = layout(num_files=num_files, samples_per_file=samples_per_file)
+    samples = np.arange(files.num_samples)
+    by_file = np.concatenate([files.samples_of(file) for file in range(num_files)])
+    assert (by_file == samples).all()
+    assert (files.file_of(samples) * samples_per_file + files.place_of(samples) == samples).all()
+    assert files.place_of(samples).max() == samples_per_file - 1
+
+
+@pytest.mark.parametrize(
+    ("format", "samples_per_file", "streamed"),
+    [
+        ("npz", 1, False),
+        ("npz", 2, True),
+        ("npy", 2, True),
+        ("tfrecord", 1, False),
+        ("tfrecord", 2, True),
+        ("hdf5", 2, False),
+    ],
+)
+def test_only_hdf5_gives_one_of_many_samples_alone(
+    format: str, samples_per_file: int, streamed: bool
+) -> None:
+    assert layout(format=format, samples_per_file=samples_per_file).streamed is streamed
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(0, 2**63), st.integers(0, 10**9))
+def test_sizes_are_as_asked_over_any_1000_samples(name: str, seed: int, first: int) -> None:
+    workload = load_workload(name, {"dataset.seed": seed})
+    sizes = layout_of(workload).sizes(np.arange(first, first + 1000))
+    mean, stdev = workload.dataset.mean_bytes, workload.dataset.record_length_bytes_stdev
+    assert sizes.mean() == pytest.approx(mean, rel=0.03)
+    assert sizes.min() >= 0.01 * mean
+    if stdev:
+        assert sizes.std() == pytest.approx(stdev, rel=0.06)
+    else:
+        assert set(sizes.tolist()) <= {114_660, 114_661}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 0.65), st.floats(1e3, 1e9), st.integers(0, 2**31))
+def test_any_stdev_that_can_be_is_reached(share: float, mean: float, seed: int) -> None:
+    files = layout(mean_bytes=mean, stdev_bytes=share * mean, seed=seed)
+    sizes = files.sizes(np.arange(50_000))
+    assert sizes.mean() == pytest.approx(mean, rel=0.002)
+    assert sizes.std() == pytest.approx(share * mean, rel=0.01)
+    assert sizes.min() >= 0.01 * mean - 1
+
+
+def test_a_fraction_of_a_byte_is_met_on_average() -> None:
+    sizes = layout_of(load_workload("resnet50_h100")).sizes(np.arange(200_000))
+    assert sizes.mean() == pytest.approx(114_660.07, abs=0.002)
+
+
+def test_sizes_do_not_look_alike_from_sample_to_sample() -> None:
+    sizes = layout_of(load_workload("unet3d_h100")).sizes(np.arange(20_000)).astype(float)
+    for apart in (1, 2, 7, 33, 64):  # those 32 apart are strata 32 apart, which evens sums out
+        alike = np.corrcoef(sizes[:-apart], sizes[apart:])[0, 1]
+        assert abs(alike) < 0.05, f"samples {apart} apart"
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 64))
+@settings(max_examples=50, deadline=None)
+def test_sizes_follow_from_seed_and_sample_alone(seed: int, num_files: int, per_file: int) -> None:
+    """Neither the ranks that ask, in what order or pieces, nor the number of files count."""
+    one = layout(stdev_bytes=300.0, seed=seed, num_files=10**9)
+    many = layout(stdev_bytes=300.0, seed=seed, num_files=num_files, samples_per_file=per_file)
+    samples = np.arange(many.num_samples)
+    together = one.sizes(samples)
+    assert (many.sizes(samples) == together).all()
+    by_file = [many.sizes(many.samples_of(file)) for file in reversed(range(num_files))]
+    assert (np.concatenate(by_file[::-1]) == together).all()
+    assert one.sizes(samples[-1:]) == together[-1]
+
+
+def test_another_seed_gives_other_sizes() -> None:
+    samples = np.arange(1000)
+    alike = layout(stdev_bytes=300.0).sizes(samples) == layout(stdev_bytes=300.0, seed=1).sizes(
+        samples
+    )
+    assert alike.mean() < 0.02
+
+
+@pytest.mark.parametrize(("element", "num_bytes"), [("uint8", 1), ("float32", 4), ("int64", 8)])
+def test_a_size_is_a_whole_number_of_elements(element: str, num_bytes: int) -> None:
+    keys = {"dataset.record_element_type": element}
+    sizes = layout_of(load_workload("cosmoflow_h100", keys)).sizes(np.arange(1000))
+    assert (sizes % num_bytes == 0).all()
+    assert sizes.mean() == pytest.approx(2_828_486, rel=0.001)
+
+
+def test_a_shape_decides_the_size() -> None:
+    keys = {"dataset.record_dims": [128, 64, 3], "dataset.record_element_type": "float32"}
+    files = layout_of(load_workload("unet3d_h100", keys))
+    assert set(files.sizes(np.arange(100)).tolist()) == {128 * 64 * 3 * 4}
+
+
+def test_a_stdev_that_cannot_be_is_refused() -> None:
+    keys = {"dataset.record_length_bytes": 1e6, "dataset.record_length_bytes_stdev": 9e5}
+    with pytest.raises(WorkloadError) as error:
+        layout_of(load_workload("unet3d_h100", keys))
+    assert str(error.value) == (
+        "dataset.record_length_bytes_stdev must be at most about 0.7 of the mean 1e+06, "
+        "got 900000: sizes cannot be below zero"
+    )
+
+
+def test_samples_of_one_array_must_be_equal() -> None:
+    keys = {"dataset.num_samples_per_file": 4}
+    with pytest.raises(WorkloadError) as error:
+        layout_of(load_workload("unet3d_h100", keys))
+    assert str(error.value) == (
+        "dataset.record_length_bytes_stdev must be 0 where a npz file holds 4 samples, "
+        "got 6.83418e+07: the file is one array, its samples are equal"
+    )
+    keys = keys | {"dataset.record_length_bytes_stdev": 0, "dataset.record_length_bytes": 999}
+    keys |= {"dataset.record_element_type": "int16", "dataset.format": "hdf5"}  # type: ignore[dict-item]
+    with pytest.raises(WorkloadError) as error:
+        layout_of(load_workload("unet3d_h100", keys))
+    assert str(error.value) == (
+        "dataset.record_length_bytes must be a multiple of 2 where a hdf5 file holds 4 samples, "
+        "got 999"
+    )
+
+
+def test_the_size_of_the_benchmarks_example() -> None:
+    size = dataset_size(load_workload("unet3d_h100"), num_accelerators=8, host_memory=256 * GIB)
+    assert size.samples_for_steps == 28_000
+    assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
+    assert (size.num_files, size.num_samples, size.won) == (28_000, 28_000, "steps")
+    assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"), [("unet3d_h100", 95.57), ("resnet50_h100", 4.27), ("cosmoflow_h100", 0.26)]
+)
+def test_memory_counts_from_there_on(name: str, gib: float) -> None:
+    workload = load_workload(name)
+
+    def won(memory: float) -> str:
+        size = dataset_size(workload, num_accelerators=4, host_memory=round(4 * memory * GIB))
+        return size.won
+
+    assert won(gib - 0.01) == "steps"
+    assert won(gib + 0.01) == "memory"
+
+
+@given(
+    st.sampled_from(NAMES), st.integers(1, 10_000), st.integers(2**30, 2**46), st.integers(1, 2000)
+)
+@settings(max_examples=100, deadline=None)
+def test_neither_bound_is_missed_by_less_than_a_file(
+    name: str, accelerators: int, memory: int, per_file: int
+) -> None:
+    keys = {"dataset.num_samples_per_file": per_file, "dataset.record_length_bytes_stdev": 0}
+    workload = load_workload(name, keys)
+    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory)
+    assert size.num_samples >= 500 * workload.reader.batch_size * accelerators
+    assert size.num_bytes >= 5 * memory * (1 - 1e-12)
+    wanted = max(size.samples_for_steps, size.samples_for_memory)
+    assert size.num_samples - per_file < wanted
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**40))
+def test_purposes_are_drawn_apart(seed: int, first: int) -> None:
+    numbers = np.arange(first, first + 2000)
+    one, other = (hashed(seed, numbers, purpose=purpose) for purpose in (1, 2))
+    assert len(set(one.tolist()) | set(other.tolist())) == 4000
+    differing = np.unpackbits((one ^ other).view(np.uint8)).mean()
+    assert differing == pytest.approx(0.5, abs=0.01)

@@ -1,0 +1,316 @@
+"""Who reads what when: every sample once, equal steps, another order each epoch."""
+
+import time
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.plan import EpochPlan, make_plan, plan_epoch, plan_interleaved, plan_streams
+from dlemu.errors import WorkloadError
+from dlemu.workload.model import load_workload
+
+epochs = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 9),
+        "num_accelerators": st.integers(1, 9),
+        "epoch": st.integers(0, 9),
+        "seed": st.integers(0, 2**63),
+        "samples_per_file": st.integers(1, 40),
+        "shuffle_files": st.booleans(),
+        "shuffle_samples": st.booleans(),
+    }
+)
+streams = st.builds(
+    lambda of_epoch, num_streams, shuffle_size: (
+        of_epoch | {"num_streams": num_streams, "shuffle_size": shuffle_size}
+    ),
+    epochs,
+    st.integers(1, 5),
+    st.integers(1, 50),
+)
+
+
+def enough(num_files: int, asked: dict[str, Any]) -> int:
+    """Return a number of samples, of whole files, that gives two steps at least."""
+    per_file: int = asked["samples_per_file"]
+    least: int = 2 * asked["batch_size"] * asked["num_accelerators"]
+    return max(num_files, -(-least // per_file)) * per_file
+
+
+def check_dealt(plan: EpochPlan, num_samples: int, asked: dict[str, Any]) -> None:
+    """Check what holds for every plan."""
+    batch_size, accelerators = asked["batch_size"], asked["num_accelerators"]
+    assert plan.samples.dtype == np.int64
+    assert plan.samples.shape[1:] == (accelerators, batch_size)
+    assert len(np.unique(plan.samples)) == plan.samples.size, "a sample is there twice"
+    assert 0 <= plan.samples.min() <= plan.samples.max() < num_samples
+    assert num_samples - plan.samples.size < batch_size * accelerators, "too many are left out"
+
+
+@given(st.integers(1, 60), epochs)
+def test_every_sample_is_read_at_most_once(num_files: int, asked: dict[str, Any]) -> None:
+    num_samples = enough(num_files, asked)
+    plan = plan_epoch(num_samples, **asked)
+    check_dealt(plan, num_samples, asked)
+    assert (plan.fetch(0, 0) == plan.samples[0, 0]).all()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), streams)
+def test_every_sample_of_a_stream_is_read_at_most_once(
+    num_files: int, asked: dict[str, Any]
+) -> None:
+    num_samples = enough(num_files, asked)
+    plan = plan_streams(num_samples, **asked)
+    check_dealt(plan, num_samples, asked)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), streams)
+def test_a_stream_reads_what_it_gives_from_end_to_end(
+    num_files: int, asked: dict[str, Any]
+) -> None:
+    """One worker's reads are a stretch of the sequence, and its buffer holds no more than asked."""
+    num_samples = enough(num_files, asked)
+    plan = plan_streams(num_samples, **asked)
+    assert plan.sequence is not None
+    place = np.empty(num_samples, int)
+    place[plan.sequence] = np.arange(num_samples)
+    fetched_by_all: list[int] = []
+    for accelerator in range(asked["num_accelerators"]):
+        for stream in range(asked["num_streams"]):
+            steps = range(stream, plan.num_steps, asked["num_streams"])
+            fetched: list[int] = []
+            given_away: set[int] = set()
+            for step in steps:
+                fetched += plan.fetch(step, accelerator).tolist()
+                given_away |= set(plan.samples[step, accelerator].tolist())
+                assert given_away <= set(fetched), "a sample is given before it is read"
+                held = len(fetched) - len(given_away)
+                assert held < asked["shuffle_size"]
+                assert held == 0 or asked["shuffle_samples"]
+            assert given_away == set(fetched), "what was read is given in the end"
+            assert (np.diff(place[fetched]) == 1).all(), "the reading is one stretch"
+            fetched_by_all += fetched
+    assert sorted(fetched_by_all) == sorted(plan.samples.ravel().tolist())
+    files = plan.sequence.reshape(-1, asked["samples_per_file"])
+    assert (np.diff(files, axis=1) == 1).all(), "a file is read from its start to its end"
+    assert (files[:, 0] % asked["samples_per_file"] == 0).all()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), streams)
+def test_all_streams_read_each_batch_of_tf_data(num_files: int, asked: dict[str, Any]) -> None:
+    """A stream reads one stretch, gives only what it has read, and the shuffle buffer holds."""
+    num_samples = enough(num_files, asked)
+    plan = plan_interleaved(num_samples, **asked)
+    check_dealt(plan, num_samples, asked)
+    assert plan.sequence is not None and plan.stream_of is not None
+    place = np.empty(num_samples, int)
+    place[plan.sequence] = np.arange(num_samples)
+    for accelerator in range(asked["num_accelerators"]):
+        takes_part = plan.takes_part(accelerator)
+        fetched: list[list[int]] = [[] for _ in range(asked["num_streams"])]
+        given_away: set[int] = set()
+        for step in range(plan.num_steps):
+            rows_given = []
+            for stream in range(asked["num_streams"]):
+                rows, fetch = plan.part(step, accelerator, stream)
+                fetched[stream] += fetch.tolist()
+                gives = plan.samples[step, accelerator][rows].tolist()
+                assert set(gives) <= set(fetched[stream]), "given before it is read"
+                assert takes_part[step, stream] == bool(len(rows) or len(fetch))
+                rows_given += rows.tolist()
+                given_away |= set(gives)
+            assert sorted(rows_given) == list(range(asked["batch_size"]))
+            held = sum(map(len, fetched)) - len(given_away)
+            assert held < asked["shuffle_size"] and (held == 0 or asked["shuffle_samples"])
+        assert given_away == set().union(*fetched), "what was read is given in the end"
+        for stretch in fetched:
+            assert (np.diff(place[stretch]) == 1).all(), "the reading is one stretch"
+
+
+def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
+    plan = plan_interleaved(
+        *(24,), batch_size=4, num_accelerators=2, num_streams=3, epoch=0, seed=1,
+        samples_per_file=6, shuffle_files=False, shuffle_samples=False, shuffle_size=9,
+    )  # fmt: skip
+    assert plan.samples.tolist() == [
+        [[0, 4, 8, 1], [12, 16, 20, 13]],
+        [[5, 9, 2, 6], [17, 21, 14, 18]],
+        [[10, 3, 7, 11], [22, 15, 19, 23]],
+    ]
+
+
+@pytest.mark.parametrize("make", [plan_epoch, plan_interleaved, plan_streams])
+def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
+    asked: dict[str, Any] = {
+        "batch_size": 7,
+        "num_accelerators": 8,
+        "samples_per_file": 1,
+        "shuffle_files": True,
+        "shuffle_samples": True,
+    }
+    if make is not plan_epoch:
+        asked |= {"num_streams": 4, "shuffle_size": 2}
+    plans = {
+        (seed, epoch): make(1000, seed=seed, epoch=epoch, **asked)
+        for seed in (1, 2)
+        for epoch in (0, 1, 2)
+    }
+    orders = {plan.samples.tobytes() for plan in plans.values()}
+    rests = {tuple(sorted(set(range(1000)) - set(p.samples.flat))) for p in plans.values()}
+    assert len(orders) == len(rests) == 6
+    assert all(len(rest) == 1000 % 56 for rest in rests)
+    again = make(1000, seed=2, epoch=1, **asked)
+    assert (again.samples == plans[2, 1].samples).all()
+
+
+def test_without_a_shuffle_the_order_is_the_files() -> None:
+    keep: dict[str, Any] = {"shuffle_files": False, "shuffle_samples": False, "seed": 5}
+    dealt = plan_epoch(26, batch_size=2, num_accelerators=3, epoch=4, samples_per_file=13, **keep)
+    assert dealt.samples.tolist() == [
+        [[0, 1], [2, 3], [4, 5]],
+        [[6, 7], [8, 9], [10, 11]],
+        [[12, 13], [14, 15], [16, 17]],
+        [[18, 19], [20, 21], [22, 23]],
+    ]
+    read = plan_streams(
+        *(26,), batch_size=2, num_accelerators=2, num_streams=2, epoch=4, samples_per_file=13,
+        shuffle_size=9, **keep,
+    )  # fmt: skip
+    assert read.samples.tolist() == [
+        [[0, 1], [12, 13]],
+        [[6, 7], [18, 19]],
+        [[2, 3], [14, 15]],
+        [[8, 9], [20, 21]],
+        [[4, 5], [16, 17]],
+        [[10, 11], [22, 23]],
+    ], "each of two workers of two accelerators has its own stretch"
+
+
+def test_shuffled_files_are_still_whole() -> None:
+    plan = plan_epoch(
+        *(40,), batch_size=1, num_accelerators=1, epoch=0, seed=1, samples_per_file=4,
+        shuffle_files=True, shuffle_samples=False,
+    )  # fmt: skip
+    files = plan.samples.reshape(10, 4)
+    assert (files - files[:, :1] == np.arange(4)).all()
+    assert files[:, 0].tolist() != sorted(files[:, 0].tolist())
+
+
+def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
+    """Each of 4 held items is as likely to leave first; the fifth can leave second."""
+    asked: dict[str, Any] = {"batch_size": 1, "num_accelerators": 1, "num_streams": 1, "epoch": 0}
+    asked |= {"samples_per_file": 8, "shuffle_files": False, "shuffle_samples": True}
+    orders = np.array(
+        [
+            plan_streams(8, shuffle_size=4, seed=seed, **asked).samples.ravel()
+            for seed in range(4000)
+        ]
+    )
+    first = np.bincount(orders[:, 0], minlength=8) / 4000
+    assert first[:4] == pytest.approx([0.25] * 4, abs=0.03)
+    assert first[4:].tolist() == [0] * 4
+    second = np.bincount(orders[:, 1], minlength=8) / 4000
+    # Left over from the first four: 3/4 x 1/4 each; the newcomer: 1/4.
+    assert second[:5] == pytest.approx([3 / 16] * 4 + [1 / 4], abs=0.03)
+    in_order = (np.diff(orders[:, 4:], axis=1) > 0).all(axis=1).mean()
+    assert in_order == pytest.approx(1 / 24, abs=0.015), "what is held at the end is shuffled too"
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "accelerators"), [(0, 1, 1), (1, 1, 1), (111, 7, 8)]
+)
+def test_fewer_than_two_steps_are_refused(
+    num_samples: int, batch_size: int, accelerators: int
+) -> None:
+    with pytest.raises(WorkloadError) as error:
+        plan_epoch(
+            num_samples, batch_size=batch_size, num_accelerators=accelerators, epoch=0, seed=0
+        )
+    assert str(error.value) == (
+        f"{num_samples} samples are too few for 2 steps: a step of {accelerators} "
+        f"accelerator{'s' * (accelerators > 1)} with batches of {batch_size} takes "
+        f"{batch_size * accelerators}, and the first step is left out of AU; raise "
+        "dataset.num_files_train"
+    )
+
+
+def test_a_plan_may_be_cut_short() -> None:
+    keys = {"train.total_training_steps": 3}
+    for name in ("unet3d_h100", "resnet50_h100"):
+        keys_of = {"reader.sample_shuffle": "seed", "reader.data_loader": "pytorch"}
+        whole = load_workload(name, keys_of)
+        layout = layout_of(whole)
+        short = make_plan(whole.with_keys(keys), layout, num_accelerators=2, epoch=1)
+        long = make_plan(whole, layout, num_accelerators=2, epoch=1)
+        assert short.num_steps == 3 < long.num_steps
+        assert (short.samples == long.samples[:3]).all()
+        for step in range(3):
+            assert (short.fetch(step, 1) == long.fetch(step, 1)).all()
+
+
+def test_the_workloads_keys_decide() -> None:
+    resnet = load_workload("resnet50_h100", {"reader.data_loader": "pytorch"})
+    layout = replace(layout_of(resnet), num_files=16)
+    plan = make_plan(resnet, layout, num_accelerators=2, epoch=0)
+    assert plan.samples[0, 0].tolist() == list(range(400)), "resnet50 is not shuffled"
+    assert plan.samples[1, 0, 0] == len(range(0, plan.num_steps, 8)) * 400, (
+        "the second of 8 workers"
+    )
+
+    by_file = resnet.with_keys({"reader.file_shuffle": "seed"})
+    first = make_plan(by_file, layout, num_accelerators=2, epoch=0).samples[0, 0]
+    assert (np.diff(first) == 1).all() and first[0] % 1251 == 0
+
+    for key in ("reader.file_shuffle", "reader.sample_shuffle"):
+        unet = load_workload(
+            "unet3d_h100", {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
+        )
+        order = make_plan(unet, layout_of(unet), num_accelerators=2, epoch=0).samples.ravel()
+        assert (np.diff(order) == 1).all()
+        shuffled = unet.with_keys({key: "seed"})
+        orders = {
+            make_plan(
+                shuffled.with_keys({"train.seed": seed}),
+                layout_of(unet),
+                num_accelerators=2,
+                epoch=epoch,
+            ).samples.tobytes()
+            for seed in (1, 2)
+            for epoch in (0, 1)
+        }
+        assert len(orders) == 4
+
+
+@pytest.mark.parametrize("name", ["cosmoflow_h100", "resnet50_h100"])
+def test_a_large_plan_is_made_quickly_in_little_memory(name: str) -> None:
+    """524 288 files for 128 accelerators in 200 MB, at most 20 times as long as a bare shuffle.
+
+    So the 1.3 million samples of ResNet.
+    """
+    workload = load_workload(name)
+    layout = layout_of(workload)
+    accelerators = 128 if name == "cosmoflow_h100" else 16
+    seconds, bare = [], []
+    for _ in range(3):
+        start = time.process_time()
+        plan = make_plan(workload, layout, num_accelerators=accelerators, epoch=0)
+        seconds.append(time.process_time() - start)
+        start = time.process_time()
+        np.random.default_rng(0).permutation(plan.samples.size)
+        bare.append(time.process_time() - start)
+    assert plan.num_steps >= 2
+    assert min(seconds) < 20 * min(bare)
+    tracemalloc.start()
+    make_plan(workload, layout, num_accelerators=accelerators, epoch=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200e6

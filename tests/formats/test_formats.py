@@ -1,0 +1,399 @@
+"""The contract of the formats, each against a library of its own; and what only one of them has."""
+
+import io
+import os
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import google_crc32c
+import h5py
+import numpy as np
+import pytest
+import tfrecord.reader
+from numpy.typing import NDArray
+
+from dlemu import formats
+from dlemu.errors import DatasetError
+from dlemu.formats import FORMATS, PAGE_BYTES, FileSamples
+from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.workload.model import FormatName
+from tests.formats.contract import FormatContract, content, file_samples, locate, write_file
+
+
+def samples_last(array: NDArray[np.generic], num_samples: int) -> list[bytes]:
+    assert array.shape[-1] == num_samples and array.ndim >= 2
+    return [array[..., index].tobytes() for index in range(num_samples)]
+
+
+class TestNpy(FormatContract):
+    name = "npy"
+
+    def read_back(self, path: Path, num_samples: int) -> list[bytes]:
+        return samples_last(np.load(path), num_samples)
+
+
+class TestNpz(FormatContract):
+    name = "npz"
+
+    def read_back(self, path: Path, num_samples: int) -> list[bytes]:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            assert [entry.compress_type for entry in archive.infolist()] == [0, 0]
+        with np.load(path) as arrays:
+            assert set(arrays) == {"x", "y"}
+            assert arrays["y"].dtype == np.int64
+            assert arrays["y"].tolist() == [0] * num_samples
+            return samples_last(arrays["x"], num_samples)
+
+
+class TestHdf5(FormatContract):
+    name = "hdf5"
+
+    def read_back(self, path: Path, num_samples: int) -> list[bytes]:
+        with h5py.File(path) as file:
+            records = file["records_0"]
+            assert file["labels"].dtype == np.int64
+            assert file["labels"][:].tolist() == [0] * num_samples
+            assert records.id.get_offset() == PAGE_BYTES
+            assert records.chunks is None and records.shape[0] == num_samples
+            return [records[index].tobytes() for index in range(num_samples)]
+
+
+class TestTfrecord(FormatContract):
+    name = "tfrecord"
+
+    def files(self) -> list[FileSamples]:
+        return [*super().files(), file_samples([5, 70_000, 127, 1, 16_500])]
+
+    def read_back(self, path: Path, num_samples: int) -> list[bytes]:
+        frames = records_of(path.read_bytes())
+        assert len(frames) == num_samples
+        parsed = list(
+            tfrecord.reader.tfrecord_loader(str(path), None, {"image": "byte", "size": "int"})
+        )
+        images = [bytes(record["image"]) for record in parsed]
+        assert [record["size"].tolist() for record in parsed] == [[len(i)] for i in images]
+        return images
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """Return a TFRecord file's records, read by the description in facts and nothing of dlemu's."""
+    records, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        record = data[at + 12 : at + 12 + length]
+        for checked, crc_at in ((data[at : at + 8], at + 8), (record, at + 12 + length)):
+            crc = google_crc32c.value(checked)
+            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+            assert struct.unpack_from("<I", data, crc_at) == (masked,)
+        records.append(record)
+        at += 16 + length
+    return records
+
+
+def test_the_crc_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    """Also where the head, which has a checksum of what follows, is made last."""
+    for name, format in FORMATS.items():
+        for sizes in ([1], [3_000_000], [70_000] * 4):
+            path = tmp_path / f"a.{name}"
+            _, crc = write_file(path, format, file_samples(sizes))
+            assert crc == google_crc32c.value(path.read_bytes()), (name, sizes)
+
+
+def test_an_index_has_a_line_for_each_record(tmp_path: Path) -> None:
+    from dlemu.formats import tfrecord as ours
+
+    sizes = np.array([10, 127, 128, 5000, 99_999, 3, 200_000])
+    path = tmp_path / "a.tfrecord"
+    write_file(path, ours, file_samples(sizes.tolist()))
+
+    lines = [tuple(map(int, line.split())) for line in ours.index(sizes).decode().splitlines()]
+
+    data = path.read_bytes()
+    assert [data[at + 12 : at + length - 4] for at, length in lines] == records_of(data)
+    assert sum(length for _, length in lines) == len(data)
+    assert len(ours.index(sizes)) == ours.index_bytes(sizes[None])[0]
+
+
+def test_tfrecord_places_hold_at_every_step_of_the_lengths() -> None:
+    """Lengths of lengths change at powers of 128, and a head with them."""
+    from dlemu.formats import tfrecord as ours
+
+    near = [2**power + delta for power in (7, 14, 21, 28, 35) for delta in range(-24, 4)]
+    sizes = np.array(sorted({size for size in near if size > 0} | {1, 10**12}))
+    # Only numbers: a file of them would be terabytes. The frame is what `write` puts before.
+    for size, num_bytes in zip(sizes.tolist(), ours.file_bytes(sizes[:, None]), strict=True):
+        head = ours._example_head(size)
+        assert num_bytes == 16 + len(head) + size
+        assert ours.places(np.array([size])).offsets.tolist() == [12 + len(head)]
+
+
+def write_dlio_npz(path: Path, **options: object) -> None:
+    """As DLIO's generator does: np.savez of x, samples last, and y."""
+    x = np.frombuffer(content(1, 60), np.uint8).reshape(5, 4, 3)
+    np.savez(path, x=x, y=np.zeros(3, np.int64), **options)  # type: ignore[arg-type]
+
+
+class TestFilesOfOthers:
+    """Written by NumPy, zipfile, h5py and tfrecord, as DLIO uses them."""
+
+    def test_npz(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npz"
+        write_dlio_npz(path)
+        places = locate(FORMATS["npz"], path, 3)
+        assert places.offsets.tolist() == [183] * 3, "where np.savez puts it"
+        assert (places.lengths.tolist(), places.interleaved) == ([20] * 3, 3)
+        FORMATS["npz"].check_head(path.read_bytes()[:PAGE_BYTES], path.stat().st_size)
+
+    @pytest.mark.parametrize("order", ["y first", "streamed", "comment", "large header"])
+    def test_npz_that_only_the_directory_tells(self, tmp_path: Path, order: str) -> None:
+        path, array = tmp_path / "a.npz", np.frombuffer(content(1, 600), np.uint8)
+        if order == "y first":
+            np.savez(path, y=np.zeros(1), x=array)
+        elif order == "streamed":  # sizes behind the data, as a writer to a pipe must
+            with open(path, "wb") as file, zipfile.ZipFile(NoSeek(file), "w") as archive:
+                archive.writestr("x.npy", npy_of(array))
+        elif order == "comment":
+            np.savez(path, y=np.zeros(1), x=array)
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.comment = b"c" * 60_000
+        else:
+            header = b"\x93NUMPY\1\0" + (9000).to_bytes(2, "little")
+            text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (600,), }"
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("x.npy", header + text.ljust(9000) + array.tobytes())
+
+        places = locate(FORMATS["npz"], path, 1)
+
+        start = int(places.offsets[0])
+        assert path.read_bytes()[start : start + 600] == array.tobytes()
+
+    @pytest.mark.parametrize(
+        ("array", "problem"),
+        [
+            (np.asfortranarray(np.zeros((4, 5), np.uint8)), "fortran_order"),
+            (np.zeros(4, ">f8"), "byte order"),
+            (np.array([{}, []], dtype=object), "numbers"),
+            (np.zeros(3, [("a", "u1")]), "numbers"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["npy", "npz"])
+    def test_arrays_that_cannot_be_read_in_place(
+        self, tmp_path: Path, name: FormatName, array: NDArray[np.generic], problem: str
+    ) -> None:
+        path = tmp_path / f"a.{name}"
+        if name == "npy":
+            np.save(path, array)
+        else:
+            np.savez(path, x=array)
+        with pytest.raises(DatasetError, match=problem):
+            locate(FORMATS[name], path, 1)
+
+    @pytest.mark.parametrize("shape", [(60,), (20, 3)])
+    def test_an_npy_with_bytes_behind_its_array(self, tmp_path: Path, shape: tuple[int]) -> None:
+        path = tmp_path / "a.npy"
+        np.save(path, np.zeros(shape, np.uint8))
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(DatasetError, match="is 60 bytes, but 64 are there"):
+            locate(FORMATS["npy"], path, shape[-1])
+
+    def test_compressed_encrypted_or_without_x(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.npz"
+        np.savez_compressed(path, x=np.zeros(100))
+        with pytest.raises(DatasetError, match=r"compressed.*np\.savez"):
+            locate(FORMATS["npz"], path, 1)
+        np.savez(path, z=np.zeros(100))
+        with pytest.raises(DatasetError, match="under the name x"):
+            locate(FORMATS["npz"], path, 1)
+        np.savez(path, x=np.zeros(100))
+        data = bytearray(path.read_bytes())
+        data[6] |= 1
+        path.write_bytes(data)
+        with pytest.raises(DatasetError, match="encrypted"):
+            locate(FORMATS["npz"], path, 1)
+
+    def test_hdf5(self, tmp_path: Path) -> None:
+        path, array = tmp_path / "a.hdf5", np.frombuffer(content(1, 60), np.uint8).reshape(3, 5, 4)
+        with h5py.File(path, "w", libver="latest", userblock_size=512) as file:
+            file["records_0"], file["labels"] = array, np.zeros(3, np.int64)
+        places = locate(FORMATS["hdf5"], path, 3)
+        data = path.read_bytes()
+        for index, start in enumerate(places.offsets.tolist()):
+            assert data[start : start + 20] == array[index].tobytes()
+
+    @pytest.mark.parametrize(
+        "options", [{"chunks": (1, 5)}, {"compression": "gzip"}, {"dtype": ">i4"}]
+    )
+    def test_hdf5_that_cannot_be_read_in_place(
+        self, tmp_path: Path, options: dict[str, object]
+    ) -> None:
+        path = tmp_path / "a.hdf5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("records_0", data=np.zeros((3, 5)), **options)
+        with pytest.raises(DatasetError, match=r"contiguous|native"):
+            locate(FORMATS["hdf5"], path, 3)
+        with h5py.File(path, "w") as file:
+            file["other"] = np.zeros(3)
+        with pytest.raises(DatasetError, match=r"records_0, but .*other"):
+            locate(FORMATS["hdf5"], path, 3)
+
+    def test_hdf5_whose_end_is_said_to_be_where_it_was_cut(self, tmp_path: Path) -> None:
+        """The HDF5 library refuses it, or else we do."""
+        path = tmp_path / "a.hdf5"
+        num_bytes, _ = write_file(path, FORMATS["hdf5"], file_samples([50_000]))
+        data = bytearray(path.read_bytes()[:44_000])
+        place = data.index(num_bytes.to_bytes(8, "little"))
+        data[place : place + 8] = len(data).to_bytes(8, "little")
+        path.write_bytes(data)
+        with pytest.raises(DatasetError, match=rf"no sound HDF5 file|ends at byte {num_bytes}, "):
+            locate(FORMATS["hdf5"], path, 1)
+
+    def test_tfrecord_of_any_order(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        writer = tfrecord.TFRecordWriter(str(path))
+        for sample in range(4):
+            image = (content(sample, 5000 + sample), "byte")
+            extra = {"size": (5000, "int"), "a": (b"x" * 9000, "byte"), "z": ([0.5] * 9, "float")}
+            writer.write({"image": image} | extra if sample % 2 else extra | {"image": image})
+        writer.close()
+        places = locate(FORMATS["tfrecord"], path, 4)
+        data = path.read_bytes()
+        for sample, start in enumerate(places.offsets.tolist()):
+            assert data[start : start + 5000 + sample] == content(sample, 5000 + sample)
+
+    def test_tfrecord_without_an_image(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        writer = tfrecord.TFRecordWriter(str(path))
+        writer.write({"label": (1, "int")})
+        writer.close()
+        with pytest.raises(
+            DatasetError, match=r"record 0 at byte 0: it has no feature image, but .*label"
+        ):
+            locate(FORMATS["tfrecord"], path, 1)
+
+    def test_tfrecord_with_a_broken_length(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3 + 1] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(DatasetError, match=r"record 1 at byte \d+: the checksum"):
+            locate(FORMATS["tfrecord"], path, 3)
+
+    def test_tfrecord_that_lacks_its_last_byte(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
+        os.truncate(path, num_bytes - 1)
+        with pytest.raises(
+            DatasetError, match=r"record 2 at byte \d+: the record has .*it was cut"
+        ):
+            locate(FORMATS["tfrecord"], path, 3)
+
+
+class NoSeek(io.RawIOBase):
+    """A pipe."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        return self._file.write(data)  # type: ignore[arg-type]
+
+
+def npy_of(array: NDArray[np.generic]) -> bytes:
+    text = io.BytesIO()
+    np.save(text, array)
+    return text.getvalue()
+
+
+def test_payloads_start_at_a_page_where_the_format_allows() -> None:
+    for name in ("npz", "npy", "hdf5"):
+        assert FORMATS[name].places(np.array([12345])).offsets.tolist() == [PAGE_BYTES]
+
+
+def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
+    """A sparse file with zeros for payload, whose checksum is known without reading it."""
+    from dlemu.formats import npz
+
+    num_bytes = 5 * 2**30
+    path = tmp_path / "a.npz"
+
+    class Sparse:
+        """Takes a file and keeps what is not payload."""
+
+        def __init__(self) -> None:
+            self.file, self.at = open(path, "wb", buffering=0), 0  # noqa: SIM115
+
+        def write(self, data: bytes) -> None:
+            self.file.seek(self.at)
+            self.at += self.file.write(data)
+
+        def payload(self, sample: int, size: int, crc: object = None, value: int = 0) -> int:
+            self.at += size
+            block = bytes(2**24)
+            for _ in range(size // len(block)):
+                value = zlib.crc32(block, value)
+            return value
+
+        def interleaved(self, *_: object) -> int:
+            raise AssertionError
+
+        def reserve(self, size: int) -> None:
+            self.at += size
+
+        def fill(self, data: bytes) -> None:
+            self.file.seek(0)
+            self.file.write(data)
+            self.file.close()
+
+    npz.write(Sparse(), file_samples([num_bytes]))
+
+    with zipfile.ZipFile(path) as archive:
+        assert archive.getinfo("x.npy").file_size == num_bytes + PAGE_BYTES - 64
+        assert archive.read("y.npy")[-8:] == bytes(8)
+    places = locate(FORMATS["npz"], path, 1)
+    assert (places.offsets.tolist(), places.lengths.tolist()) == ([PAGE_BYTES], [num_bytes])
+
+
+INDEX = b"0 116\n116 200\n316 66\n"
+
+
+def test_an_index_is_read_back() -> None:
+    assert formats.tfrecord.read_index(INDEX, file_bytes=382, num_samples=3) == [
+        (0, 116),
+        (116, 200),
+        (316, 66),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (INDEX[:-7], "it has 2 lines, dataset.num_samples_per_file asks for 3"),
+        (INDEX.replace(b"66", b"67"), "67 bytes at 316 are no record of a file of 382 bytes"),
+        (INDEX.replace(b"316", b"315"), "whose last one ended at 316"),
+        (INDEX.replace(b"66", b"15"), "15 bytes at 316 are no record"),
+        (INDEX.replace(b"66", b"-66"), "a line must be `offset framed_length`"),
+        (INDEX.replace(b"66", b"66 1"), "a line must be `offset framed_length`"),
+        (INDEX.replace(b"66", b"9" * 5000), "a line must be `offset framed_length`"),
+        (b"\xff\n" * 3, "a line must be `offset framed_length`"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_file_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(DatasetError, match=re.escape(words)):
+        formats.tfrecord.read_index(data, file_bytes=382, num_samples=3)
+
+
+def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("records_0", (1 << 34,), np.uint8, chunks=(4096,))
+    with pytest.raises(DatasetError, match="records_0 has 17179869184 bytes by its header"):
+        PARSERS["hdf5"](CountedFile(str(path)), 1)

@@ -1,0 +1,367 @@
+"""The proof of the path is decoded for each layout, and bytes reach the GPU whole."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlemu.errors import RunError
+from dlemu.gpu import cuda, cufile
+from dlemu.gpu.availability import Availability, CufileError
+from dlemu.gpu.cuda import DeviceMemory, Gpu
+from dlemu.gpu.cufile import (
+    STATS_BYTES,
+    DeviceBuffer,
+    DeviceFile,
+    Driver,
+    aligned,
+    availability,
+    decode_stats,
+)
+from dlemu.storage.path_bytes import PathBytes
+
+Paths = tuple[int, int, int]
+"""Operations by PCI P2PDMA, nvidia-fs and POSIX."""
+
+
+def stats(
+    version: int, *, read_bytes: int, write_bytes: int = 0, gpus: list[tuple[Paths, Paths]]
+) -> bytes:
+    """Lay out a CUfileStatsLevel3_t member by member, as cufile.h of that version has it."""
+    level_1 = [0] * 12 + [read_bytes, write_bytes] + [0] * 8
+    level_1 += [0] * 14 if version >= 1190 else []  # readv and writev
+    level_1 += [0] * 30 + [0] * 12  # batches: 15 pairs, 12 numbers
+    level_2 = level_1 + [0] * 64  # two histograms
+    text = struct.pack(f"={len(level_2)}QI4x", *level_2, len(gpus))
+    for reads, writes in gpus:
+        text += b"\x11" * 16 + struct.pack(
+            "=29Q", *[7] * 5, *reads, *[0] * 5, *[9] * 5, *writes, *[0] * 3, *[0] * 5
+        )
+    return text.ljust(STATS_BYTES, b"\0")
+
+
+@pytest.mark.parametrize(("version", "size"), [(1150, 5000), (1190, 5112), (1200, 5112)])
+def test_the_layouts_have_the_sizes_that_the_headers_give(version: int, size: int) -> None:
+    gpus = 1024 + 112 * (version >= 1190) + 8
+
+    assert gpus + 16 * 248 == size
+    found = stats(version, read_bytes=5, gpus=[((0, 0, 3), (0, 0, 0))])
+    assert found[gpus - 8 : gpus - 4] == struct.pack("=I", 1)
+    assert found[gpus : gpus + 16] == b"\x11" * 16
+
+
+@pytest.mark.parametrize("version", [1150, 1190, 1200])
+def test_each_path_is_told_apart(version: int) -> None:
+    idle = ((0, 0, 0), (0, 0, 0))
+    expected = {
+        (5, 0, 0): PathBytes(p2pdma=12345),
+        (0, 5, 0): PathBytes(nvidia_fs=12345),
+        (0, 0, 5): PathBytes(compat=12345),
+    }
+    for counts, path_bytes in expected.items():
+        raw = stats(version, read_bytes=12345, gpus=[idle, (counts, (0, 0, 0))])
+
+        assert decode_stats(raw, version) == path_bytes
+
+
+def test_mixed_paths_are_dealt_out_by_operations_and_marked_as_estimated() -> None:
+    raw = stats(1200, read_bytes=1000, write_bytes=90, gpus=[((3, 0, 1), (0, 0, 2))])
+
+    assert decode_stats(raw, 1200) == PathBytes(p2pdma=750, compat=250 + 90, estimated=True)
+
+
+def test_reads_and_writes_by_one_path_each_are_exact() -> None:
+    raw = stats(1150, read_bytes=1000, write_bytes=90, gpus=[((3, 0, 0), (0, 0, 2))])
+
+    assert decode_stats(raw, 1150) == PathBytes(p2pdma=1000, compat=90)
+
+
+def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> None:
+    with pytest.raises(RunError, match="layout unknown"):
+        decode_stats(stats(1150, read_bytes=4096, gpus=[]), 1150)
+
+
+def test_nothing_read_is_no_path() -> None:
+    assert decode_stats(stats(1200, read_bytes=0, gpus=[]), 1200).mode == "none"
+
+
+def test_the_mode_names_every_path_taken() -> None:
+    assert (PathBytes(p2pdma=1) + PathBytes(host=2)).mode == "p2pdma+host"
+    assert (PathBytes(compat=1, estimated=True) + PathBytes(compat=2)) == PathBytes(
+        compat=3, estimated=True
+    )
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 1 << 30))
+def test_an_aligned_read_holds_the_bytes_and_less_than_two_blocks_more(
+    offset: int, num_bytes: int
+) -> None:
+    start, length, head = aligned(offset, num_bytes)
+
+    assert start % 4096 == length % 4096 == 0
+    assert start + head == offset
+    assert 0 <= head < 4096
+    assert num_bytes <= length - head < num_bytes + 4096
+
+
+def test_without_cufile_the_driver_says_why_in_one_line() -> None:
+    if availability("/dev/shm").usable:
+        pytest.skip("/dev/shm is no tmpfs")
+
+    with pytest.raises(RunError, match=r"^cuFile cannot read /dev/shm: [^\n]*tmpfs[^\n]*$"):
+        Driver("/dev/shm")
+
+
+def test_without_a_gpu_the_error_names_the_remedy() -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this host has a GPU")
+
+    with pytest.raises(RunError, match=r"no GPU|no CUDA-capable"):
+        Gpu()
+
+
+class _FakeLibrary:
+    """Answers every call alike, and keeps which settings each one met."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing, self.met = failing, dict[str, str | None]()
+
+    def __getattr__(self, name: str) -> Callable[..., CufileError]:
+        def call(*arguments: object) -> CufileError:
+            self.met[name] = os.environ.get(VARIABLE)
+            return CufileError(5001 if name == self.failing else 0, 0)
+
+        return call
+
+
+VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> _FakeLibrary:
+    library = _FakeLibrary(failing)
+    monkeypatch.setattr(cufile, "availability", lambda *_, **__: Availability(True, "compat", ()))
+    monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
+    monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
+    monkeypatch.setattr(cufile, "_load", lambda path: library)
+    return library
+
+
+@pytest.mark.parametrize("users", ["/etc/mine.json", None])
+@pytest.mark.parametrize("failing", ["", "cuFileDriverOpen", "cuFileDriverClose_v2"])
+def test_the_users_own_settings_are_left_alone(
+    users: str | None, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, users or "")
+    if users is None:
+        monkeypatch.delenv(VARIABLE)
+    library = fake(monkeypatch, failing)
+    with suppress(RunError):
+        Driver("/").close()
+    ours = library.met["cuFileDriverOpen"]
+    assert ours is not None and ours != users, "dlemu's own hold while cuFile is open"
+    assert not Path(ours).parent.exists(), "nothing is left"
+    assert os.environ.get(VARIABLE) == users
+
+
+def test_settings_that_changed_meanwhile_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/etc/mine.json")
+    fake(monkeypatch)
+    with Driver("/"):
+        monkeypatch.setenv(VARIABLE, "/etc/another.json")
+    assert os.environ[VARIABLE] == "/etc/another.json"
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+NUM_BYTES = 9 * 1024 * 1024 + 4321  # more than cuFile's bounce buffer, and not aligned
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Gpu]:
+    try:
+        found = Gpu()
+    except RunError as error:
+        pytest.skip(str(error))
+    with found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def data_file(gpu: Gpu) -> Iterator[Path]:
+    """A file of random bytes on the drive of the checkout: pytest's own folder may be tmpfs."""
+    folder = Path(__file__).parents[2] / "build"
+    folder.mkdir(exist_ok=True)
+    path = folder / "test_cufile.data"
+    path.write_bytes(np.random.default_rng(7).bytes(NUM_BYTES))
+    yield path
+    path.unlink()
+
+
+@pytest.fixture
+def driver(gpu: Gpu, data_file: Path) -> Iterator[Driver]:
+    found = availability(data_file.parent)
+    if not found.usable:
+        pytest.skip("; ".join(found.reasons))
+    with Driver(data_file.parent) as opened:
+        yield opened
+
+
+@pytest.mark.gpu
+def test_a_whole_file_arrives_and_the_path_is_told(driver: Driver, data_file: Path) -> None:
+    size = -(-NUM_BYTES // 4096) * 4096
+    with DeviceMemory(size) as memory, DeviceBuffer(driver, memory.address, size) as buffer:
+        before = driver.path_bytes()
+        with DeviceFile(driver, data_file) as file:
+            assert file.read(buffer, size, 0) == NUM_BYTES, "the file's end cuts the read short"
+        assert memory.to_bytes(0, NUM_BYTES) == data_file.read_bytes()
+
+        after = driver.path_bytes()
+        print(f"expected {driver.expected_mode}, taken {after}")
+        assert before.mode == "none"
+        assert after.mode == driver.expected_mode
+        # cuFile counts what was asked of it, the file's last block whole.
+        assert sum((after.p2pdma, after.nvidia_fs, after.compat)) == size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("offset", "num_bytes"),
+    [(183, 1), (183, 4096), (4095, 2), (0, NUM_BYTES), (NUM_BYTES - 1, 1), (70001, 5 << 20)],
+)
+def test_unaligned_extents_arrive(
+    driver: Driver, data_file: Path, offset: int, num_bytes: int
+) -> None:
+    _, size, _ = aligned(offset, num_bytes)
+    with (
+        DeviceMemory(size + 8192) as memory,
+        DeviceBuffer(driver, memory.address, size + 8192) as buffer,
+        DeviceFile(driver, data_file) as file,
+    ):
+        place = file.read_extent(buffer, offset, num_bytes, buffer_offset=8192)
+
+        expected = data_file.read_bytes()[offset : offset + num_bytes]
+        assert memory.to_bytes(place, num_bytes) == expected
+
+
+@pytest.mark.gpu
+def test_threads_read_at_once_each_into_its_own_buffer(
+    gpu: Gpu, driver: Driver, data_file: Path
+) -> None:
+    content = data_file.read_bytes()
+    size = 1 << 20
+
+    def read_parts(worker: int) -> int:
+        gpu.use()
+        num_right = 0
+        with (
+            DeviceMemory(size) as memory,
+            DeviceBuffer(driver, memory.address, size) as buffer,
+            DeviceFile(driver, data_file) as file,
+        ):
+            for start in range(worker * 4096, 8 << 20, size + 4096):
+                file.read(buffer, size, start)
+                num_right += memory.to_bytes() == content[start : start + size]
+        return num_right
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read_parts, range(8))) == [8] * 8
+
+
+@pytest.mark.gpu
+def test_what_was_written_from_the_gpu_stands_in_the_file(driver: Driver, data_file: Path) -> None:
+    path = data_file.with_suffix(".written")
+    content = data_file.read_bytes()[: 2 << 20]
+    try:
+        path.write_bytes(bytes(len(content)))
+        with (
+            DeviceMemory(len(content)) as memory,
+            DeviceBuffer(driver, memory.address, len(content)) as buffer,
+            DeviceFile(driver, path, writable=True) as file,
+        ):
+            host = np.frombuffer(content, np.uint8)
+            memory.fill(host.ctypes.data, len(content))
+            assert file.write(buffer, len(content), 0) == len(content)
+        assert path.read_bytes() == content
+    finally:
+        path.unlink()
+
+
+@pytest.mark.gpu
+def test_unaligned_numbers_and_overruns_are_refused(driver: Driver, data_file: Path) -> None:
+    with (
+        DeviceMemory(8192) as memory,
+        DeviceBuffer(driver, memory.address, 8192) as buffer,
+        DeviceFile(driver, data_file) as file,
+    ):
+        with pytest.raises(RunError, match="multiples of 4096"):
+            file.read(buffer, 4096, 183)
+        with pytest.raises(RunError, match="overrun"):
+            file.read(buffer, 8192, 0, 4096)
+        with pytest.raises(RunError, match="ends at byte"):
+            file.read_extent(buffer, NUM_BYTES - 1, 2)
+        with pytest.raises(RunError, match="aligned to 4096"):
+            DeviceBuffer(driver, memory.address + 512, 4096)
+
+
+@pytest.mark.gpu
+def test_a_tensor_of_pytorch_is_filled_too(driver: Driver, data_file: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    tensor = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+    with (
+        DeviceBuffer(driver, tensor.data_ptr(), tensor.numel()) as buffer,
+        DeviceFile(driver, data_file) as file,
+    ):
+        file.read(buffer, tensor.numel(), 4096)
+    assert tensor.cpu().numpy().tobytes() == data_file.read_bytes()[4096 : 4096 + (2 << 20)]
+
+
+@pytest.mark.gpu
+def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
+    """Either the driver opens and the bytes go directly, or it does not open."""
+    found = availability(data_file.parent, gds="require")
+    if not found.usable:
+        with pytest.raises(RunError, match="cuFile cannot read"):
+            Driver(data_file.parent, "require")
+        return
+    with Driver(data_file.parent, "require") as driver, DeviceMemory(4096) as memory:
+        with (
+            DeviceBuffer(driver, memory.address, 4096) as buffer,
+            DeviceFile(driver, data_file) as file,
+        ):
+            file.read(buffer, 4096, 0)
+        assert driver.path_bytes().compat == 0
+
+
+@pytest.mark.gpu
+def test_the_driver_opens_again_and_leaves_nothing_behind(
+    gpu: Gpu, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not availability(data_file.parent).usable:
+        pytest.skip("cuFile cannot read the tests' folder")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        with Driver(data_file.parent) as driver:
+            assert driver.path_bytes().mode == "none"
+    assert list(tmp_path.iterdir()) == []
+    assert "CUFILE_ENV_PATH_JSON" not in os.environ
+
+
+@pytest.mark.gpu
+def test_copies_between_host_and_gpu_agree(gpu: Gpu) -> None:
+    assert cuda.num_gpus() >= 1
+    assert cuda.driver_version() >= (12, 0)
+    with cuda.HostMemory(1 << 20) as host, DeviceMemory(1 << 20) as memory:
+        host.pin()
+        content = os.urandom(1 << 20)
+        host.view[:] = content
+        memory.fill(host.address, len(content))
+        assert memory.to_bytes() == content

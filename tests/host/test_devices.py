@@ -1,0 +1,279 @@
+"""Drives are found in small copies of /proc and /sys, and under this host's own folders."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.host.devices import (
+    DeviceCounters,
+    devices_under,
+    mount_of,
+    mount_under,
+    network_read_bytes,
+    parse_mountinfo,
+    parse_mountstats,
+    parse_stat,
+)
+from tests.lab.drives import own_drive
+
+STAT = "   26742     8153  2097258     3857     5393    37764  2775368     4609        7     3016"
+STAT += "     8529      781        0    41472       43      644       18\n"
+
+
+class Host:
+    """A host's mounts and drives as files: what the kernel would show of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        self.sys = folder / "sys"
+        (self.proc / "self").mkdir(parents=True)
+        self.lines: list[str] = []
+
+    def mount(self, point: Path | str, number: str, kind: str = "ext4", more: str = "") -> None:
+        """Mount on a point; `more` is "source options"."""
+        line_id = 100 + len(self.lines)
+        parent = 1 if not self.lines else 100
+        more = more or "/dev/any rw"
+        self.lines.append(f"{line_id} {parent} {number} / {point} rw shared:1 - {kind} {more}")
+        (self.proc / "self" / "mountinfo").write_text("\n".join(self.lines) + "\n")
+
+    def disk(self, name: str, number: str, *slaves: str, within: str = "") -> Path:
+        folder = self.sys / "devices" / within / name
+        (folder / "slaves").mkdir(parents=True)
+        (folder / "dev").write_text(number + "\n")
+        (folder / "stat").write_text(STAT)
+        if within:
+            (folder / "partition").write_text("1\n")
+        for link in (self.sys / "dev" / "block" / number, self.sys / "class" / "block" / name):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder)
+        for slave in slaves:
+            (folder / "slaves" / slave).symlink_to((self.sys / "class/block" / slave).resolve())
+        return folder
+
+    def names(self, folder: Path | str) -> list[str]:
+        return [d.name for d in devices_under(Path(folder), proc=self.proc, sys=self.sys)]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    host = Host(tmp_path)
+    host.disk("sda", "8:0")
+    host.disk("sda2", "8:2", within="sda")
+    host.mount("/", "8:2")
+    return host
+
+
+def test_a_partition_is_led_back_to_its_drive(host: Host) -> None:
+    (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
+
+    assert (device.name, device.number) == ("sda", "8:0")
+    assert device.counters() == DeviceCounters(
+        reads=26742, read_bytes=2097258 * 512, busy_ms=3016, queue_ms=8529, in_flight=7
+    )
+
+
+def test_md_raid_is_its_members(host: Host) -> None:
+    for index in range(4):
+        host.disk(f"nvme{index}n1", f"259:{index}")
+        host.disk(f"nvme{index}n1p1", f"259:{index + 10}", within=f"nvme{index}n1")
+    host.disk("md0", "9:0", *(f"nvme{index}n1p1" for index in range(4)))
+    host.mount("/data", "9:0")
+
+    assert host.names("/data/unet3d") == ["nvme0n1", "nvme1n1", "nvme2n1", "nvme3n1"]
+    assert host.names("/database") == ["sda"], "a mount point is whole words of a path"
+
+
+def test_lvm_on_multipath_is_the_paths_each_once(host: Host) -> None:
+    host.disk("sdb", "8:16")
+    host.disk("sdc", "8:32")
+    host.disk("dm-0", "253:0", "sdb", "sdc")
+    host.disk("dm-1", "253:1", "dm-0")
+    host.disk("dm-2", "253:2", "dm-0", "dm-1")
+    host.mount("/data", "253:2", "xfs", "/dev/mapper/vg-data rw")
+
+    assert host.names("/data") == ["sdb", "sdc"]
+
+
+def test_dm_on_nvme_multipath_counts_the_hidden_paths(host: Host) -> None:
+    host.disk("nvme0n1", "259:0")
+    host.disk("nvme0n2", "259:5")
+    for index, path in enumerate(("nvme0c0n1", "nvme0c1n1", "nvme0c1n2")):
+        host.disk(path, f"259:{10 + index}")
+    host.disk("dm-0", "253:0", "nvme0n1")
+    host.mount("/data", "253:0")
+
+    (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
+
+    assert device.name == "nvme0n1"
+    assert [path.parent.name for path in device.stats] == ["nvme0c0n1", "nvme0c1n1"]
+    counters = device.counters()
+    assert counters is not None
+    assert (counters.reads, counters.busy_ms, counters.in_flight) == (2 * 26742, 3016, 14)
+
+
+def test_a_loop_device_is_the_drive_under_its_file(host: Host, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.touch()
+    loop = host.disk("loop3", "7:3") / "loop" / "backing_file"
+    loop.parent.mkdir()
+    loop.write_text(f"{image}\n")
+    host.mount("/data", "7:3")
+
+    assert host.names("/data") == ["sda"]
+
+    host.mount(tmp_path, "0:30", "tmpfs", "tmpfs rw")
+    assert host.names("/data") == ["loop3"], "no drive is below, but the loop counts"
+    image.unlink()
+    assert host.names("/data") == ["loop3"], "a file of another container"
+
+
+def test_btrfs_is_all_its_devices(host: Host) -> None:
+    for index, name in enumerate(("sdb", "sdc", "sdd")):
+        host.disk(name, f"8:{16 * (index + 1)}")
+    volume = host.sys / "fs" / "btrfs" / "f00d" / "devices"
+    volume.mkdir(parents=True)
+    for name in ("sdb", "sdd"):
+        (volume / name).symlink_to(host.sys / "devices" / name)
+    host.mount("/data", "0:44", "btrfs", "/dev/sdd rw,subvolid=5")
+    host.mount("/other", "0:45", "bcachefs", "/dev/sdc rw")
+
+    assert host.names("/data") == ["sdb", "sdd"]
+    assert host.names("/other") == ["sdc"]
+
+
+def test_overlay_is_what_its_layers_lie_on(host: Host, tmp_path: Path) -> None:
+    upper, lower = tmp_path / "upper", tmp_path / "a:low,er"
+    upper.mkdir()
+    lower.mkdir()
+    host.disk("sdb", "8:16")
+    host.mount(lower, "8:16")
+    escaped = str(lower).replace(":", r"\134:").replace(",", r"\134,")
+    options = f"rw,lowerdir={escaped}:/nowhere,upperdir={upper},workdir=/nowhere"
+    host.mount("/data", "0:50", "overlay", f"overlay {options}")
+
+    assert host.names("/data") == ["sda", "sdb"]
+
+
+def test_an_overlay_whose_layers_seem_to_lie_on_itself_has_no_drives(host: Host) -> None:
+    host.lines.clear()
+    host.mount("/", "0:50", "overlay", "overlay rw,lowerdir=/,upperdir=/")
+
+    assert host.names("/data") == []
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "nfs4", "fuse.sshfs"])
+def test_memory_and_networks_have_no_drives(host: Host, kind: str) -> None:
+    host.mount("/data", "0:30", kind, "server:/data rw")
+
+    assert host.names("/data") == []
+
+
+def test_a_host_that_shows_no_mounts_has_no_drives(tmp_path: Path) -> None:
+    assert devices_under(Path("/data"), proc=tmp_path, sys=tmp_path) == []
+    assert mount_under(Path("/data"), proc=tmp_path) is None
+
+
+def test_a_drive_that_was_removed_counts_nothing(host: Host) -> None:
+    (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
+    device.stats[0].unlink()
+
+    assert device.counters() is None
+
+
+def test_nfs_counts_what_the_server_sent(host: Host) -> None:
+    host.mount(r"/mnt/my\040data", "0:47", "nfs4", "server:/a rw,vers=4.2")
+    (host.proc / "self" / "mountstats").write_text(
+        "device proc mounted on /proc with fstype proc\n"
+        "device server:/a mounted on /mnt/my\\040data with fstype nfs4 statvers=1.1\n"
+        "\topts:\trw,vers=4.2\n"
+        "\tevents:\t1 2 3 4 5 6 7\n"
+        "\tbytes:\t11 22 33 44 55 66 77 88\n"
+        "\tper-op statistics\n"
+        "\t        READ: 3 3 0 444 5555 0 1 1 0\n"
+        "device server:/b mounted on /mnt/b with fstype nfs statvers=1.1\n"
+        "\tbytes:\t1 2 3 4 5 6 7 8\n"
+    )
+
+    mount = mount_under(Path("/mnt/my data/unet3d"), proc=host.proc)
+    assert mount is not None
+    assert network_read_bytes(mount, proc=host.proc) == 55
+    root = mount_under(Path("/"), proc=host.proc)
+    assert root is not None
+    assert network_read_bytes(root, proc=host.proc) is None
+
+
+def test_a_mount_hides_those_made_before_it_on_the_folders_below() -> None:
+    mounts = parse_mountinfo(
+        "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "21 20 8:2 / /a/b rw - ext4 /dev/sda2 rw\n"
+        "22 20 8:3 / /a rw - ext4 /dev/sda3 rw\n"
+        "23 22 8:4 / /a rw - ext4 /dev/sda4 rw\n"
+        "24 23 8:5 /srv /a/c rw - ext4 /dev/sda5 rw\n"
+    )
+
+    def number(path: str) -> str:
+        mount = mount_of(Path(path), mounts)
+        assert mount is not None
+        return mount.number
+
+    assert number("/a/b/x") == "8:4", "the later of two on the same point, over the one below"
+    assert number("/a/c/x") == "8:5"
+    assert number("/b") == "8:1"
+
+
+def test_a_stat_file_that_is_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 11 numbers, not 3"):
+        parse_stat("1 2 3")
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    mount_of(Path("/a/b"), parse_mountinfo(text))
+    parse_mountstats(text)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1))
+def test_a_folder_of_any_name_is_found(name: str) -> None:
+    escaped = re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", name)
+
+    (mount,) = parse_mountinfo(f"20 1 8:1 / /{escaped} rw - ext4 /dev/sda1 rw\n")
+
+    assert mount.point == f"/{name}"
+
+
+def test_this_hosts_root_agrees_with_stat() -> None:
+    folder = Path.cwd()
+    mount = mount_under(folder)
+    device = os.stat(folder).st_dev
+
+    assert mount is not None
+    if os.major(device) == 0:
+        pytest.skip("the working directory is on no block device")
+    assert mount.number == f"{os.major(device)}:{os.minor(device)}"
+    assert devices_under(folder), "so there is a drive"
+
+
+@pytest.mark.root
+def test_a_mounted_image_is_led_back_to_the_drive() -> None:
+    build = Path.cwd() / "build"
+    build.mkdir(exist_ok=True)
+    with own_drive(1 << 24, images=build) as folder:
+        mount = mount_under(folder)
+        assert mount is not None
+        assert mount.number.startswith("7:"), "a loop device"
+        assert devices_under(folder) == devices_under(build)
+
+
+@pytest.mark.root
+def test_an_image_in_memory_is_a_drive_of_its_own() -> None:
+    with own_drive(1 << 24) as folder:
+        (device,) = devices_under(folder)
+        assert device.name.startswith("loop")
+        assert device.counters() is not None

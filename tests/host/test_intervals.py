@@ -1,0 +1,104 @@
+"""An interval's summary is the difference of its ends; only levels look at what lies between."""
+
+from dataclasses import replace
+
+import pytest
+
+from dlemu.host.devices import DeviceCounters
+from dlemu.host.intervals import DeviceUse, HostCpu, IntervalSummary, Observation, summarize
+from dlemu.host.limits import Throttling
+from dlemu.host.processes import ProcessCounters
+
+FIRST = Observation(
+    time=100.0,
+    label="epoch 0 start",
+    devices={
+        "nvme0n1": DeviceCounters(10, 1000, busy_ms=500, queue_ms=2**32 - 1000, in_flight=1),
+        "nvme1n1": DeviceCounters(0, 0, busy_ms=2**32 - 100, queue_ms=0, in_flight=0),
+    },
+    network_read_bytes=None,
+    host=HostCpu(busy=50.0, idle=900.0, iowait=7.0, steal=1.0),
+    usable_cpus=4.0,
+    processes=ProcessCounters(3, 10.0, 5000, 4000, 1.5, 70, 30),
+    throttling=Throttling(3, 1.0),
+    pss_bytes=None,
+)
+LAST = Observation(
+    time=110.0,
+    label="epoch 0 end",
+    devices={
+        "nvme0n1": DeviceCounters(30, 21000, busy_ms=8000, queue_ms=39000, in_flight=2),
+        "nvme1n1": DeviceCounters(5, 10000, busy_ms=900, queue_ms=5000, in_flight=0),
+        "plugged in since": DeviceCounters(9, 9, 9, 9, 9),
+    },
+    network_read_bytes=None,
+    host=HostCpu(busy=70.0, idle=915.0, iowait=6.99, steal=6.0),
+    usable_cpus=4.0,
+    processes=ProcessCounters(4, 24.0, 45000, 36000, 2.0, 170, 35),
+    throttling=Throttling(5, 1.25),
+    pss_bytes=None,
+)
+NOTHING = ProcessCounters(0, None, None, None, None, None, None)
+
+
+def test_a_summary_is_the_difference_of_its_ends() -> None:
+    between = replace(FIRST, label=None, pss_bytes=777, processes=replace(FIRST.processes, num=9))
+    later = replace(between, pss_bytes=555)
+
+    assert summarize([FIRST, between, later, LAST]) == IntervalSummary(
+        seconds=10.0,
+        devices={
+            "nvme0n1": DeviceUse(20, 20000, 2000.0, busy_share=0.75, mean_in_flight=4.0),
+            "nvme1n1": DeviceUse(5, 10000, 1000.0, busy_share=0.1, mean_in_flight=0.5),
+        },
+        device_read_bytes=30000,
+        network_read_bytes=None,
+        process_read_bytes=32000,
+        process_rchar=40000,
+        host_cpu_share=0.5,
+        host_iowait_share=0.0,
+        host_steal_share=0.125,
+        usable_cpus=4.0,
+        process_cpu_seconds=14.0,
+        runqueue_seconds=0.5,
+        num_throttled=2,
+        throttled_seconds=0.25,
+        voluntary_switches=100,
+        involuntary_switches=5,
+        max_processes=9,
+        max_pss_bytes=777,
+    )
+
+
+def test_what_follows_from_a_summary() -> None:
+    summary = summarize([FIRST, LAST])
+
+    assert summary.device_busy_share == 0.75, "of the busiest drive"
+    assert summary.process_cpu_share == pytest.approx(14 / 40)
+    assert summary.max_pss_bytes is None, "never measured"
+
+
+def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
+    def storage(first: Observation, last: Observation) -> int | None:
+        return summarize([first, last]).storage_read_bytes
+
+    assert storage(FIRST, LAST) == 30000
+    first, last = replace(FIRST, devices={}), replace(LAST, devices={})
+    assert storage(first, last) == 32000
+    last = replace(last, network_read_bytes=500)
+    assert storage(first, last) == 32000
+    assert storage(replace(first, network_read_bytes=0), last) == 500
+    assert storage(replace(first, network_read_bytes=500), last) == 0, "0 bytes is an answer"
+    assert storage(replace(first, processes=NOTHING), replace(last, processes=NOTHING)) is None
+
+
+def test_what_was_never_told_stays_none() -> None:
+    nothing = replace(FIRST, devices={}, host=None, processes=NOTHING, throttling=None)
+
+    summary = summarize([nothing, replace(nothing, time=101.0)])
+
+    assert summary == IntervalSummary(
+        1.0, {}, *(None,) * 7, 4.0, *(None,) * 6, max_processes=0, max_pss_bytes=None
+    )
+    assert summary.device_busy_share is None
+    assert summary.process_cpu_share is None

@@ -1,0 +1,188 @@
+"""Limits are found in small copies of /proc and the cgroup trees, and in cgroups made here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlemu.host.devices import BlockDevice, devices_under
+from dlemu.host.limits import (
+    Throttling,
+    cgroup_folders,
+    cpu_throttling,
+    host_memory_bytes,
+    read_limits,
+    usable_cpus,
+)
+from tests.lab.cgroups import cpu_quota, memory_limit, throttled_reads
+
+GIB = 1 << 30
+VDA = BlockDevice("vda", "254:0", ())
+NVME = BlockDevice("nvme0n1", "259:0", ())
+
+
+class Host:
+    """A host's cgroups as files: what the kernel would show of them."""
+
+    def __init__(self, folder: Path, mountinfo: str, groups: dict[str, str]) -> None:
+        self.folder = folder
+        self.proc = folder / "proc"
+        self.write("proc/self/mountinfo", mountinfo.replace("TOP", str(folder)))
+        self.write("proc/meminfo", f"MemTotal:       {256 * GIB // 1024} kB\nMemFree: 1 kB\n")
+        for pid, text in groups.items():
+            self.write(f"proc/{pid}/cgroup", text)
+
+    def write(self, path: str, text: str) -> None:
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(text)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Host:
+    """Edition 2, as seen from the host."""
+    mountinfo = "30 1 0:26 / TOP/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
+    groups = {"self": "0::/job/step\n", "7": "0::/job/step\n", "8": "0::/x\n"}
+    return Host(tmp_path / "second", mountinfo, groups)
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Host:
+    """Edition 1, as seen from a container without a cgroup namespace."""
+    mountinfo = (
+        "31 1 0:27 /docker/f00 TOP/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "32 1 0:28 /docker/f00 TOP/memory rw - cgroup cgroup rw,memory\n"
+        "33 1 0:29 / TOP/blkio rw - cgroup cgroup rw,blkio\n"
+        "34 1 0:30 / TOP/unified rw - cgroup2 cgroup2 rw\n"
+    )
+    groups = "4:blkio:/a:b\n3:memory:/docker/f00\n2:cpu,cpuacct:/docker/f00/job\n0::/system\n"
+    return Host(tmp_path / "first", mountinfo, {"self": groups})
+
+
+def test_a_group_is_followed_by_those_above_it(first: Host, second: Host) -> None:
+    cgroup = second.folder / "cgroup"
+    assert cgroup_folders("cpu", proc=second.proc) == [cgroup / "job/step", cgroup / "job", cgroup]
+    assert cgroup_folders("cpu", pids=[7, 8, 9], proc=second.proc) == [
+        *(cgroup / "job/step", cgroup / "job", cgroup),
+        cgroup / "x",
+    ]
+    cpu = first.folder / "cpu"
+    assert cgroup_folders("cpuacct", proc=first.proc) == [cpu / "job", cpu]
+    assert cgroup_folders("memory", proc=first.proc) == [first.folder / "memory"]
+    assert cgroup_folders("blkio", proc=first.proc)[0] == first.folder / "blkio" / "a:b"
+    assert cgroup_folders("io", proc=first.proc)[0] == first.folder / "unified" / "system"
+
+
+def test_a_group_outside_of_what_is_seen_shows_the_top(tmp_path: Path) -> None:
+    mountinfo = "30 1 0:26 / TOP/cgroup rw - cgroup2 cgroup2 rw\n"
+    host = Host(tmp_path, mountinfo, {"self": "0::/../other\n"})
+
+    assert cgroup_folders("cpu", proc=host.proc) == [tmp_path / "cgroup"]
+
+
+def test_memory_is_that_of_the_tightest_group(second: Host) -> None:
+    assert host_memory_bytes(proc=second.proc) == (256 * GIB, f"MemTotal of {second.proc}/meminfo")
+
+    second.write("cgroup/job/step/memory.max", "max\n")
+    second.write("cgroup/job/memory.max", f"{64 * GIB}\n")
+    source = f"memory.max of cgroup {second.folder}/cgroup/job"
+    assert host_memory_bytes(proc=second.proc) == (64 * GIB, source)
+
+
+def test_memory_limits_of_edition_1(first: Host) -> None:
+    first.write("memory/memory.limit_in_bytes", "9223372036854771712\n")
+    assert host_memory_bytes(proc=first.proc) == (256 * GIB, f"MemTotal of {first.proc}/meminfo")
+
+    first.write("memory/memory.limit_in_bytes", f"{8 * GIB}\n")
+    source = f"memory.limit_in_bytes of cgroup {first.folder}/memory"
+    assert host_memory_bytes(proc=first.proc) == (8 * GIB, source)
+
+
+def test_cpus_are_bounded_by_affinity_and_by_every_quota(first: Host, second: Host) -> None:
+    affinity = len(os.sched_getaffinity(0))
+    assert usable_cpus(proc=second.proc) == affinity
+
+    second.write("cgroup/job/step/cpu.max", "max 100000\n")
+    second.write("cgroup/job/cpu.max", "25000 100000\n")
+    assert usable_cpus(proc=second.proc) == 0.25
+    second.write("cgroup/job/cpu.max", f"{affinity}00001 100000\n")
+    assert usable_cpus(proc=second.proc) == affinity
+
+    first.write("cpu/job/cpu.cfs_quota_us", "-1\n")
+    first.write("cpu/job/cpu.cfs_period_us", "100000\n")
+    assert usable_cpus(proc=first.proc) == affinity
+    first.write("cpu/job/cpu.cfs_quota_us", "5000\n")
+    assert usable_cpus(proc=first.proc) == 0.05
+
+
+def test_ranks_bound_to_a_cpu_each_have_them_all_together() -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    sleep = [sys.executable, "-c", "input()"]
+    ranks = [subprocess.Popen(sleep, stdin=subprocess.PIPE) for _ in cpus]
+    for rank, cpu in zip(ranks, cpus, strict=True):
+        os.sched_setaffinity(rank.pid, {cpu})
+
+    assert usable_cpus([ranks[0].pid]) <= 1
+    assert usable_cpus([rank.pid for rank in ranks]) <= len(cpus)
+    assert usable_cpus([rank.pid for rank in ranks]) == min(len(cpus), usable_cpus())
+    for rank in ranks:
+        rank.communicate(b"\n")
+    assert usable_cpus([rank.pid for rank in ranks]) > 0, "though they have ended"
+
+
+def test_read_limits_are_the_tightest_of_each_drive(first: Host, second: Host) -> None:
+    first.write("blkio/blkio.throttle.read_bps_device", "8:0 111\n254:0 333\n")
+    first.write("blkio/a:b/blkio.throttle.read_bps_device", "254:0 444\n")
+    assert read_limits([VDA, NVME], proc=first.proc) == {"vda": 333}
+
+    second.write("cgroup/job/io.max", "254:0 rbps=555 wbps=1 riops=max wiops=max\n")
+    second.write("cgroup/io.max", "259:0 rbps=max wbps=2 riops=3 wiops=max\n")
+    assert read_limits([VDA, NVME], proc=second.proc) == {"vda": 555}
+
+
+def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
+    usage = "usage_usec 9\nnr_periods 7\n"
+    second.write("cgroup/job/cpu.stat", usage + "nr_throttled 3\nthrottled_usec 1500000\n")
+    second.write("cgroup/cpu.stat", usage)  # the top one has no quota
+    folders = cgroup_folders("cpu", proc=second.proc)
+    assert cpu_throttling(folders) == Throttling(3, 1.5)
+    second.write("cgroup/job/step/cpu.stat", usage + "nr_throttled 4\nthrottled_usec 500000\n")
+    assert cpu_throttling(folders) == Throttling(7, 2.0)
+
+    first.write("cpu/job/cpu.stat", "nr_periods 7\nnr_throttled 2\nthrottled_time 250000000\n")
+    assert cpu_throttling(cgroup_folders("cpu", proc=first.proc)) == Throttling(2, 0.25)
+    assert cpu_throttling([first.folder / "memory"]) is None
+
+
+def test_a_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
+    assert cgroup_folders("cpu", proc=tmp_path) == []
+    assert usable_cpus(proc=tmp_path) == len(os.sched_getaffinity(0))
+    assert read_limits([VDA], proc=tmp_path) == {}
+    assert cpu_throttling([]) is None
+    with pytest.raises(OSError, match="meminfo"):
+        host_memory_bytes(proc=tmp_path)
+
+
+@pytest.mark.root
+def test_the_limits_of_real_groups_are_seen() -> None:
+    memory = 3 << 30
+    devices = devices_under(Path.cwd())
+    program = (
+        "from dlemu.host.limits import *; input(); print(usable_cpus(), host_memory_bytes()[0])"
+    )
+    with cpu_quota(0.5) as cpu, memory_limit(memory) as ram:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        cpu.enter(child.pid)
+        ram.enter(child.pid)
+        assert usable_cpus([child.pid]) == 0.5
+        with throttled_reads(Path.cwd(), 100 << 20) as reads:
+            reads.enter(child.pid)
+            limits = read_limits(devices, pids=[child.pid])
+            assert limits == {device.name: 100 << 20 for device in devices}
+        assert child.communicate("\n")[0].split() == ["0.5", str(memory)]

@@ -1,0 +1,130 @@
+"""Hold child processes to a read rate, a CPU quota or a memory limit, with a cgroup of their own.
+
+For tests whose answer is known beforehand. They need root and writable cgroups, of edition 1 or 2,
+and skip with the reason where there are none.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dlemu.host.devices import parse_mountinfo
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A cgroup; what enters it, its later children included, is held to its limit."""
+
+    folder: Path
+
+    def enter(self, pid: int = 0) -> None:
+        """Move a process in; without a pid the calling one, as Popen's preexec_fn wants it."""
+        (self.folder / "cgroup.procs").write_text(f"{pid}\n")
+
+
+@contextlib.contextmanager
+def throttled_reads(folder: Path, bytes_per_second: int) -> Iterator[Group]:
+    """Hold reads from the disk under a folder to a rate; cached reads are not held."""
+    number = _disk_number(folder)
+    with _group("blkio", "io") as (group, edition):
+        if edition == 1:
+            name, text = "blkio.throttle.read_bps_device", f"{number} {bytes_per_second}"
+        else:
+            name, text = "io.max", f"{number} rbps={bytes_per_second}"
+        _limit(group, name, text)
+        yield group
+
+
+@contextlib.contextmanager
+def cpu_quota(cores: float, *, period_us: int = 100_000) -> Iterator[Group]:
+    """Hold CPU time to that of a number of cores."""
+    quota_us = round(cores * period_us)
+    with _group("cpu", "cpu") as (group, edition):
+        if edition == 1:
+            _limit(group, "cpu.cfs_period_us", str(period_us))
+            _limit(group, "cpu.cfs_quota_us", str(quota_us))
+        else:
+            _limit(group, "cpu.max", f"{quota_us} {period_us}")
+        yield group
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int) -> Iterator[Group]:
+    """Hold memory, page cache included, to a number of bytes."""
+    with _group("memory", "memory") as (group, edition):
+        _limit(group, "memory.limit_in_bytes" if edition == 1 else "memory.max", str(num_bytes))
+        yield group
+
+
+@contextlib.contextmanager
+def _group(name_1: str, name_2: str) -> Iterator[tuple[Group, int]]:
+    """Make a fresh cgroup for a controller, named differently in the two editions."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may make cgroups")
+    top, edition = _hierarchy(name_1, name_2)
+    folder = top / f"dlemu-test-{os.getpid()}-{next(_numbers)}"
+    try:
+        if edition == 2:
+            (top / "cgroup.subtree_control").write_text(f"+{name_2}")
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"cgroups under {top} cannot be written: {error.strerror}")
+    try:
+        yield Group(folder), edition
+    finally:
+        _remove(folder)
+
+
+def _hierarchy(name_1: str, name_2: str) -> tuple[Path, int]:
+    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+    for mount in mounts:
+        if mount.kind == "cgroup" and name_1 in mount.options.split(","):
+            return Path(mount.point), 1
+    for mount in mounts:
+        controllers = Path(mount.point, "cgroup.controllers")
+        if mount.kind == "cgroup2" and name_2 in controllers.read_text().split():
+            return Path(mount.point), 2
+    pytest.skip(f"no cgroup hierarchy has the controller {name_1} or {name_2}")
+
+
+def _limit(group: Group, name: str, text: str) -> None:
+    try:
+        (group.folder / name).write_text(text)
+    except OSError as error:
+        pytest.skip(f"{group.folder / name} does not take {text!r}: {error.strerror}")
+
+
+def _disk_number(folder: Path) -> str:
+    """Return "major:minor" of the whole disk under a folder: partitions cannot be throttled."""
+    device = os.stat(folder).st_dev
+    node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    if not node.exists():
+        pytest.skip(f"{folder} is not on a block device")
+    disk = node.resolve()
+    if (disk / "partition").exists():
+        disk = disk.parent
+    return (disk / "dev").read_text().strip()
+
+
+def _remove(folder: Path) -> None:
+    """Move what is left in a group to the one above, and remove it."""
+    deadline = time.monotonic() + 60
+    while True:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has just ended
+                (folder.parent / "cgroup.procs").write_text(pid)
+        try:
+            folder.rmdir()
+            return
+        except OSError:  # busy, until the kernel has let go of the processes that ended
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

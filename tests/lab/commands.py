@@ -1,0 +1,51 @@
+"""A small job for the command line, and ways to give commands."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlemu.cli.main import run
+
+SIZES = [
+    "dataset.num_files_train=56",
+    "dataset.record_length_bytes=20000",
+    "dataset.record_length_bytes_stdev=5000",
+    "dataset.record_length_bytes_resize=2000",
+]
+SMALL = ["workload=unet3d_h100", *SIZES]
+"""56 files of 20 kB: 8 steps of one accelerator."""
+QUICK = [
+    *SMALL,
+    "reader.data_loader=threads",
+    "reader.hand_over=batch",
+    "train.computation_time=0.005",
+    "train.epochs=2",
+    "metric.au=0.01",
+]
+"""The same, over in a tenth of a second, and passed on the busiest of hosts."""
+
+
+def generate(folder: Path, words: Sequence[str] = SMALL) -> str:
+    """Write the small dataset below a folder; return the override that names it."""
+    data = f"dataset.data_folder={folder / 'data'}"
+    assert run(["datagen", *words, data]) == 0
+    return data
+
+
+def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    """Run `dlemu` as a process of its own."""
+    command = [sys.executable, "-m", "dlemu", *words]
+    return execute(command, cwd=cwd, timeout=timeout)
+
+
+def execute(
+    command: Sequence[str], *, cwd: Path, timeout: float = 150
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that imports this checkout's dlemu."""
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout
+    )

@@ -1,0 +1,131 @@
+"""A rank that meets the others and keeps what it saw: python -m tests.lab.ranks FOLDER HOSTS CASE.
+
+HOSTS is the host each rank plays, "a,a,b"; "a,a,b!" where rank 0 tells nobody its addresses. A
+rank's result goes to FOLDER/<rank>.json, because launchers may lose the output of ranks that they
+end.
+"""
+
+import atexit
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import dlemu.world.links
+from dlemu.errors import RunError
+from dlemu.world.mpi import Mpi
+from dlemu.world.world import World
+
+# So long sleeps a rank that is stuck; no test waits for it.
+STUCK_SECONDS = 60
+
+
+def meet(world: World) -> dict[str, Any]:
+    """Meet 20 times, each time with another rank late."""
+    times = []
+    for index in range(20):
+        if index % world.num_ranks == world.rank:
+            time.sleep(0.01)
+        arrived = time.perf_counter()
+        world.barrier(timeout=30 if index % 2 else None)
+        times.append((arrived, time.perf_counter()))
+    return {
+        "place": [world.host_index, world.num_hosts, world.local_rank, world.num_local_ranks],
+        "gathered": world.gather(world.rank * 10),
+        "all_gathered": world.all_gather(world.host),
+        "broadcast": world.broadcast({"from": world.rank}),
+        "times": times,
+        "notes": world.notes,
+        "maps_shared_memory": "sm_segment" in Path("/proc/self/maps").read_text(),
+    }
+
+
+def wait(world: Mpi) -> dict[str, Any]:
+    """Return the CPU time of a wait of 2 s for the last rank, and of a control; and the looks."""
+    looks = 0
+    receive = world._links.receive
+
+    def look(*arguments: Any) -> list[tuple[int, bytes]]:
+        nonlocal looks
+        looks += 1
+        return receive(*arguments)
+
+    world.barrier()
+    world._links.receive = look  # type: ignore[assignment,method-assign]
+    cpu = time.process_time()
+    if world.rank == world.num_ranks - 1:
+        time.sleep(2)
+    world.barrier()
+    waited = time.process_time() - cpu
+    for _ in range(1_000_000):
+        pass
+    counted = time.process_time() - cpu - waited
+    return {"looks": looks, "waited": waited, "counted": counted}
+
+
+def stop(world: Mpi, case: str, culprit: int) -> None:
+    """Let one rank end or hang while the others wait for it."""
+    world.barrier()
+    if world.rank == culprit:
+        time.sleep(0.2)
+        if case == "raise":
+            raise RunError("/data/img_1.npz: is gone")
+        if case == "slow":
+            raise RunError("/data/img_1.npz: is gone")
+        if case == "bug":
+            raise ZeroDivisionError("1/0")
+        if case == "noise":
+            world._links.send(world._parent or 0, b"\xffnoise")
+        if case == "watchdog":
+
+            def end() -> None:
+                world.fail("no step has finished")
+                os._exit(world.end(1))
+
+            threading.Thread(target=end).start()
+        if case == "kill":
+            if os.fork() == 0:  # a worker lives on, and must not hide the death
+                os.closerange(0, 3)  # mpirun waits for those
+                time.sleep(15)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(STUCK_SECONDS)
+    if case == "stuck" and world.rank == (culprit + 1) % world.num_ranks:
+        raise RunError("/data/img_1.npz: is gone")
+    world.barrier(timeout=0.5 if case == "timeout" else None)
+
+
+def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
+    """Play the case as the command line would; return the process's exit status."""
+    # Mpi alone may load MPI: it says first what MPI must not use.
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    result: dict[str, Any] = {}
+    if hosts[-1].endswith("!"):
+        dlemu.world.links.own_addresses = list
+    world = Mpi(host=hosts[rank].rstrip("!"))
+    status = 0
+    try:
+        with world:
+            if case == "meet":
+                result = meet(world)
+            elif case == "wait":
+                result = wait(world)
+            else:
+                stop(world, case, culprit)
+    except RunError as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+        status = 1
+    finally:
+        (folder / f"{rank}.json").write_text(json.dumps(result))
+    if case == "slow" and rank > 0:  # to leave, as where a large library is unloaded
+        atexit.register(time.sleep, 1.0)
+        atexit.register(world._links.close)  # comes first, as when Python takes down its objects
+    return world.end(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,219 @@
+"""A file system whose answers take a set time, or never come: python -m tests.lab.slow_files …
+
+A FUSE server of its own (linux/fuse.h, protocol 7.31), so that it needs no package: it shows a
+folder read-only, and answers each read so many seconds after it came, however many come at once.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2  # linux/mount.h
+_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH = 1, 2, 3, 14, 15, 18, 25
+_INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
+_UNANSWERED = (_FORGET, _INTERRUPT, _BATCH_FORGET)
+_FUSE_ASYNC_READ, _FUSE_MAX_PAGES = 1, 1 << 22
+_ROOT = 1  # a node's number is its place in the list of paths, plus this
+_FOR_LONG = 3600  # seconds that the kernel may keep names and attributes
+_HEADER = struct.Struct("<IIQQIIIHH")
+_IO = struct.Struct("<QQI")
+_REQUEST_BYTES = 1 << 17
+
+
+@contextlib.contextmanager
+def slow_files(
+    source: Path,
+    *,
+    seconds: float,
+    stalls: str = "",
+    on: str = "read",
+    open_seconds: float = 0,
+    log: Path | None = None,
+) -> Iterator[Path]:
+    """Show a folder at a new place: reads take `seconds`, and to open a file `open_seconds`.
+
+    Of the file or folder `stalls` what `on` names is never answered: "read", "open", "list" or
+    "lookup". The thread and name of each file that is opened, or never answers, go to `log`.
+    """
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
+    point = source.with_name(f"{source.name}-slow-{os.getpid()}")
+    point.mkdir()
+    names = str(source), str(point), str(seconds), stalls, on, str(open_seconds), str(log or "")
+    command = [sys.executable, "-m", "tests.lab.slow_files", *names]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        if (said := server.stdout.readline().strip()) != "mounted":
+            pytest.skip(f"no FUSE file system can be mounted here: {said}")
+        yield point
+    finally:
+        server.kill()
+        server.wait()
+        _LIBC.umount2(bytes(point), _MNT_DETACH)
+        point.rmdir()
+
+
+class _Server:
+    def __init__(
+        self,
+        device: int,
+        source: Path,
+        seconds: float,
+        stalls: str,
+        on: str,
+        open_seconds: float,
+        log: str,
+    ) -> None:
+        self._device = device
+        self._paths = [source]
+        self._numbers = {source: _ROOT}
+        self._seconds, self._stalls, self._on = seconds, stalls, on
+        self._open_seconds = open_seconds
+        self._log = Path(log or os.devnull)
+        self._threads = ThreadPoolExecutor(64)
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        while True:
+            request = os.read(self._device, _REQUEST_BYTES)
+            came = time.perf_counter()
+            _, what, unique, node, _, _, pid, *_ = _HEADER.unpack_from(request)
+            body = request[_HEADER.size :]
+            if what in _UNANSWERED:
+                continue
+            if self._never_answers(what, node, body):
+                self._note(pid, self._stalls)
+                self._threads.submit(self._stall, unique, pid)
+                continue
+            if what == _READ:
+                self._threads.submit(self._read, unique, node, body, came)
+                continue
+            if what == _OPEN:
+                self._note(pid, self._paths[node - _ROOT].name)
+                if self._open_seconds:
+                    self._threads.submit(self._open_slowly, unique, came)
+                    continue
+            try:
+                self._answer(unique, self._reply(what, node, body))
+            except OSError as error:
+                self._answer(unique, b"", error.errno or errno.EIO)
+
+    def _answer(self, unique: int, body: bytes, error: int = 0) -> None:
+        # The kernel refuses an answer to a process that was killed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            os.write(self._device, struct.pack("<IiQ", 16 + len(body), -error, unique) + body)
+
+    def _reply(self, what: int, node: int, body: bytes) -> bytes:
+        path = self._paths[node - _ROOT]
+        if what == _INIT:
+            _, _, readahead, _ = struct.unpack_from("<4I", body)
+            flags = _FUSE_ASYNC_READ | _FUSE_MAX_PAGES
+            return struct.pack(
+                "<4IHHIIHHII24x", 7, 31, readahead, flags, 64, 64, 4096, 1, 256, 0, 0, 0
+            )
+        if what == _LOOKUP:
+            path = path / os.fsdecode(body.rstrip(b"\0"))
+            attributes = _attributes(path)
+            with self._lock:
+                if path not in self._numbers:
+                    self._numbers[path] = len(self._paths) + _ROOT
+                    self._paths.append(path)
+            head = struct.pack("<4Q2I", self._numbers[path], 0, _FOR_LONG, _FOR_LONG, 0, 0)
+            return head + attributes
+        if what == _GETATTR:
+            return struct.pack("<QII", _FOR_LONG, 0, 0) + _attributes(path)
+        if what in (_OPEN, _OPENDIR):
+            return struct.pack("<QII", 0, 0, 0)
+        if what in (_RELEASE, _RELEASEDIR, _FLUSH):
+            return b""
+        if what == _READDIR:
+            return _names(path, *_IO.unpack_from(body)[1:])
+        raise OSError(errno.ENOSYS, "not here")
+
+    def _stall(self, unique: int, pid: int) -> None:
+        """Answer a thread that is killed, and no other: as NFS does, which signals do not reach."""
+        with contextlib.suppress(FileNotFoundError):
+            while not _is_killed(Path(f"/proc/{pid}/status").read_text()):
+                time.sleep(0.05)
+        self._answer(unique, b"", errno.EINTR)
+
+    def _note(self, pid: int, name: str) -> None:
+        with self._log.open("a") as log:
+            print(pid, name, file=log)
+
+    def _never_answers(self, what: int, node: int, body: bytes) -> bool:
+        if what == _LOOKUP:
+            return self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls
+        kinds = {_READ: "read", _OPEN: "open", _READDIR: "list"}
+        return kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls
+
+    def _open_slowly(self, unique: int, came: float) -> None:
+        time.sleep(max(0.0, came + self._open_seconds - time.perf_counter()))
+        self._answer(unique, struct.pack("<QII", 0, 0, 0))
+
+    def _read(self, unique: int, node: int, body: bytes, came: float) -> None:
+        path = self._paths[node - _ROOT]
+        _, offset, size = _IO.unpack_from(body)
+        with path.open("rb") as file:
+            data = os.pread(file.fileno(), size, offset)
+        time.sleep(max(0.0, came + self._seconds - time.perf_counter()))
+        self._answer(unique, data)
+
+
+def _is_killed(status: str) -> bool:
+    pending = next(line for line in status.splitlines() if line.startswith("SigPnd:"))
+    return bool(int(pending.split()[1], 16) >> (signal.SIGKILL - 1) & 1)
+
+
+def _attributes(path: Path) -> bytes:
+    """Return a `struct fuse_attr`."""
+    a = path.stat()
+    times = int(a.st_atime), int(a.st_mtime), int(a.st_ctime)
+    return struct.pack(
+        "<6Q3I7I", a.st_ino, a.st_size, a.st_blocks, *times, 0, 0, 0, a.st_mode, 1, 0, 0, 0, 4096, 0
+    )
+
+
+def _names(path: Path, offset: int, size: int) -> bytes:
+    """Return a `struct fuse_dirent` each, as many as fit."""
+    entries = b""
+    for number, name in enumerate(sorted(os.listdir(path))[offset:], offset + 1):
+        text = os.fsencode(name)
+        entry = struct.pack("<QQII", number, number, len(text), 0) + text
+        entry += bytes(-len(entry) % 8)
+        if len(entries) + len(entry) > size:
+            break
+        entries += entry
+    return entries
+
+
+def main(
+    source: Path, point: Path, seconds: float, stalls: str, on: str, open_seconds: float, log: str
+) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    where = b"dlemu-test", bytes(point), b"fuse"
+    if _LIBC.mount(*where, ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options.encode()):
+        print(os.strerror(ctypes.get_errno()), flush=True)
+        return
+    print("mounted", flush=True)
+    _Server(device, source, seconds, stalls, on, open_seconds, log).serve()
+
+
+if __name__ == "__main__":
+    _, source, point, seconds, stalls, on, open_seconds, log = sys.argv
+    main(Path(source), Path(point), float(seconds), stalls, on, float(open_seconds), log)

@@ -1,0 +1,462 @@
+"""DALI keeps the contract of loaders, whoever reads for it; and reads what others wrote, and we."""
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
+
+from dlemu.dataset.plan import make_plan
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.formats import FORMATS
+from dlemu.gpu import cuda
+from dlemu.gpu.availability import availability
+from dlemu.loaders.dali import readers as dali_readers
+from dlemu.loaders.dali.device import spread_batch
+from dlemu.loaders.dali.loader import DaliLoader
+from dlemu.loaders.dali.pipelines import dali, read_numpy
+from dlemu.storage.pagecache import cached_share, drop
+from dlemu.storage.path_bytes import PathBytes
+from tests.loaders.contract import (
+    DATASETS,
+    Case,
+    Loaders,
+    check_epoch,
+    expected,
+    make_case,
+    payload_bytes,
+    wait_for,
+)
+
+
+class TestDali(Loaders):
+    name = "dali"
+    hands_over_in_place = False
+
+
+def open_dali(case: Case, **options: bool) -> DaliLoader:
+    loader = case.open(**options)
+    assert isinstance(loader, DaliLoader)
+    return loader
+
+
+def case_of(folder: Path, dataset: str, keys: Mapping[str, object], accelerators: int = 1) -> Case:
+    keys = {"reader.data_loader": "dali", **keys}
+    return make_case(folder, dataset, keys, num_accelerators=accelerators)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "keys", "way"),
+    [
+        ("npy", {}, "numpy"),
+        ("npy", {"reader.odirect": True}, "numpy"),
+        ("tfrecord", {}, "tfrecord"),
+        ("tfrecord of 13", {}, "tfrecord"),
+        # DALI's reader would go through the page cache all the same.
+        ("tfrecord", {"reader.odirect": True}, "host memory"),
+        ("npz", {}, "host memory"),
+        ("hdf5", {}, "host memory"),
+        ("npy of 5", {}, "host memory"),
+        # What DALI's readers do not do.
+        ("tfrecord", {"reader.check_crc": True}, "host memory"),
+        ("npy", {"reader.decode": "library"}, "host memory"),
+        ("npy", {"reader.preprocess_time": 0.001}, "host memory"),
+    ],
+)
+def test_dali_reads_itself_wherever_it_does_what_is_asked(
+    tmp_path: Path, dataset: str, keys: dict[str, object], way: str
+) -> None:
+    loader = open_dali(case_of(tmp_path, dataset, keys))
+    assert loader.way == way
+    loader.close()
+
+
+def test_without_an_index_our_own_reader_reads(tmp_path: Path) -> None:
+    case = case_of(tmp_path, "tfrecord of 13", {})
+    for file in range(case.layout.num_files):
+        (tmp_path / case.layout.index_path(file)).unlink()
+    loader = open_dali(case, known_places=False)
+    assert loader.way == "host memory"
+    check_epoch(case, loader, 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("dataset", ["npy", "tfrecord of 13"])
+@pytest.mark.parametrize("resize", [None, 5_000, 30_000])
+def test_its_own_readers_serve_several_accelerators_and_are_ended_early(
+    tmp_path: Path, dataset: str, resize: int | None
+) -> None:
+    keys = {"dataset.record_length_bytes_resize": resize, "reader.batch_size": 2}
+    case = case_of(tmp_path, dataset, keys, 3)
+    loader = open_dali(case)
+    epoch = loader.epoch(0, case.plan(0))
+    next(iter(epoch))
+    epoch.close()  # type: ignore[attr-defined]
+    check_epoch(case, loader, 1)
+    unfinished = loader.epoch(0, case.plan(0))
+    next(iter(unfinished))
+    loader.close()
+    assert threading.active_count() == 1
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 100])
+def test_reads_ahead_no_further_than_the_epoch(tmp_path: Path, prefetch: int) -> None:
+    case = case_of(tmp_path, "npy", {"reader.prefetch_size": prefetch})
+    loader = open_dali(case)
+    check_epoch(case, loader, 0)
+    loader.close()
+
+
+@pytest.mark.parametrize("loop", ["rule", "pipelined"])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_its_own_readers_are_asked_when_the_loop_would_ask(
+    tmp_path: Path, loop: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first request makes `prefetch` batches; each batch that is taken asks for one more."""
+    keys = {"reader.prefetch_size": prefetch, "train.loop": loop, "reader.batch_size": 2}
+    case = case_of(tmp_path, "npy", keys)
+    asked: list[None] = []
+
+    def counted(*given: Any, **keys: Any) -> Any:
+        pipeline = read_numpy(*given, **keys)
+        run = pipeline.schedule_run
+
+        def schedule_run() -> None:
+            asked.append(None)
+            run()
+
+        pipeline.schedule_run = schedule_run
+        return pipeline
+
+    monkeypatch.setattr(dali_readers, "read_numpy", counted)
+    loader = open_dali(case)
+    for step, _ in enumerate(loader.epoch(0, case.plan(0))):
+        taken = step + 1 if loop == "rule" else step + 2
+        wait_for(asked.__len__, 1 + taken)
+        time.sleep(0.002)  # for whoever asks too early
+        assert len(asked) == 1 + taken
+        if step == 4:
+            break
+    loader.close()
+
+
+def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:
+    case = case_of(tmp_path / "npy", "npy", {})
+    loader = open_dali(case)
+    [first, *_] = steps = check_epoch(case, loader, 0)
+    sizes = case.layout.sizes(first[0].samples)
+    assert first[0].num_bytes == (sizes + 4096).sum(), "whole files"
+    total = sum(batches[0].num_bytes for batches in steps)
+    assert loader.path_bytes() == PathBytes(host=total)
+    loader.close()
+
+    case = case_of(tmp_path / "tfrecord", "tfrecord of 13", {"reader.shuffle_size": 1})
+    loader = open_dali(case)
+    steps = check_epoch(case, loader, 0)
+    lengths = {
+        (file, place): int(line.split()[1])
+        for file in range(2)
+        for place, line in enumerate((tmp_path / "tfrecord" / case.layout.index_path(file)).open())
+    }
+    for [batch] in steps:
+        places = [divmod(sample, 13) for sample in batch.samples.tolist()]
+        assert batch.num_bytes == sum(lengths[place] for place in places), "whole records"
+    loader.close()
+
+
+def test_the_page_cache_is_left_alone_by_direct_reads(tmp_path: Path) -> None:
+    for direct in (False, True):
+        case = case_of(tmp_path, "npy", {"reader.odirect": direct})
+        paths = [tmp_path / case.layout.path(file) for file in range(case.layout.num_files)]
+        if drop(paths).share is None:
+            pytest.skip("this kernel does not tell what is cached")
+        loader = open_dali(case)
+        assert loader.direct is direct
+        for _ in loader.epoch(0, case.plan(0)):
+            pass
+        share = cached_share(paths)
+        loader.close()
+        assert share is not None
+        # 24 of 26 files are in the plan.
+        assert share < 0.05 if direct else share > 0.85
+
+
+@pytest.mark.parametrize("dataset", ["npy", "npz"])
+def test_the_next_batch_is_made_while_the_accelerator_computes(
+    tmp_path: Path, dataset: str
+) -> None:
+    case = case_of(tmp_path, dataset, {})
+    loader = open_dali(case)
+    early = []
+    for compute in (0.05, 0.5, 3.0):  # a busy host may take longer to make a batch
+        waited, asked = [], 0.0
+        for [batch] in itertools.islice(loader.epoch(0, case.plan(0)), 5):
+            waited.append(batch.ready - asked)
+            time.sleep(compute)
+            asked = time.perf_counter()
+        early.append(-float(np.median(waited[1:])))
+        if early[-1] > 0.2 * compute:
+            break
+    loader.close()
+    assert early[-1] > 0.2 * compute, f"ready so long before it was asked for: {early} s"
+
+
+def test_dali_itself_reads_our_records_by_our_index(tmp_path: Path) -> None:
+    case = case_of(tmp_path, "tfrecord of 13", {})
+    layout = case.layout
+    tfrecord = dali.tfrecord
+    pipeline = dali.Pipeline(batch_size=26, num_threads=1, device_id=None)
+    with pipeline:
+        features = dali.fn.readers.tfrecord(
+            path=[str(tmp_path / layout.path(file)) for file in range(2)],
+            index_path=[str(tmp_path / layout.index_path(file)) for file in range(2)],
+            features={
+                "image": tfrecord.FixedLenFeature([], tfrecord.string, ""),
+                "size": tfrecord.FixedLenFeature([1], tfrecord.int64, 0),
+            },
+        )
+        pipeline.set_outputs(features["image"], features["size"])
+
+    images, sizes = pipeline.run()
+
+    for sample in range(26):
+        image = np.array(images[sample])
+        assert np.array_equal(image, expected(case, sample))
+        assert np.array(sizes[sample]).tolist() == [len(image)]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 5000)
+
+
+def enlarge(path: Path) -> None:
+    np.save(path, np.zeros((50_000, 1, 1), np.uint8))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, enlarge])
+@pytest.mark.parametrize("direct", [False, True])
+def test_damage_is_told_in_one_line(tmp_path: Path, damage: Any, direct: bool) -> None:
+    case = case_of(tmp_path, "npy", {"reader.odirect": direct})
+    path = tmp_path / case.layout.path(int(case.plan(0).samples[2, 0, 1]))
+    damage(path)
+    loader = open_dali(case)
+    with pytest.raises(DatasetError) as raised:
+        list(loader.epoch(0, case.plan(0)))
+    loader.close()
+    text = str(raised.value)
+    assert str(path) in text and "dlemu verify" in text
+    assert "\n" not in text and len(text) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"0 20000\n", "has 1 lines, dataset.num_samples_per_file asks for 13"),
+        (b"zero\n" * 13, "is damaged: a line must be `offset framed_length`"),
+    ],
+)
+def test_a_damaged_index_is_told_in_one_line(tmp_path: Path, content: bytes, text: str) -> None:
+    case = case_of(tmp_path, "tfrecord of 13", {})
+    path = tmp_path / case.layout.index_path(1)
+    path.write_bytes(content)
+    loader = open_dali(case)
+    with pytest.raises(DatasetError, match=f"^{path}: it {text}"):
+        list(loader.epoch(0, case.plan(0)))
+    loader.close()
+
+
+def test_says_what_it_waits_for(tmp_path: Path) -> None:
+    case = case_of(tmp_path, "npy", {})
+    plan = case.plan(0)
+    path = tmp_path / case.layout.path(int(plan.samples[3, 0, 0]))
+    path.unlink()
+    os.mkfifo(path)  # whoever opens it waits for a writer
+    loader = open_dali(case)
+    assert loader.waiting_for() == "no worker is busy"
+    raised = []
+
+    def read() -> None:
+        try:
+            list(loader.epoch(0, plan))
+        except DatasetError as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    deadline = time.perf_counter() + 60
+    # DALI reads the first sample of the next batch before it hands a batch over.
+    wanted = r"accelerator 0 waits for DALI to read the batch of step 2 for [1-9]\d* s"
+    while not re.fullmatch(wanted, text := loader.waiting_for()):
+        assert time.perf_counter() < deadline, text
+        time.sleep(0.01)
+    while reader.is_alive():  # it opens it more than once
+        with contextlib.suppress(OSError):  # nobody waits just now
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        reader.join(0.01)
+    loader.close()
+    assert str(path) in str(raised)
+
+
+def test_cufile_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without dali\."):
+        case_of(tmp_path, "npy", {"reader.gds": "require"})
+
+
+def test_a_missing_gpu_is_told_in_one_line(tmp_path: Path) -> None:
+    if has_gpu():
+        pytest.skip("there is a GPU")
+    case = case_of(tmp_path, "npy", {"dali.device": "gpu"})
+    with pytest.raises(WorkloadError, match=r"^dali\.device=gpu: .*; or set dali\.device=cpu$"):
+        case.open()
+
+
+# --- batches in GPU memory ------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    try:
+        return cuda.num_gpus() > 0
+    except RunError:
+        return False
+
+
+@given(data=st.data(), most=st.none() | st.integers(1, 20_000))
+def test_extents_hold_each_sample_of_a_batch(data: st.DataObject, most: int | None) -> None:
+    files = [
+        np.random.default_rng(file).integers(0, 256, 61_000, np.uint8).tobytes() for file in (0, 1)
+    ]
+    # Any order, and samples that lie together, near, and far from each other.
+    places = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 1), st.integers(0, 9)), min_size=1, max_size=12, unique=True
+        )
+    )
+    gap = data.draw(st.sampled_from([0, 16, 4095, 4096]))
+    length = data.draw(st.integers(1, 6000 - gap))
+    first = data.draw(st.integers(0, 100))
+    offsets = [first + place * (length + gap) for _, place in places]
+
+    spread = spread_batch([file for file, _ in places], offsets, [length] * len(places), most=most)
+
+    slot = bytearray(12 * (length + 3 * 4096))
+    used = 0
+    for extent in spread.extents:
+        assert extent.start % 4096 == extent.at % 4096 == 0
+        assert extent.at >= used, "extents share no page"
+        kept = -(-(extent.keep - extent.start) // 4096) * 4096
+        used = extent.at + kept
+        # As O_DIRECT reads: whole pages, or up to the file's end.
+        read = files[extent.file][extent.start : extent.start + kept]
+        slot[extent.at : extent.at + len(read)] = read
+        assert extent.stop <= len(files[extent.file])
+    assert used <= len(slot)
+    want = length if most is None else min(length, most)
+    for (file, _), offset, begin, kept in zip(
+        places, offsets, spread.begins, spread.lengths, strict=True
+    ):
+        assert kept == want
+        assert slot[begin : begin + kept] == files[file][offset : offset + kept]
+
+
+def test_samples_one_behind_the_other_are_one_extent() -> None:
+    spread = spread_batch([7, 7, 3], [5100, 100, 4096], [5000, 4984, 10], most=None)
+
+    assert [extent[:] for extent in spread.extents] == [
+        (3, 4096, 4106, 4106, 0),
+        (7, 0, 10_100, 10_100, 4096),
+    ]
+    assert spread.begins == [4096 + 5100, 4096 + 100, 0]
+
+
+@pytest.fixture(scope="session")
+def gpu_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not has_gpu():
+        pytest.skip("needs a CUDA GPU")
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gds", ["off", "prefer"])
+@pytest.mark.parametrize("resize", [None, 5_000, 30_000])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_a_gpu_gets_what_the_plan_and_the_generator_say(
+    gpu_folders: Path, dataset: str, known: bool, resize: int | None, gds: str
+) -> None:
+    folder = gpu_folders / dataset.replace(" ", "_")
+    case = case_of(
+        folder,
+        dataset,
+        {
+            "dali.device": "gpu",
+            "reader.gds": gds,
+            "reader.read_threads": 2,
+            "dataset.record_length_bytes_resize": resize,
+        },
+        2,
+    )
+    if gds == "prefer":
+        found = availability(folder)
+        if not found.usable:
+            pytest.skip(f"cuFile does not work here: {'; '.join(found.reasons)}")
+    loader = open_dali(case, known_places=known)
+    try:
+        steps = [*check_epoch(case, loader, 0), *check_epoch(case, loader, 1)]
+        paths = loader.path_bytes()
+    finally:
+        loader.close()
+    assert sum(batch.num_bytes for one in steps for batch in one) >= payload_bytes(case, steps)
+    if gds == "off" or dataset in ("npz of 5", "npy of 5"):
+        assert paths.mode == "host"
+    else:
+        read = paths.p2pdma + paths.nvidia_fs + paths.compat
+        assert read >= payload_bytes(case, steps), "cuFile's own counters saw the bytes"
+        # Headers, of files that are hardly larger than those; none where dlemu wrote the files.
+        assert paths.host < 0.5 * read
+        assert paths.host == 0 or not known
+
+
+@pytest.mark.gpu
+def test_dali_is_not_given_inputs_of_two_kinds(
+    gpu_folders: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of 3 out of files of 5: some lie in one piece, others do not. DALI warns of that."""
+    folder = gpu_folders / "in order"
+    case = case_of(folder, "hdf5 of 5", {"dali.device": "gpu", "reader.gds": "prefer"})
+    found = availability(folder)
+    if not found.usable:
+        pytest.skip(f"cuFile does not work here: {'; '.join(found.reasons)}")
+    plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
+    assert plan.samples[:2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    loader = open_dali(case)
+    try:
+        for [batch] in loader.epoch(0, plan):
+            assert batch.arrays is not None
+            for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                assert np.array_equal(array, expected(case, sample))
+    finally:
+        loader.close()
+    assert "contiguous" not in capfd.readouterr().err
+
+
+@pytest.mark.gpu
+def test_more_gpus_than_there_are_is_refused(gpu_folders: Path) -> None:
+    keys = {"dali.device": "gpu", "dali.gpus_per_host": 1000}
+    case = case_of(gpu_folders / "npz", "npz", keys)
+    with pytest.raises(WorkloadError, match=r"^dali\.gpus_per_host must be at most \d+ here, got"):
+        case.open()
+
+
+def test_every_format_is_tried() -> None:
+    assert {str(dataset["format"]) for dataset in DATASETS.values()} == set(FORMATS)

@@ -1,0 +1,229 @@
+"""What a rank opens is what the formula says, and too few descriptors end a run in one line."""
+
+import errno
+import gc
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlemu.datagen import generate
+from dlemu.errors import RunError, WorkloadError
+from dlemu.loaders import check_loader
+from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
+from dlemu.sizing.measured import size_storage
+from dlemu.workload.model import Workload, check_workload
+from dlemu.world.world import Alone
+from tests.loaders.contract import make_case
+
+ROOT = Path(__file__).parents[2]
+
+
+def open_files(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object) -> int:
+    """Return the descriptors that reading an epoch adds to this process, at most."""
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    keep = int(given.get("reader.hand_over") != "none")
+    case = make_case(folder, dataset, given, num_accelerators=num_accelerators)
+    before = open_files()
+    loader = case.open(keep=keep)
+    try:
+        most = max(open_files() for _ in loader.epoch(0, case.plan(0)))
+        if case.workload.reader.multiprocessing_context == "fork":
+            allowed = needed(case.workload, num_accelerators)
+            assert all(open_files(pid) <= allowed for pid in loader.pids())
+    finally:
+        loader.close()
+    del loader
+    servers = 0 if case.workload.reader.multiprocessing_context == "fork" else 2
+    deadline = time.monotonic() + 60
+    gc.collect()
+    while open_files() > before + servers and time.monotonic() < deadline:
+        time.sleep(0.05)  # threads that fill multiprocessing's queues end by themselves
+        gc.collect()
+    assert before <= open_files() <= before + servers, "all others are closed"
+    return most - before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the libraries open what they keep open for as long as this process lives."""
+    case = make_case(tmp_path_factory.mktemp("first"), "npz", {"reader.data_loader": "pytorch"})
+    loader = case.open(keep=1)
+    list(loader.epoch(0, case.plan(0)))
+    loader.close()
+
+
+@pytest.mark.parametrize("hand_over", ["none", "batch"])
+@pytest.mark.parametrize("workers", [0, 1, 4, 8])
+@pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5"])
+def test_forked_workers_cost_a_descriptor_each_and_one(
+    dataset: str, workers: int, hand_over: str, tmp_path: Path
+) -> None:
+    keys = {"reader__data_loader": "pytorch", "reader__read_threads": workers}
+    workload = make_case(tmp_path, dataset, {k.replace("__", "."): v for k, v in keys.items()})
+    for number in (1, 3):
+        counted = most_open(tmp_path, dataset, number, reader__hand_over=hand_over, **keys)
+        formula = needed(workload.workload, number) - OTHERS
+        if workers:
+            assert counted == formula == number * (1 + workers)
+        else:
+            assert counted <= formula, "a file that is closed at once may not be seen"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"reader__multiprocessing_context": "spawn", "reader__read_threads": 1},
+        {"reader__multiprocessing_context": "forkserver", "reader__read_threads": 1},
+        {"reader__read_threads": 4, "reader__prefetch_size": 300},
+        {"reader__data_loader": "threads", "reader__read_threads": 4},
+    ],
+)
+def test_others_cost_what_the_formula_says(keys: dict[str, object], tmp_path: Path) -> None:
+    keys = {"reader__data_loader": "pytorch"} | keys
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    workload = make_case(tmp_path, "npz", given).workload
+    for number in (1, 2):  # with the first, multiprocessing's own servers begin
+        counted = most_open(tmp_path, "npz", number, **keys)
+    formula = needed(workload, 2) - OTHERS
+    assert counted == formula if workload.reader.data_loader == "pytorch" else counted <= formula
+
+
+@pytest.fixture
+def few_allowed() -> Iterator[None]:
+    """The soft limit is what this process has open and little more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "threads"])
+def test_a_low_soft_limit_is_raised(loader: str, few_allowed: None, tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "reader__data_loader": loader,
+        "reader__read_threads": 4,
+        "reader__batch_size": 1,
+    }
+    assert most_open(tmp_path, "npz", 8, **keys) >= (40 if loader == "pytorch" else 0)
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    limit = make_room(make_case(tmp_path, "npz", given).workload, 8)
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= OTHERS + 32
+
+
+def tiny(folder: Path, **keys: object) -> Workload:
+    """400 samples, enough for a quick search up to 10 accelerators."""
+    workload = check_workload(
+        {
+            "name": "tiny",
+            "dataset": {"data_folder": str(folder / "data"), "format": "npz"}
+            | {"num_files_train": 400, "record_length_bytes": 4096.0},
+            "reader": {"read_threads": 2, "prefetch_size": 2},
+            "train": {"computation_time": 0.01, "total_training_steps": 31},
+            "metric": {"au": 0.01},
+            "size": {"confirm": 1, "quick": True, "max_accelerators": 12},
+            "output": {"folder": str(folder / "results")},
+        }
+    )
+    return workload.with_keys({key.replace("__", "."): value for key, value in keys.items()})
+
+
+def limited_to(most: int, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run dlemu where a process may open so many files."""
+    return subprocess.run(
+        ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", sys.executable, "-m", "dlemu", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=240,
+    )
+
+
+def words(workload: Workload, folder: Path) -> list[str]:
+    import yaml
+
+    path = folder / "tiny.yaml"
+    tree = workload.model_dump(mode="json", exclude={"ignored", "given"}, exclude_unset=True)
+    path.write_text(yaml.safe_dump(tree))
+    return [f"workload={path}"]
+
+
+def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:
+    """The line's own number is enough, and one less is not."""
+    workload = tiny(tmp_path)
+    generate(workload, world=Alone())
+    given = [*words(workload, tmp_path), "num_accelerators=4"]
+    need = OTHERS + 4 * 3
+    ended = limited_to(need - 1, "run", *given)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"dlemu: 4 accelerators of reader.read_threads=2 in a rank need {need} open files, a "
+        f"process may have {need - 1} here; emulate at most 3 in a rank, use more ranks or fewer "
+        f"reader.read_threads, or raise the limit as root: ulimit -n {need}\n"
+    )
+    assert "cold start" not in ended.stdout and not (tmp_path / "results").exists()
+    ended = limited_to(need, "run", *given)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
+    assert "epoch 1 of 1: 31 steps" in ended.stdout
+
+
+def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
+    workload = tiny(tmp_path)
+    generate(workload, world=Alone())
+    ended = limited_to(OTHERS + 5 * 3 + 1, "size", *words(workload, tmp_path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "at least 5 tiny accelerators" in ended.stdout
+    assert f"6 need {OTHERS + 18} open files" in ended.stdout, ended.stdout
+
+
+def test_where_not_even_one_can_be_run_no_other_number_is_proposed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = tiny(tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    assert most_accelerators(workload) == 0
+    with pytest.raises(WorkloadError, match=r"have 20 here; use more ranks or fewer"):
+        check_loader(workload, 1)
+    generate(workload, world=Alone())
+    with pytest.raises(WorkloadError, match="need 131 open files"):
+        size_storage(workload, Alone())
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_host_that_gives_no_more_processes_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch's half-made iterator prints nothing when it is collected, and no worker is left."""
+    case = make_case(
+        tmp_path,
+        "npz",
+        {"reader.data_loader": "pytorch", "reader.read_threads": 2},
+        num_accelerators=2,
+    )
+    fork, left = os.fork, [3]
+
+    def fork_thrice() -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_thrice)
+    before = set(psutil.Process().children())
+    loader = case.open()
+    with pytest.raises(RunError, match=r"^no worker 1 of accelerator 1: Resource temporarily"):
+        next(iter(loader.epoch(0, case.plan(0))))
+    loader.close()
+    del loader
+    gc.collect()
+    assert not set(psutil.Process().children()) - before

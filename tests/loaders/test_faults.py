@@ -1,0 +1,289 @@
+"""Damaged datasets, dead workers, ended parents: one clear line, soon, and nothing left running."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.storage import extents as storage
+from dlemu.storage.regular import open_sized
+from tests.loaders.contract import Case, check_epoch, make_case
+
+LOADERS = ["threads", "pytorch"]
+
+
+def damage(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+
+    return apply
+
+
+def flip(at: int) -> Callable[[Path], None]:
+    def change(data: bytearray) -> None:
+        data[at] ^= 0xFF
+
+    return damage(change)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def put_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "missing": ("npz", Path.unlink, "is missing; dlemu verify lists what is damaged"),
+    "cut": ("npz", cut_in_half, r"holds \d+ bytes, \d+ are wanted"),
+    "cut by a byte": (
+        "npy",
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        r"holds \d+ bytes, \d+ are wanted",
+    ),
+    "empty": ("tfrecord", lambda path: os.truncate(path, 0), r"holds 0 bytes, \d+ are wanted"),
+    "grown": ("hdf5", damage(lambda data: data.extend(b"x")), r"holds \d+ bytes, \d+ are wanted"),
+    "HDF5 in half": ("hdf5 of 5", cut_in_half, r"holds \d+ bytes, \d+ are wanted"),
+    "a folder": ("npz", put_folder, "is a folder, not a file"),
+    "a FIFO": ("npz", put_fifo, "is a FIFO, not a file"),
+    "a FIFO of many": ("tfrecord of 13", put_fifo, "is a FIFO, not a file"),
+    "zip header": ("npz", flip(0), "no zip archive"),
+    "npy header": ("npy", flip(1), "no .npy header"),
+    "HDF5 header": ("hdf5", flip(0), "no HDF5 file"),
+    "TFRecord length": ("tfrecord", flip(0), "checksum of the record's length is wrong"),
+    "TFRecord length of many": (
+        "tfrecord of 13",
+        lambda path: flip(_second_record(path))(path),
+        "checksum of the record's length is wrong",
+    ),
+}
+
+
+def _second_record(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[:8], "little") + 16
+
+
+def read_all(case: Case, **opening: bool) -> None:
+    loader = case.open(**opening)
+    try:
+        for _ in loader.epoch(0, case.plan(0)):
+            pass
+    finally:
+        loader.close()
+
+
+def victim(case: Case) -> Path:
+    """Return the path of a file that the first epoch reads; not the first file."""
+    samples = case.plan(0).samples.ravel()
+    files = case.layout.file_of(samples)
+    return case.workload.data_folder / case.layout.path(int(files[files > 0][0]))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, fault: str) -> None:
+    dataset, apply, said = FAULTS[fault]
+    case = make_case(tmp_path, dataset, {"reader.data_loader": name, "reader.read_threads": 2})
+    path = victim(case)
+    apply(path)
+    with pytest.raises(DatasetError) as raised:
+        read_all(case, keep=False)
+    line = str(raised.value)
+    assert line.startswith(str(path)) and re.search(said, line), line
+    assert "\n" not in line
+    _nothing_runs()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("decode", ["raw", "library"])
+@pytest.mark.parametrize("dataset", ["npz", "npz of 5", "tfrecord", "tfrecord of 13"])
+def test_damaged_content_is_found_where_checksums_are_checked(
+    tmp_path: Path, name: str, decode: str, dataset: str
+) -> None:
+    keys = {"reader.data_loader": name, "reader.decode": decode, "reader.check_crc": True}
+    case = make_case(tmp_path, dataset, keys)
+    path = victim(case)
+    flip(path.stat().st_size // 2)(path)
+    with pytest.raises(DatasetError, match=re.escape(str(path))):
+        read_all(case)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_foreign_files_of_other_formats_are_named(tmp_path: Path, name: str) -> None:
+    case = make_case(tmp_path, "npz", {"reader.data_loader": name})
+    path = victim(case)
+    np.savez_compressed(path, x=np.zeros(20_000, np.uint8))
+    with pytest.raises(DatasetError, match=re.escape(str(path)) + ".*compressed"):
+        read_all(case, known_places=False)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, name: str) -> None:
+    keys = {"reader.data_loader": name, "reader.odirect": True, "reader.decode": "library"}
+    with pytest.raises(WorkloadError, match=r"reader.odirect must be false or auto where"):
+        make_case(tmp_path, "npz", keys).open()
+    keys = {"reader.data_loader": name, "reader.check_crc": True}
+    with pytest.raises(WorkloadError, match=r"reader.check_crc must be false for npy files"):
+        make_case(tmp_path / "npy", "npy", keys).open()
+
+
+def test_a_killed_worker_is_named(tmp_path: Path) -> None:
+    case = make_case(
+        tmp_path,
+        "npz",
+        {
+            "reader.data_loader": "pytorch",
+            "reader.read_threads": 3,
+            "reader.preprocess_time": 0.05,
+        },
+    )
+    loader = case.open()
+    epoch = loader.epoch(0, case.plan(0))
+    next(epoch)
+    pids = loader.pids()
+    assert len(pids) == 3
+    os.kill(pids[2], signal.SIGKILL)
+    with pytest.raises(RunError) as raised:
+        for _ in epoch:
+            pass
+    assert str(raised.value) == (
+        f"worker 2 of accelerator 0 (pid {pids[2]}) was killed by SIGKILL; out of memory?"
+    )
+    loader.close()
+    _nothing_runs()
+
+
+def test_a_worker_that_is_killed_between_epochs_is_named(tmp_path: Path) -> None:
+    case = make_case(tmp_path, "npz", {"reader.data_loader": "pytorch", "reader.read_threads": 3})
+    loader = case.open()
+    for _ in loader.epoch(0, case.plan(0)):
+        pass
+    pids = loader.pids()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RunError) as raised:
+        next(loader.epoch(1, case.plan(1)))
+    assert str(raised.value) == (
+        f"worker 1 of accelerator 0 (pid {pids[1]}) was killed by SIGKILL; out of memory?"
+    )
+    loader.close()
+    _nothing_runs()
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_workers_may_be_started_in_any_way(tmp_path: Path, context: str) -> None:
+    keys = {"reader.multiprocessing_context": context, "reader.read_threads": 2}
+    case = make_case(tmp_path, "npz", keys)
+    loader = case.open()
+    try:
+        check_epoch(case, loader, 0)
+        check_epoch(case, loader, 1)
+        assert len(loader.pids()) == 2
+    finally:
+        loader.close()
+
+
+def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes long to open; workers are forked, and so have the same one."""
+    for name in LOADERS:
+        folder = tmp_path / name
+        case = make_case(folder, "npz", {"reader.data_loader": name, "reader.read_threads": 1})
+        path = victim(case)
+
+        def slow(opened: str, flags: int = 0, path: Path = path) -> tuple[int, int]:
+            if opened == str(path):
+                time.sleep(4)
+            return open_sized(opened, flags)
+
+        monkeypatch.setattr(storage, "open_sized", slow)
+        loader = case.open()
+        program = _run_in_thread(lambda: list(loader.epoch(0, case.plan(0))))  # noqa: B023
+        deadline = time.monotonic() + 20
+        wanted = f"worker 0 of accelerator 0 reads {path.relative_to(folder)} for 1 s"
+        while not (told := wanted in loader.waiting_for()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert told
+        program.join(20)
+        loader.close()
+
+
+def _run_in_thread(run: Callable[[], object]) -> threading.Thread:
+    def quiet() -> None:
+        with contextlib.suppress(DatasetError):
+            run()
+
+    thread = threading.Thread(target=quiet)
+    thread.start()
+    return thread
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from tests.loaders.contract import make_case
+case = make_case(Path(sys.argv[1]), "npz", {"reader.data_loader": "pytorch",
+    "reader.read_threads": 2, "reader.preprocess_time": 0.05})
+loader = case.open()
+for epoch in range(1000):
+    for batches in loader.epoch(epoch, case.plan(epoch)):
+        print(*loader.pids(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.send_signal(number)
+    parent.wait(60)
+    deadline = time.monotonic() + 60
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+    parent.stdout.close()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _nothing_runs() -> None:
+    """Check that no process was left; a reader's thread may still be on its way out."""
+    mine = str(os.getpid())
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            assert not (fields[1] == mine and fields[0] != "Z"), (entry / "cmdline").read_text()

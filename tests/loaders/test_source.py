@@ -1,0 +1,152 @@
+"""The memory in which batches are handed over: its room, its padding, and how many there are."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.datagen import generate
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.plan import plan_epoch
+from dlemu.errors import WorkloadError
+from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
+from dlemu.storage.extents import aligned_buffer
+from dlemu.workload.model import check_workload
+from dlemu.world.world import Alone
+
+NUM_FILES, BATCH = 6, 3
+
+
+def source_in(
+    folder: Path,
+    *,
+    known_places: bool = True,
+    keep: int = 1,
+    batch_size: int = BATCH,
+    train: dict[str, Any] | None = None,
+    **dataset: Any,
+) -> Source:
+    """Return a dataset in a folder; two workers read 5 batches ahead, rounded up to 6."""
+    least = {"format": "npy", "num_files_train": NUM_FILES, "record_length_bytes": 1000.0}
+    tree = {
+        "dataset": {"data_folder": str(folder), **least, **dataset},
+        "reader": {"batch_size": batch_size, "read_threads": 2, "prefetch_size": 5},
+        "train": train or {},
+    }
+    workload = check_workload(tree)
+    generate(workload, world=Alone())
+    return Source.open(Dataset(workload, layout_of(workload), known_places), keep=keep)
+
+
+def slots_of(source: Source, row_bytes: int) -> Slots:
+    return Slots(aligned_buffer(Slots.num_bytes(source, row_bytes)), source, row_bytes)
+
+
+@pytest.mark.parametrize(("loop", "takes_early"), [("rule", 0), ("pipelined", 1)])
+def test_each_batch_that_may_exist_at_once_has_a_slot(
+    loop: str, takes_early: int, tmp_path: Path
+) -> None:
+    """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
+    for keep in (1, 2):
+        source = source_in(tmp_path, keep=keep, train={"loop": loop})
+        assert (source.batches_ahead, source.takes_early) == (6, takes_early)
+        assert source.batches_in_flight == 7 + takes_early
+        assert slots_of(source, 1000).num_slots == 6 + takes_early + keep
+        assert not source.reads_when_asked
+
+
+def test_slots_lie_apart_in_the_room_that_was_asked_for(tmp_path: Path) -> None:
+    slots = slots_of(source_in(tmp_path), 1000)
+    assert slots.data.shape == (7, BATCH, 1000) and not slots.data.any()
+    for slot in range(7):
+        for row in range(BATCH):
+            memory = slots.row(slot, row, 1000, 1000)
+            assert len(memory) == 1000
+            memory[:] = bytes([1 + slot * BATCH + row]) * 1000
+    wanted = 1 + np.arange(7 * BATCH).reshape(7, BATCH)
+    assert (slots.data == wanted[:, :, None]).all(), "none lies on another, or on the lengths"
+    assert (slots.lengths == 1000).all()
+
+
+def test_many_lengths_take_more_than_a_page_and_lie_on_no_sample(tmp_path: Path) -> None:
+    slots = slots_of(source_in(tmp_path, batch_size=64), 1000)
+    assert slots.data.shape == (7, 64, 1000)
+    for slot in range(7):
+        for row in range(64):
+            slots.row(slot, row, 0, -1)
+    assert not slots.data.any() and (slots.lengths == -1).all()
+
+
+def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:
+    slots = slots_of(source_in(tmp_path), 1000)
+    for kept in (700, 300, 500):
+        memory = slots.row(2, 1, kept, kept)
+        memory[:] = b"\x07" * kept
+        row = slots.data[2, 1]
+        assert (row[:kept] == 7).all() and not row[kept:].any()
+        assert slots.lengths[2, 1] == kept
+    slots.row(2, 1, 500, 900)
+    assert slots.lengths[2, 1] == 900, "of which 500 are the sample's"
+
+
+def test_the_room_of_a_sample_is_that_of_the_largest(tmp_path: Path) -> None:
+    assert sample_bytes(source_in(tmp_path / "a", record_length_bytes=1000.5)) == 1001
+    drawn = source_in(tmp_path / "b", record_length_bytes_stdev=200.0)
+    sizes = drawn.layout.sizes(np.arange(NUM_FILES))
+    assert sample_bytes(drawn) == sizes.max() > 1000
+    resized = source_in(tmp_path / "a", record_length_bytes=1000.5, record_length_bytes_resize=64)
+    assert sample_bytes(resized) == 64
+
+
+def test_a_foreign_files_samples_may_be_larger_than_their_mean(tmp_path: Path) -> None:
+    """Only the files' sizes are known: their mean, rounded up, and 8 standard deviations."""
+    source = source_in(
+        tmp_path,
+        format="tfrecord",
+        num_samples_per_file=2,
+        record_length_bytes=1000.0,
+        record_length_bytes_stdev=20.0,
+        known_places=False,
+    )
+    largest = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
+    assert largest % 2 == 1
+    assert sample_bytes(source) == (largest + 1) // 2 + 8 * 20
+
+
+def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert row_bytes_of(source_in(tmp_path, keep=0), 4) == 0
+    source = source_in(tmp_path)
+    wanted = 4 * Slots.num_bytes(source, 1000)
+    assert wanted >= 4 * 7 * BATCH * 1000
+
+    class Memory:
+        available = wanted
+
+    monkeypatch.setattr("dlemu.loaders.source.psutil.virtual_memory", lambda: Memory)
+    assert row_bytes_of(source, 4) == 1000
+    Memory.available = wanted - 1
+    with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
+        row_bytes_of(source, 4)
+
+
+def test_a_streams_tasks_name_its_steps_and_where_files_hold_their_samples(tmp_path: Path) -> None:
+    source = source_in(tmp_path, num_files_train=24, record_length_bytes_stdev=200.0)
+    plan = plan_epoch(24, batch_size=BATCH, num_accelerators=2, epoch=1, seed=3)
+    assert plan.num_steps == 4
+    for stream in range(3):
+        tasks = list(source.tasks(1, plan, 1, stream=stream, num_streams=3))
+        assert [task.step for task in tasks] == list(range(stream, 4, 3))
+        for task in tasks:
+            assert task.epoch == 1
+            assert task.samples.tolist() == plan.samples[task.step, 1].tolist()
+            assert task.fetch.tolist() == task.samples.tolist()
+            sizes = source.layout.sizes(task.samples)
+            assert task.places is not None
+            assert task.places.tolist() == [
+                [4096] * BATCH,
+                sizes.tolist(),
+                (4096 + sizes).tolist(),
+            ]

@@ -1,0 +1,142 @@
+"""What one worker does for its batches, without a loader around it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.datagen import Content, generate
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import plan_epoch
+from dlemu.loaders.source import Slots, Source, Task
+from dlemu.loaders.worker import Cost, SampleReader
+from dlemu.storage.extents import aligned_buffer
+from dlemu.workload.model import check_workload
+from dlemu.world.world import Alone
+
+NUM_FILES, BATCH = 12, 3
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """Files of 1000 bytes, whose preprocessing takes 1 s each, more or less."""
+    tree = {
+        "dataset": {
+            "data_folder": str(tmp_path),
+            "format": "npz",
+            "num_files_train": NUM_FILES,
+            "record_length_bytes": 1000.0,
+        },
+        "reader": {"batch_size": BATCH, "preprocess_time": {"mean": 1.0, "stdev": 0.1}},
+        "train": {},
+    }
+    workload = check_workload(tree)
+    generate(workload, world=Alone())
+    return Source.open(Dataset.of(workload), keep=0)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The sleeps of the worker, which take no time."""
+    seconds: list[float] = []
+    monkeypatch.setattr("dlemu.loaders.worker.time.sleep", seconds.append)
+    return seconds
+
+
+def reader_of(source: Source, *, accelerator: int = 0, number: int = 0) -> SampleReader:
+    return SampleReader(
+        source,
+        accelerator=accelerator,
+        worker=number,
+        slots=None,
+        note=lambda what, file: None,
+    )
+
+
+def tasks_of(source: Source, epoch: int) -> list[Task]:
+    plan = plan_epoch(NUM_FILES, batch_size=BATCH, num_accelerators=1, epoch=0, seed=0)
+    return list(source.tasks(epoch, plan, 0))
+
+
+def read_epoch(reader: SampleReader, source: Source, epoch: int) -> list[Cost]:
+    """Return what the batches of an epoch took."""
+    reader.start_epoch(epoch)
+    costs = [reader.make(task, lambda: True) for task in tasks_of(source, epoch)]
+    assert len(costs) == NUM_FILES // BATCH
+    return [cost for cost in costs if cost is not None]
+
+
+def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
+    source: Source, slept: list[float]
+) -> None:
+    def drawn(accelerator: int, number: int) -> list[tuple[float, ...]]:
+        slept.clear()
+        reader = reader_of(source, accelerator=accelerator, number=number)
+        for epoch in range(2):
+            read_epoch(reader, source, epoch)
+        reader.close()
+        half = len(slept) // 2
+        return [tuple(slept[:half]), tuple(slept[half:])]
+
+    first, second = drawn(0, 0)
+    assert len(first) == len(set(first)) == NUM_FILES // BATCH, "one sleep for each batch"
+    assert sum(first) == pytest.approx(NUM_FILES * 1.0, rel=0.1), "1 s for each sample"
+    assert set(first).isdisjoint(second), "each epoch has times of its own"
+    others = [*drawn(0, 1), *drawn(1, 0)]
+    assert len({first, second, *others}) == 6, "so have accelerators and workers"
+    assert drawn(0, 0) == [first, second]
+
+
+def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float]) -> None:
+    reader = reader_of(source)
+    costs = read_epoch(reader, source, 0)
+    # From each file's first byte to the payload's end: 4096 bytes stand before it.
+    assert [cost.num_bytes for cost in costs] == [BATCH * (4096 + 1000)] * (NUM_FILES // BATCH)
+    assert all(cost.read_seconds > 0 for cost in costs)
+    assert read_epoch(reader, source, 1) != costs
+    reader.close()
+
+
+def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: list[float]) -> None:
+    reader = reader_of(source)
+    reader.start_epoch(0)
+    answers = iter([True, False])  # a third question would be one too many
+    assert reader.make(tasks_of(source, 0)[0], lambda: next(answers)) is None
+    assert (list(answers), slept) == ([], [])
+    reader.close()
+
+
+def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -> None:
+    """Of two HDF5 files with 5 samples each: two neighbours, one alone, and one of the other."""
+    tree = {
+        "dataset": {
+            "data_folder": str(tmp_path),
+            "format": "hdf5",
+            "num_files_train": 2,
+            "num_samples_per_file": 5,
+            "record_length_bytes": 1000.0,
+        },
+        "reader": {"batch_size": 4},
+        "train": {},
+    }
+    workload = check_workload(tree)
+    generate(workload, world=Alone())
+    source = Source.open(Dataset.of(workload), keep=1)
+    slots = Slots(aligned_buffer(Slots.num_bytes(source, 1000)), source, 1000)
+    read: list[int] = []
+    reader = SampleReader(
+        source,
+        accelerator=0,
+        worker=0,
+        slots=slots,
+        note=lambda what, file: read.append(file) if file >= 0 else None,
+    )
+    reader.start_epoch(0)
+    samples, rows = np.array([1, 2, 4, 5]), np.array([3, 0, 2, 1])
+    cost = reader.make(Task(0, 0, samples, rows, samples, None), lambda: True)
+    assert cost is not None and read == [0, 0, 1]
+    wanted = np.empty(1000, np.uint8)
+    for sample, row in zip(samples.tolist(), rows.tolist(), strict=True):
+        Content(workload.dataset.seed).fill(wanted, sample)
+        assert np.array_equal(slots.data[0, row], wanted), f"sample {sample}"
+    reader.close()

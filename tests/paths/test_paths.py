@@ -1,0 +1,494 @@
+"""Cells of `dlemu paths`: what is measured, what is kept, and what it leaves behind."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.paths import report as paths
+from dlemu.paths import sweep
+from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.paths.report import parse_plan, path_name, render_csv, render_json, render_table
+from dlemu.paths.sweep import Cell, PathsPlan, cells_of, run_paths, write_random_file
+from dlemu.results.folders import hold
+from dlemu.results.records import JsonLines
+
+MIB = 1 << 20
+
+
+def work(folder: Path, **changes: object) -> Work:
+    """Two workers for a moment on files of 1 MiB, through the page cache."""
+    files = tuple(str(folder / f"f{index}") for index in range(2))
+    for seed, file in enumerate(files):
+        write_random_file(file, seed, MIB)
+    plain = Work(
+        path="host_buffered",
+        pattern="seq_read",
+        io_size=65536,
+        files=files,
+        file_bytes=MIB,
+        seconds=0.2,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+# --- one measurement ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("io_size", [4096, 256 * 1024])
+def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
+    tmp_path: Path, pattern: Pattern, io_size: int
+) -> None:
+    job = work(tmp_path, pattern=pattern, io_size=io_size)
+
+    begin = time.perf_counter()
+    done, elapsed = perform(job, lambda: None)
+    whole = time.perf_counter() - begin
+
+    assert done.latencies.num > 0
+    assert done.path_bytes.mode == "host"
+    assert done.path_bytes.host == done.latencies.num * io_size
+    assert job.seconds <= elapsed < whole
+    # The latencies of both workers fill their time, but for what lies between two rounds.
+    assert done.latencies.total / 1e9 <= 2 * elapsed
+
+
+def test_reading_changes_nothing_and_writing_changes_the_file_only(tmp_path: Path) -> None:
+    job = work(tmp_path)
+    before = [Path(file).read_bytes() for file in job.files]
+    perform(job, lambda: None)
+    assert [Path(file).read_bytes() for file in job.files] == before
+
+    perform(replace(job, pattern="random_write", io_size=4096), lambda: None)
+
+    after = [Path(file).read_bytes() for file in job.files]
+    assert [len(content) for content in after] == [MIB, MIB]
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert sorted(os.listdir(tmp_path)) == ["f0", "f1"]
+
+
+def pages(*contents: bytes) -> list[bytes]:
+    return [content[i : i + 4096] for content in contents for i in range(0, len(content), 4096)]
+
+
+def test_no_two_pages_are_equal_neither_prepared_nor_written(tmp_path: Path) -> None:
+    job = work(tmp_path, pattern="seq_write", io_size=65536)
+    prepared = pages(*(Path(file).read_bytes() for file in job.files))
+    assert len(set(prepared)) == len(prepared) == 512
+
+    perform(job, lambda: None)
+
+    written = pages(*(Path(file).read_bytes() for file in job.files))
+    assert len(set(written + prepared)) == 1024
+
+
+def test_a_file_longer_than_the_pool_repeats_nothing(tmp_path: Path) -> None:
+    write_random_file(str(tmp_path / "file"), 3, 17 * MIB)
+
+    content = np.fromfile(tmp_path / "file", np.uint8).reshape(-1, 4096)
+
+    assert len(np.unique(content[:, :16], axis=0)) == len(content) == 17 * 256
+
+
+@pytest.mark.parametrize(
+    ("io_size", "path", "num_processes"),
+    [
+        (4096, "host_direct", 64),
+        (65536, "host_buffered", 64),
+        (131072, "host_direct", 1),
+        # CUDA contexts take turns on a GPU: processes would wait for each other.
+        (4096, "cufile", 1),
+        (4096, "host_direct_gpu_copy", 1),
+        (65536, "host_direct_gpu_copy", 1),
+        (MIB, "cufile", 1),
+    ],
+)
+def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(
+    io_size: int, path: DataPath, num_processes: int
+) -> None:
+    job = Work(
+        path=path,
+        pattern="seq_read",
+        io_size=io_size,
+        files=("file",) * 64,
+        file_bytes=MIB,
+        seconds=1,
+    )
+
+    assert job.num_processes == num_processes
+
+
+def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
+    job = work(tmp_path)
+    os.truncate(job.files[1], MIB // 2)
+
+    with pytest.raises(RunError, match=r"^host_buffered, seq_read, 65536 bytes: .*short transfer"):
+        perform(job, lambda: None)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_is_killed_is_noticed(worker: int, tmp_path: Path) -> None:
+    job = work(tmp_path, io_size=4096, seconds=600)
+
+    def kill_one() -> None:
+        import multiprocessing
+
+        children = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+        assert len(children) == 2
+        children[worker].kill()
+
+    with pytest.raises(RunError, match="ended without a word"):
+        perform(job, kill_one)
+
+
+# --- a plan ---------------------------------------------------------------------------------------
+
+
+def plan(tmp_path: Path, **changes: object) -> PathsPlan:
+    target = tmp_path / "target"
+    target.mkdir(exist_ok=True)
+    plain = PathsPlan(
+        targets=(target,),
+        output=tmp_path / "output",
+        seconds=0.1,
+        io_sizes=(4096, 131072),
+        workers=(1, 2),
+        patterns=("seq_read",),
+        paths=("host_buffered",),
+        file_size=MIB,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    cells = run_paths(plan(tmp_path), events.append)
+
+    assert [(c.workers, c.io_size) for c in cells] == [
+        (1, 4096),
+        (1, 131072),
+        (2, 4096),
+        (2, 131072),
+    ]
+    for cell in cells:
+        assert cell.mode == "host" and cell.host_bytes == cell.num_ios * cell.io_size
+        assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
+        assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
+        assert 0 < cell.cpu_user_percentage + cell.cpu_system_percentage <= 110
+    assert events[0] == "4 cells, 0 of them measured before; 4 x 100 ms = 400 ms"
+    assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
+    assert events[-1].endswith("; 0 µs left")
+    assert list((tmp_path / "target").iterdir()) == [], "only its own files, and those removed"
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    first = run_paths(plan(tmp_path), lambda _: None)
+    store = tmp_path / "output/cells.jsonl"
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join(lines[:3]) + lines[3][:40])  # killed while writing the fourth
+    events: list[str] = []
+
+    again = run_paths(plan(tmp_path), events.append)
+
+    assert again[:3] == first[:3]
+    assert again[3] != first[3], "the fourth was measured anew"
+    assert events[0].startswith("4 cells, 3 of them measured before; 1 x")
+    assert cells_of(JsonLines(store)) == again
+
+
+def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "perform", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "output" / "paths.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
+        run_paths(plan(tmp_path), lambda _: None)
+    with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
+        run_paths(plan(tmp_path), lambda _: None)
+
+
+def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may have become full meanwhile."""
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    events: list[str] = []
+    monkeypatch.setattr(JsonLines, "append", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        run_paths(plan(tmp_path), events.append)
+    assert "GiB/s, p99" in events[-1]
+    assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
+
+
+def test_the_table_is_shown_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(paths, "run_paths", lambda *_: PUBLISHED)
+    monkeypatch.setattr(paths, "write_text", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        paths.main([str(tmp_path)])
+    assert render_table(PUBLISHED) in capsys.readouterr().out
+
+
+def test_a_command_that_is_refused_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
+    with pytest.raises(RunError, match="no such device"):
+        paths.main(["target", "paths=cufile"])
+    with pytest.raises(RunError, match="too little"):
+        monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
+        paths.main(["target", "paths=host_buffered", "file_size=1000000GiB"])
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
+
+
+def test_other_seconds_are_another_measurement(tmp_path: Path) -> None:
+    run_paths(plan(tmp_path), lambda _: None)
+    events: list[str] = []
+
+    run_paths(plan(tmp_path, seconds=0.05), events.append)
+
+    assert events[0].startswith("4 cells, 0 of them measured before")
+
+
+def test_several_targets_share_a_table(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    both = plan(tmp_path, workers=(1,))
+    both = replace(both, targets=(*both.targets, tmp_path / "remote"))
+
+    table = render_table(run_paths(both, lambda _: None))
+
+    assert f"{tmp_path}/target page cache" in table
+    assert f"{tmp_path}/remote page cache" in table
+    assert table.count("seq_read, 1 workers") == 1
+
+
+def test_a_path_that_was_named_and_does_not_work_is_an_error(tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this host has a GPU")
+
+    with pytest.raises(RunError, match=r"^paths=host_direct_gpu_copy does not work on .*: no GPU"):
+        run_paths(plan(tmp_path, paths=("host_direct_gpu_copy",)), lambda _: None)
+
+
+def test_a_path_that_was_not_named_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this host has a GPU")
+    events: list[str] = []
+
+    cells = run_paths(plan(tmp_path, paths=None, workers=(1,)), events.append)
+
+    assert {cell.path for cell in cells} <= {"host_buffered", "host_direct"}
+    assert any("left out" in text and "cufile: " in text for text in events)
+
+
+def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"free, too little for 2 files of .*; free some, or lower"):
+        run_paths(plan(tmp_path, file_size=1 << 60), lambda _: None)
+
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"io_sizes": (1000,)}, "io_sizes must be multiples of 4096 bytes, got 1000"),
+        ({"workers": (0,)}, "workers must be at least 1, got 0"),
+        ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
+        ({"patterns": ()}, "patterns must not be empty"),
+        ({"file_size": 4096}, "file_size must be at least the largest of io_sizes, 131072 bytes"),
+        ({"targets": (Path("/nowhere"),)}, "target /nowhere is not a folder"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(WorkloadError, match=f"^{message}"):
+        plan(tmp_path, **change)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_arguments_become_a_plan(tmp_path: Path) -> None:
+    for name in ("d1", "d2"):
+        (tmp_path / name).mkdir()
+    found = parse_plan(
+        f"target={tmp_path}/d1,{tmp_path}/d2 seconds=5 io_sizes=4KiB,1M workers=1,8 "
+        "patterns=random_mix paths=host_direct,cufile file_size=1GiB output=out".split()
+    )
+
+    assert found == PathsPlan(
+        targets=(tmp_path / "d1", tmp_path / "d2"),
+        seconds=5.0,
+        io_sizes=(4096, MIB),
+        workers=(1, 8),
+        patterns=("random_mix",),
+        paths=("host_direct", "cufile"),
+        file_size=1 << 30,
+        output=Path("out"),
+    )
+    assert parse_plan([str(tmp_path)]) == PathsPlan(targets=(tmp_path,))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("worker=3", "unknown key worker; did you mean workers?"),
+        ("workers=many", "workers=many: invalid literal"),
+        ("io_sizes=4KX", "io_sizes=4KX: '4KX' is not a size"),
+        ("paths=gds", "paths=gds: gds is none of host_buffered, host_direct"),
+        ("seconds=5", "no folder to measure; write dlemu paths FOLDER"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_one_line(argument: str, message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        paths.main([argument])
+
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_writes_its_reports_and_ends_with_0(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    command = (
+        "import sys; from dlemu.paths.report import main\n"
+        "if __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
+    )
+    script = tmp_path / "command.py"
+    script.write_text(command)
+    done = subprocess.run(
+        [
+            *(sys.executable, str(script), str(tmp_path / "target"), "seconds=0.1", "workers=1"),
+            *("io_sizes=4KiB", "paths=host_buffered", "file_size=1MiB", f"output={tmp_path}/out"),
+        ],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "page cache" in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"cells.jsonl", "paths.csv", "paths.json", "paths.txt"}
+    if "no plot" not in done.stdout:
+        assert (tmp_path / "out/paths.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (tmp_path / "out/paths.svg").read_text()
+
+
+# --- the reports ----------------------------------------------------------------------------------
+
+
+def cell(path: DataPath, io_size: int, gib_per_second: float, **changes: object) -> Cell:
+    plain = Cell(
+        target="/mnt/d1",
+        path=path,
+        pattern="seq_read",
+        io_size=io_size,
+        workers=24,
+        seconds=45.0,
+        elapsed=45.01,
+        num_ios=1000,
+        gib_per_second=gib_per_second,
+        iops=gib_per_second * 2**30 / io_size,
+        latency_mean=0.001,
+        latency_p50=0.001,
+        latency_p99=0.0025,
+        latency_p999=0.004,
+        cpu_user_percentage=0.14,
+        cpu_system_percentage=0.5,
+        host_user_percentage=0.2,
+        host_system_percentage=0.7,
+        cpu_seconds_per_gb=0.05,
+        cpu_watts=None,
+        gpu_watts=None,
+        mode="host",
+        p2pdma_bytes=0,
+        nvidia_fs_bytes=0,
+        compat_bytes=0,
+        host_bytes=1000 * io_size,
+        file_bytes=1 << 30,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+PUBLISHED = [
+    cell("cufile", 65536, 4.35, mode="p2pdma"),
+    cell("host_direct_gpu_copy", 65536, 4.30, cpu_user_percentage=0.92),
+    cell("cufile", 4 << 20, 6.62, mode="p2pdma", cpu_user_percentage=0.01),
+]
+
+
+def test_the_table_is_laid_out_like_the_published_one() -> None:
+    assert render_table(PUBLISHED) == (
+        "seq_read, 24 workers\n"
+        "I/O size |               GDS (p2pdma) | CPU path (O_DIRECT + copy to GPU)\n"
+        "     KiB | GiB/s  CPU_USR %    p99 us |        GiB/s  CPU_USR %    p99 us\n"
+        "      64 |  4.35       0.14      2500 |         4.30       0.92      2500\n"
+        "    4096 |  6.62       0.01      2500 |                                  "
+    )
+
+
+def test_compatibility_mode_is_never_called_gds() -> None:
+    assert path_name("cufile", {"p2pdma"}) == "GDS (p2pdma)"
+    assert path_name("cufile", {"nvidia-fs"}) == "GDS (nvidia-fs)"
+    assert path_name("cufile", {"compat"}) == "cuFile (compat)"
+    assert path_name("cufile", {"p2pdma", "compat"}) == "cuFile (compat, p2pdma)"
+    assert path_name("cufile", {"compat+p2pdma"}) == "cuFile (compat+p2pdma)"
+
+
+def test_csv_and_json_hold_every_figure() -> None:
+    rows = list(csv.DictReader(io.StringIO(render_csv(PUBLISHED))))
+
+    assert [row["gib_per_second"] for row in rows] == ["4.35", "4.3", "6.62"]
+    assert list(rows[0]) == list(asdict(PUBLISHED[0]))
+    assert [Cell(**row) for row in json.loads(render_json(PUBLISHED))] == PUBLISHED
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("no GPU on this host")
+    target = Path(__file__).parents[2] / "build" / "paths"
+    target.mkdir(parents=True, exist_ok=True)
+    events: list[str] = []
+
+    cells = run_paths(
+        plan(
+            tmp_path,
+            targets=(target,),
+            paths=None,
+            patterns=("seq_read", "random_mix"),
+            seconds=1.0,
+            file_size=64 * MIB,
+        ),
+        events.append,
+    )
+
+    print("\n".join(events), render_table(cells), sep="\n")
+    assert {c.path for c in cells} >= {"host_buffered", "host_direct", "host_direct_gpu_copy"}
+    for cell in cells:
+        by_path = cell.p2pdma_bytes + cell.nvidia_fs_bytes + cell.compat_bytes + cell.host_bytes
+        assert by_path == cell.num_ios * cell.io_size
+        assert (cell.mode == "host") == (cell.path != "cufile")

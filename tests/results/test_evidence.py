@@ -1,0 +1,138 @@
+"""What the hosts counted, put together by hand: bytes from memory, busiest drives, doubts."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.host.intervals import DeviceUse, IntervalSummary
+from dlemu.results.evidence import Gathered, HostReport, combine
+from dlemu.results.records import STEP
+from dlemu.results.verdict import HostEvidence
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.workload.model import load_workload
+
+READ = 1000
+"""Bytes that an epoch's steps have read, over all hosts."""
+
+
+def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
+    """Return what a host counted in an epoch; what is not given is not known."""
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
+    least = {"seconds": seconds, "devices": {}, "usable_cpus": 4.0, "max_processes": 1}
+    return IntervalSummary(**(unknown | least | seen))
+
+
+def busy(**shares: float) -> dict[str, DeviceUse]:
+    """Return drives that were busy for these shares of the time."""
+    return {name: DeviceUse(1, 1, 1.0, share, 1.0) for name, share in shares.items()}
+
+
+def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
+    known: dict[str, Any] = {"resident_before": 0.0, "direct": False, "file_system": "ext4"}
+    known |= {"host": "a", "probe": None, "num_workers": 4}
+    return HostReport(epochs=list(epochs), **(known | changes))
+
+
+def gather(*hosts: HostReport) -> Gathered:
+    """Return what hosts with an accelerator each saw of epochs with 3 steps."""
+    steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
+    steps["epoch"] = np.arange(steps.shape[0])[:, None, None]
+    steps["accelerator"] = np.arange(steps.shape[1])[:, None]
+    steps["step"] = np.arange(3)
+    steps["num_bytes"][:, :, 0] = READ // len(hosts)
+    steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
+    names = [f"rank {number}" for number in range(len(hosts))]
+    workload = load_workload("unet3d_h100")
+    return combine(workload, list(hosts), names, [steps.ravel()], PathBytes())
+
+
+def hosts_of(gathered: Gathered) -> list[HostEvidence]:
+    return list(gathered.evidence().hosts)
+
+
+def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
+    """Others read from the drive as well; in the second epoch all came from storage, and more."""
+    found = gather(
+        report(
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=900, process_read_bytes=700),
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=1200, process_read_bytes=1100),
+        )
+    )
+    assert found.measured["page_cache_share_per_epoch"] == [pytest.approx(0.3), 0.0]
+    assert found.page_cache_share == pytest.approx(1 - (700 + 1100) / 2000)
+    assert found.measured["storage_read_bytes"] == 1800
+    assert found.measured["device_read_bytes"] == 2100
+
+
+def test_bytes_from_memory_are_added_up_over_hosts() -> None:
+    found = gather(
+        report(epoch_of(process_read_bytes=500), resident_before=0.0),
+        report(epoch_of(process_read_bytes=300), resident_before=0.5),
+    )
+    assert found.page_cache_share == pytest.approx(0.2)
+    assert found.measured["resident_share_before"] == 0.25
+    unknown = gather(report(epoch_of(process_read_bytes=500)), report(epoch_of()))
+    assert unknown.page_cache_share is None
+
+
+@pytest.mark.parametrize(
+    ("resident", "direct", "noted"),
+    [(0.0, False, True), (0.5, False, True), (0.25, False, False), (0.0, True, False)],
+)
+def test_counters_that_contradict_what_was_in_memory_are_noted(
+    resident: float, direct: bool, noted: bool
+) -> None:
+    """30 % came from memory; O_DIRECT passes by what is there."""
+    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=700, process_read_bytes=700)
+    found = gather(report(seen, resident_before=resident, direct=direct))
+    note = (
+        "the drives' counters say that 30% of the first epoch came from memory, but "
+        f"{100 * resident:.0f}% of the pages were in memory before: something else reads these "
+        "drives, or memory was short"
+    )
+    assert found.notes == ((note,) if noted else ())
+
+
+def test_the_busiest_drive_is_that_of_all_epochs_by_their_time() -> None:
+    (host,) = hosts_of(
+        gather(
+            report(
+                epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), device_read_bytes=9),
+                epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), device_read_bytes=9),
+            )
+        )
+    )
+    assert host.device == "sda"
+    assert host.device_busy_share == pytest.approx((300 * 0.9 + 100 * 0.1) / 400)
+
+
+def test_a_hosts_counters_are_those_of_all_epochs() -> None:
+    seen = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0, "throttled_seconds": 1.5}
+    (host,) = hosts_of(
+        gather(
+            report(
+                epoch_of(300.0, process_read_bytes=800, host_cpu_share=0.2, **seen),
+                epoch_of(100.0, process_read_bytes=400, host_cpu_share=0.6, **seen),
+            )
+        )
+    )
+    assert host.seconds == 400 and host.num_workers == 4
+    assert host.read_bytes_per_second == pytest.approx(1200 / 400)
+    assert host.cpu_share == pytest.approx(120 / (4 * 400))
+    assert host.host_cpu_share == pytest.approx((300 * 0.2 + 100 * 0.6) / 400)
+    assert (host.runqueue_seconds, host.throttled_seconds) == (6.0, 3.0)
+
+
+def test_where_storage_is_not_seen_a_hosts_rate_is_its_part_of_what_loaders_took() -> None:
+    hosts = hosts_of(gather(report(epoch_of()), report(epoch_of(), host="b")))
+    assert [host.read_bytes_per_second for host in hosts] == [READ / 2 / 100] * 2
+
+
+def test_workers_time_is_that_of_all_hosts() -> None:
+    found = gather(report(epoch_of(), num_workers=4), report(epoch_of(), num_workers=8))
+    assert found.measured["worker_seconds"] == 12 * 100.0
+    assert found.measured["read_seconds"] == 6 * 0.5
+    assert found.measured["decode_seconds"] == 6 * 0.25
+    assert found.measured["hand_over_seconds"] == 6 * 0.125

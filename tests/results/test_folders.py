@@ -1,0 +1,511 @@
+"""Output folders: nobody else's, no run that is lost, none that is left empty."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+from dlemu.cli.main import run
+from dlemu.errors import RunError, WorkloadError
+from dlemu.results import folders
+from dlemu.results.folders import hold, hold_for_runs, keep_leftovers, make
+from dlemu.results.proof import EXIT_STATUS
+from dlemu.results.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
+from dlemu.workload.model import Workload, load_workload
+from tests.lab.commands import QUICK, dlemu, generate
+from tests.lab.mpirun import mpirun
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(folder: Path) -> Workload:
+    return load_workload("unet3d_h100", {"output.folder": str(folder)})
+
+
+def attempt(folder: Path, status: str = "failed") -> None:
+    """Leave in a folder what a run leaves that did not end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_summary(folder, {"status": status, "error": "the disk is full"})
+    (folder / CONFIG).touch()
+    write_steps(folder, 0, np.zeros(2, STEP))
+    (folder / "host.0.jsonl").touch()
+
+
+@pytest.mark.parametrize("enter", [make, lambda folder: hold(folder, "")])
+def test_what_was_made_and_is_empty_is_removed(
+    enter: Callable[[Path], AbstractContextManager[Path]], tmp_path: Path
+) -> None:
+    (tmp_path / "before").mkdir()
+    with enter(tmp_path / "before"):
+        pass
+    with enter(tmp_path / "before" / "a" / "b") as folder:
+        assert folder.is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["before"]
+    with enter(tmp_path / "kept" / "a"), enter(tmp_path / "kept" / "b") as folder:
+        (folder / "result").touch()
+    assert (tmp_path / "kept" / "b" / "result").exists() and not (tmp_path / "kept" / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("file/run", "Not a directory"), ("file", "File exists"), ("/proc/run", "No such file or")],
+)
+def test_a_folder_that_cannot_be_made_is_one_line(
+    folder: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    for enter in (make(Path(folder)), hold(folder, "")):
+        with pytest.raises(WorkloadError) as error, enter:
+            pass
+        assert str(error.value).startswith(f"output.folder {folder} cannot be written ({reason}")
+        assert str(error.value).endswith("; set output.folder")
+    Path("outputs").symlink_to("nowhere")
+    with pytest.raises(WorkloadError, match=r"cannot be written \(File exists\)"), hold(None, "x"):
+        pass
+
+
+def test_commands_of_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num = 16
+    monkeypatch.chdir(tmp_path)
+    now = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
+    monkeypatch.setattr(folders, "datetime", now)
+    start, end = threading.Barrier(num, timeout=20), threading.Barrier(num, timeout=20)
+
+    def command(number: int) -> Path:
+        start.wait()
+        with hold(None, "job") as folder:
+            (folder / "mine").write_text(str(number))
+            end.wait()
+            assert [path.read_text() for path in folder.iterdir()] == [str(number)]
+        return folder
+
+    with ThreadPoolExecutor(num) as threads:
+        made = list(threads.map(command, range(num)))
+    names = ["20260102-030405", *(f"20260102-030405-{number}" for number in range(2, num + 1))]
+    assert sorted(made) == sorted(Path("outputs/job") / name for name in names)
+
+
+def test_a_folder_is_held_by_one_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    refused = f"output {folder} is in use by another dlemu; wait for its end, or name another"
+    with hold(folder, ""):
+        with pytest.raises(WorkloadError) as error, hold(folder, "", key="output"):
+            pass
+        assert str(error.value) == refused
+        process = multiprocessing.get_context("fork").Process(target=hold(folder, "").__enter__)
+        process.start()
+        process.join()
+        assert process.exitcode == 1, "of another process as well"
+        assert folder.exists()
+    with hold(folder, ""):
+        pass
+
+
+def test_a_worker_that_lives_on_does_not_hold_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ended = context.Event()
+    try:
+        with hold(tmp_path, ""):
+            worker = context.Process(target=ended.wait, daemon=True)
+            worker.start()
+        with hold(tmp_path, ""):
+            pass
+    finally:
+        ended.set()
+        worker.join()
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+@pytest.mark.parametrize("given", ["out/run", None])
+def test_a_folder_that_vanishes_meanwhile_is_made_again(
+    moment: str, given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was refused removes the empty folders it made; another renames one."""
+    monkeypatch.chdir(tmp_path)
+    module = {"open": os, "flock": fcntl}[moment]
+    call = getattr(module, moment)
+    vanished: list[Path] = []
+
+    def vanish(*words: object) -> object:
+        if not vanished:
+            (folder,) = [path for path in Path().glob("out*/**/*") if not any(path.iterdir())]
+            vanished.append(folder)
+            folder.rename("elsewhere")
+        return call(*words)
+
+    monkeypatch.setattr(module, moment, vanish)
+    with hold(given, "job") as folder:
+        assert vanished and folder.is_dir()
+        with pytest.raises(WorkloadError, match="in use"), hold(folder, ""):
+            pass
+
+
+@pytest.mark.parametrize("status", ["failed", "incomplete"])
+def test_a_run_that_did_not_end_is_kept_beside(status: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    said: list[str] = []
+    for number in (1, 2):
+        attempt(folder, status)
+        before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+        with hold_for_runs(job(folder), said.append) as made:
+            assert made == folder and not any(folder.iterdir())
+        kept = tmp_path / f"a run.attempt-{number}"
+        assert sorted((path.name, path.read_bytes()) for path in kept.iterdir()) == before
+        assert said[-1] == f"{folder} holds a run that did not end; it is kept as {kept}"
+
+
+def test_several_runs_are_kept_together(tmp_path: Path) -> None:
+    attempt(tmp_path / "out" / "run.1")
+    write_summary(tmp_path / "out", {"status": "failed", "runs": []})
+    with hold_for_runs(job(tmp_path / "out"), lambda text: None):
+        pass
+    assert len(read_steps(tmp_path / "out.attempt-1" / "run.1")) == 2
+
+
+def test_a_link_leads_to_the_new_folder(tmp_path: Path) -> None:
+    attempt(tmp_path / "disk" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    with hold_for_runs(job(tmp_path / "link"), lambda text: None) as folder:
+        (folder / "new").touch()
+    assert (tmp_path / "disk" / "run" / "new").exists()
+    assert (tmp_path / "disk" / "run.attempt-1" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda folder: attempt(folder, "complete"), "holds a run already; name another, or "),
+        (lambda folder: write_summary(folder, {"epoch": 1}), "holds a run already; name another"),
+        (
+            lambda folder: (folder / "data").mkdir(),
+            "holds a run that did not end, and other files (data); name another",
+        ),
+        (os.chdir, "holds a run that did not end, and is the working directory; name another"),
+    ],
+)
+def test_what_is_no_failed_run_alone_is_never_moved(
+    change: Callable[[Path], None], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    attempt(folder)
+    change(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(WorkloadError) as error, hold_for_runs(job(folder), print):
+        pass
+    assert str(error.value).startswith(f"output.folder {folder} {line}")
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    with (
+        pytest.raises(RunError, match=r"summary\.json is damaged"),
+        hold_for_runs(job(tmp_path), print),
+    ):
+        pass
+    assert (tmp_path / "summary.json").read_text() == "{"
+
+
+def test_only_records_that_rank_0_does_not_see_are_leftovers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    attempt(folder)
+    keep_leftovers(folder)
+    assert folder.exists(), "config.yaml tells that the folder is rank 0's own"
+    (folder / CONFIG).unlink()
+    keep_leftovers(folder)
+    assert not any(folder.iterdir()) and (tmp_path / "run.attempt-1" / "steps.0.npy").exists()
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return generate(tmp_path_factory.mktemp("folders"))
+
+
+REFUSED = [
+    ["run", *QUICK, "dataset.data_folder=/nowhere"],
+    ["run", *QUICK, "dataset.data_folder=/nowhere", "runs=2"],
+    ["run", *QUICK, "dataset.num_files_train=57"],
+    ["run", *QUICK, "dataset.record_length_bytes_resize=300000000"],
+    ["run", *QUICK, "dataset.record_length_bytes_resize=300000000", "runs=2"],
+    ["run", *QUICK, "division=closed"],
+    ["size", *QUICK, "dataset.data_folder=/nowhere"],
+    ["size", *QUICK, "size.quick=true", "size.start=4"],
+    ["size", *QUICK],
+    ["calibrate", *QUICK, "dataset.data_folder=/nowhere"],
+    ["calibrate", *QUICK, "dataset.data_folder=/dev/shm"],
+    ["predict", *QUICK],
+]
+
+
+@pytest.mark.parametrize("given", [[], ["output.folder=some/results"]])
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join([words[0], *words[-2:]]))
+def test_a_command_that_is_refused_leaves_nothing(
+    words: list[str],
+    given: list[str],
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    free = SimpleNamespace(available=1 << 30, total=1 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    command, *keys = words
+    assert run([command, data, *keys, *given]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not any(tmp_path.iterdir()), list(tmp_path.rglob("*"))
+
+
+def test_the_same_command_may_be_given_again_once_a_run_has_failed(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(data.partition("=")[2])
+    shutil.copytree(folder, tmp_path / "data")
+    missing = sorted((tmp_path / "data" / "train").iterdir())[0]
+    content = missing.read_bytes()
+    missing.unlink()
+    words = ["run", *QUICK, f"dataset.data_folder={tmp_path}/data", f"output.folder={tmp_path}/run"]
+    assert run(words) == 1
+    missing.write_bytes(content)
+    assert run(words) == 0
+    kept = tmp_path / "run.attempt-1"
+    said = f"{tmp_path}/run holds a run that did not end; it is kept as {kept}"
+    assert said in capsys.readouterr().out.splitlines()
+    assert read_summary(kept)["status"] == "failed"
+    assert read_summary(tmp_path / "run")["status"] == "complete"
+
+
+@contextmanager
+def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a run of 500 epochs in folder/run; yield it once it has printed this."""
+    command = [sys.executable, "-m", "dlemu", "run", *QUICK, data, "train.epochs=500"]
+    process = subprocess.Popen(
+        [*command, "output.folder=run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        while until not in process.stdout.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_goes_on_is_never_moved(data: str, tmp_path: Path) -> None:
+    words = ["run", *QUICK, data, "train.epochs=1", "output.folder=run"]
+    with long_run(data, tmp_path, "epoch 1 of") as process:
+        again = dlemu(*words, cwd=tmp_path)
+        assert (again.returncode, again.stderr) == (
+            1,
+            "dlemu: output.folder run is in use by another dlemu; wait for its end, or name "
+            "another\n",
+        )
+        assert process.poll() is None and not (tmp_path / "run.attempt-1").exists()
+    done = dlemu(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_summary(tmp_path / "run.attempt-1")["status"] == "incomplete", "it was killed"
+
+
+def keys_of(data: str, **more: object) -> dict[str, object]:
+    words = dict(word.split("=", 1) for word in [*QUICK[1:], data])
+    return {key: yaml.safe_load(value) for key, value in words.items()} | {
+        key.replace("__", "."): value for key, value in more.items()
+    }
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("hosts", ["a,b,b", "a,a,b"])
+def test_hosts_that_share_no_folder_have_one_report(hosts: str, data: str, tmp_path: Path) -> None:
+    leader = hosts.split(",").index("b")
+    name = f"host.{leader}.jsonl"
+    here, there = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    there.mkdir(parents=True)
+    (there / name).touch()  # of an earlier run
+    # Long enough for a plot.
+    times = {"train__computation_time": 0.2, "train__epochs": 3}
+    keys = keys_of(data, output__folder="run", num_accelerators=3, **times)
+    command = [sys.executable, "-m", "tests.lab.apart", str(tmp_path), hosts, json.dumps(keys)]
+    done = subprocess.run(mpirun(3, *command), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in here.iterdir()} == {
+        "config.yaml",
+        "summary.json",
+        "host.0.jsonl",
+        name,
+        *(f"steps.{rank}.npy" for rank in range(3)),
+    }
+    assert (here / name).read_bytes() == (there / name).read_bytes() != b""
+    assert set(read_steps(here)["accelerator"].tolist()) == {0, 1, 2}
+    assert (tmp_path / "b" / "run.attempt-1" / name).read_bytes() == b""
+    page = tmp_path / "page.html"
+    assert run(["report", str(here), "--html", str(page)]) in EXIT_STATUS.values()
+    assert f"CPU on the host of rank {leader}" in page.read_text()
+
+
+@pytest.mark.mpi
+def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
+    """Two hosts, one folder: rank 0 leaves alone what the others have written."""
+    keys = keys_of(data, output__folder=str(tmp_path / "run"), num_accelerators=2)
+    program = (
+        "import sys, dlemu.run.job as job\n"
+        "from dlemu.world.mpi import Mpi\n"
+        "write = job.write_steps\n"
+        "def one(folder, rank, steps):\n"
+        "    assert rank == MPI.COMM_WORLD.rank, 'of another rank'\n"
+        "    write(folder, rank, steps)\n"
+        "from mpi4py import MPI\n"
+        "job.write_steps = one\n"
+        "from tests.lab.apart import main\n"
+        "from pathlib import Path\n"
+        f"sys.exit(main(Path({str(tmp_path)!r}), ['a', 'b'], {keys!r}))\n"
+    )
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-c", program), capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 2
+    assert len(list((tmp_path / "run").glob("host.*.jsonl"))) == 2
+
+
+# --- what an interrupted run has measured ---------------------------------------------------------
+
+
+def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path) -> None:
+    with long_run(data, tmp_path, "epoch 3 of") as process:
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "dlemu: interrupted\n")
+    num = len(np.unique(read_steps(tmp_path / "run")["epoch"]))
+    verdict = (
+        f"NO VERDICT: interrupted after {num} of 500 epochs; what limited it, and how much came "
+        "from memory, is not known"
+    )
+    assert num >= 3 and f"{num} epochs of 8 steps" in out
+    (told,) = [line for line in out.splitlines() if line.startswith("NO VERDICT")]
+    assert told.startswith(verdict)
+    assert out.splitlines()[-1] == "results: run"
+    done = dlemu("report", "run", "--html", "page.html", cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout.splitlines()[0] == "run: incomplete"
+    assert told in done.stdout.splitlines() and "limit:" not in done.stdout
+    assert '<p class="verdict none">NO VERDICT: interrupted' in (tmp_path / "page.html").read_text()
+    done = dlemu("report", "run", "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["verdict"], answer["status"]) == (1, "NO VERDICT", "incomplete")
+    assert len(answer["metric"]["train_au_percentage"]) == num
+
+
+@pytest.fixture
+def stored(data: str, tmp_path: Path) -> Path:
+    assert run(["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]) == 0
+    return tmp_path / "run"
+
+
+def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: str) -> None:
+    """Make a run of as many accelerators, of which each has ended so many epochs."""
+    steps = np.load(folder / "steps.0.npy")
+    for rank, num in enumerate(epochs):
+        steps["accelerator"] = rank
+        write_steps(folder, rank, steps[steps["epoch"] < num])
+    unknown: dict[str, object] = {
+        "metric": {},
+        "measured": {},
+        "limit": None,
+        "num_accelerators": len(epochs),
+    }
+    summary = read_summary(folder) | unknown | {"status": status} | keys
+    write_summary(folder, summary)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "keys", "line"),
+    [
+        ((1,), {}, "not ended after 1 of 2 epochs; what limited"),
+        ((2, 1), {"error": "interrupted"}, "interrupted after 1 of 2 epochs; what limited"),
+        ((1, 2), {"status": "failed", "error": "X"}, "failed after 1 of 2 epochs: X; what limited"),
+        ((2, 2), {"status": "failed", "error": "X"}, "X; what limited it, and how much"),
+    ],
+)
+def test_only_epochs_that_all_ranks_have_ended_count(
+    epochs: tuple[int, ...],
+    keys: dict[str, str],
+    line: str,
+    stored: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut_short(stored, *epochs, **keys)
+    capsys.readouterr()
+    assert run(["report", str(stored)]) == 1
+    out = capsys.readouterr().out
+    (verdict,) = [text for text in out.splitlines() if text.startswith("NO VERDICT")]
+    assert verdict.startswith(f"NO VERDICT: {line}")
+    assert f"{len(epochs)} emulated accelerator" in out
+    assert f", {min(epochs)} epoch" in out
+
+
+@pytest.mark.parametrize("epochs", [(0,), (2, 0)])
+def test_without_a_whole_epoch_there_is_no_figure(
+    epochs: tuple[int, ...], stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_short(stored, *epochs, error="interrupted")
+    for path in stored.glob("steps.*"):
+        if len(np.load(path)) == 0:
+            path.unlink()
+    capsys.readouterr()
+    assert run(["report", str(stored)]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        f"dlemu: {stored}: no verdict (incomplete), no whole epoch of all accelerators: "
+        "interrupted\n",
+    )
+
+
+def test_of_several_runs_those_that_ended_are_shown(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(["run", *QUICK, data, "runs=2", f"output.folder={out}"]) in (0, 2)
+    summary = read_summary(out)
+    cut = {key: summary[key] for key in ("label", "division", "workload", "start")}
+    rows = summary["runs"]
+    write_summary(out, cut | {"status": "incomplete", "error": "interrupted", "runs": rows[:1]})
+    capsys.readouterr()
+    assert run(["report", str(out)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "NO VERDICT: interrupted after 1 of 2 runs"
+    assert [line for line in lines if line.startswith("run.1 ")]
+    write_summary(out, cut | {"status": "incomplete", "error": "interrupted", "runs": []})
+    assert run(["report", str(out)]) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: {out}: no verdict (incomplete), no whole run that counts: interrupted\n"
+    )

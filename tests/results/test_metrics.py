@@ -1,0 +1,228 @@
+"""Utilisation and rates of both editions, worked by hand; all times in seconds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.results.metrics import Edition, measure, passes
+from dlemu.results.records import STEP, Steps
+
+EDITIONS: list[Edition] = ["v1.0", "v2.0"]
+
+
+def steps(
+    *waits: float,
+    asked: float = 1.0,
+    compute: float | None = None,
+    barriers: tuple[float, ...] = (),
+    accelerator: int = 0,
+    epoch: int = 0,
+    num_samples: int = 7,
+) -> Steps:
+    """Return the records of one accelerator's epoch."""
+    rows = np.zeros(len(waits), STEP)
+    rows["epoch"], rows["accelerator"], rows["step"] = epoch, accelerator, np.arange(len(waits))
+    rows["wait"], rows["computation_time"] = waits, asked
+    rows["compute"] = asked if compute is None else compute
+    rows["barrier"] = barriers or 0.0
+    rows["num_samples"], rows["num_bytes"] = num_samples, 1000
+    return rows
+
+
+def test_edition_1_by_hand() -> None:
+    """5 steps of 1 s, waits of 8, 0.25, 0, 0.5 and 0.25 s: 14 s, of which the first takes 9."""
+    epoch = measure(steps(8, 0.25, 0, 0.5, 0.25)).epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 4 * 1.0 / (14 - 9))
+    assert epoch.samples_per_second == pytest.approx(5 * 7 / 14), "the first step counts"
+    assert epoch.true_samples_per_second == pytest.approx(5 * 7 / 14)
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 14)
+    assert epoch.first_step_seconds == 9
+    assert epoch.seconds == 14
+    assert (epoch.num_steps, epoch.num_samples, epoch.read_bytes) == (5, 35, 5000)
+    assert epoch.read_bytes_per_second == pytest.approx(5000 / 14)
+    assert epoch.wait_seconds == pytest.approx(0.25)
+    assert epoch.wait_share == pytest.approx(1 / 5)
+
+
+def test_edition_2_by_hand() -> None:
+    """The same; samples/s lose two steps over a window that lost one: the published defect."""
+    epoch = measure(steps(8, 0.25, 0, 0.5, 0.25), edition="v2.0").epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 4 * 1.0 / 5)
+    assert epoch.samples_per_second == pytest.approx((5 - 2) * 7 / 5)
+    assert epoch.true_samples_per_second == pytest.approx(5 * 7 / 14), "and ours is right"
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 14)
+
+
+def test_edition_2_has_a_window() -> None:
+    epoch = measure(
+        steps(8, 3, 0, 0.5, 4), edition="v2.0", exclude_start_steps=2, exclude_end_steps=1
+    ).epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 2 / 2.5)
+    assert epoch.samples_per_second == pytest.approx((5 - 2) * 7 / 2.5)
+    assert epoch.wait_seconds == pytest.approx(0.25)
+
+
+def test_edition_1_has_none() -> None:
+    rows = steps(8, 0.25, 0, 0.5, 0.25)
+    assert measure(rows, exclude_start_steps=3, exclude_end_steps=1).au_percentage == 80
+
+
+def test_oversleep_is_credited_in_edition_2_only() -> None:
+    """Asked for 1 s, the host computed for 1.25 s: nothing was waited for, and yet."""
+    rows = steps(0, 0, 0, 0, 0, compute=1.25)
+    assert measure(rows).au_percentage == pytest.approx(100 / 1.25)
+    assert measure(rows, edition="v2.0").au_percentage == pytest.approx(100)
+    for edition in EDITIONS:
+        epoch = measure(rows, edition=edition).epochs[0]
+        assert epoch.oversleep_share == pytest.approx(0.2)
+        assert epoch.wait_share == epoch.barrier_share == 0
+
+
+def test_a_slow_accelerator_costs_the_others_their_barrier() -> None:
+    slow = steps(2, 1, 1, 1, 1, accelerator=1)
+    fast = steps(2, 0, 0, 0, 0, barriers=(0, 1, 1, 1, 1), accelerator=0)
+    for edition in EDITIONS:
+        metrics = measure([slow, fast], edition=edition)
+        epoch = metrics.epochs[0]
+        assert metrics.num_accelerators == 2
+        assert epoch.accelerator_au.tolist() == [50, 50]
+        assert epoch.accelerator_wait.tolist() == [0, 1], "this tells them apart"
+        assert epoch.wait_share == epoch.barrier_share == 0.25
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_a_slow_first_batch_is_outside_the_rules_window(edition: Edition) -> None:
+    """One rank's first batch takes 20 s: the others wait for it at the barrier, in step 1 too."""
+    slow = steps(20, 0, 0, 0, 0, accelerator=1)
+    fast = steps(0, 0, 0, 0, 0, barriers=(20, 0, 0, 0, 0), accelerator=0)
+    epoch = measure([slow, fast], edition=edition).epochs[0]
+    assert epoch.au_percentage == 100
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 25), "here it shows"
+    assert epoch.first_step_seconds == 21
+    if edition == "v1.0":
+        assert epoch.samples_per_second == pytest.approx(2 * 5 * 7 / 25), "and here"
+
+
+def test_the_jobs_value_is_a_mean_of_accelerators_then_of_epochs() -> None:
+    rows = [
+        steps(0, 0, 0, accelerator=0, epoch=0),  # AU 100, 7 samples/s
+        steps(0, 1, 1, accelerator=1, epoch=0),  # AU 50, 21 in 5 s
+        steps(1, 3, 3, accelerator=0, epoch=1),  # AU 25, 21 in 10 s
+        steps(1, 3, 3, accelerator=1, epoch=1),
+    ]
+    metrics = measure(rows)
+    assert [epoch.au_percentage for epoch in metrics.epochs] == [75, 25]
+    assert metrics.au_percentage == 50
+    rates = [epoch.samples_per_second for epoch in metrics.epochs]
+    assert rates == pytest.approx([21 / 3 + 21 / 5, 2 * 21 / 10]), "summed over accelerators"
+    assert metrics.samples_per_second == pytest.approx(np.mean(rates))
+    assert metrics.whole_epoch_au_percentage == pytest.approx(np.mean([80, 30]))
+    assert metrics.read_bytes == 12_000
+    assert metrics.read_bytes_per_second == pytest.approx(12_000 / (5 + 10))
+
+
+def test_drawn_times_are_credited_as_drawn() -> None:
+    rows = steps(0, 1, 0, 1)
+    rows["computation_time"] = rows["compute"] = [9, 1, 2, 3]
+    assert measure(rows).au_percentage == pytest.approx(100 * 6 / 8)
+
+
+@pytest.mark.parametrize(
+    ("edition", "num_steps"), [("v1.0", 1), ("v2.0", 0), ("v2.0", 1), ("v2.0", 2), ("v1.0", 0)]
+)
+def test_too_few_steps_are_an_error_and_no_number(edition: Edition, num_steps: int) -> None:
+    """Two steps make a rate of 0 samples/s in edition v2.0."""
+    with pytest.raises(WorkloadError) as error:
+        measure(steps(*[0.0] * num_steps), edition=edition)
+    assert str(error.value) == (
+        "no step was run, so there is nothing to measure; raise train.epochs or "
+        "dataset.num_files_train"
+        if num_steps == 0
+        else f"epoch 0 has {num_steps} steps, too few for edition {edition}, which leaves out 1; "
+        "raise dataset.num_files_train"
+    )
+
+
+def test_a_window_larger_than_the_epoch_is_an_error() -> None:
+    with pytest.raises(WorkloadError, match=r"^epoch 0 has 4 steps, .* which leaves out 4; raise"):
+        measure(steps(0, 0, 0, 0), edition="v2.0", exclude_start_steps=3, exclude_end_steps=1)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [steps(0, 0, 0, 0), steps(0, 0, accelerator=1)],
+        [steps(0, 0, 0), steps(0, accelerator=1)],  # as many rows as 2 x 2: no reshape notices
+        [steps(0, 0, 0), steps(0, 0, 0)],
+        [steps(0, 0, 0), steps(0, 0, 0, accelerator=2)],
+        [steps(0, 0, 0, 0)[[0, 1, 3, 3]]],
+        [steps(0, 0, 0, 0)[1:]],
+    ],
+    ids=["short rank", "short rank, even", "twice", "rank lost", "step lost", "first step lost"],
+)
+def test_records_with_holes_are_refused(rows: list[Steps]) -> None:
+    with pytest.raises(RunError, match=r"^epoch 0: not every accelerator has the steps 0 to \d, "):
+        measure(rows)
+
+
+def test_an_epoch_that_a_rank_did_not_reach_is_refused() -> None:
+    rows = [steps(0, 0, 0), steps(0, 0, 0, accelerator=1), steps(0, 0, 0, 0, epoch=1)]
+    with pytest.raises(RunError, match=r"^epoch 1: not every accelerator"):
+        measure(rows)
+
+
+seconds = st.floats(1e-6, 1e3)
+
+
+@given(st.data(), st.sampled_from(EDITIONS), st.integers(1, 4), st.integers(3, 9))
+@settings(deadline=None)
+def test_what_holds_for_any_steps(
+    data: st.DataObject, edition: Edition, accelerators: int, num_steps: int
+) -> None:
+    rows = np.zeros((accelerators, num_steps), STEP)
+    rows["accelerator"] = np.arange(accelerators)[:, None]
+    rows["step"] = np.arange(num_steps)
+    rows["num_samples"] = 7
+    for name in ("wait", "compute", "barrier"):
+        drawn = st.lists(seconds, min_size=rows.size, max_size=rows.size)
+        rows[name] = np.reshape(data.draw(drawn), rows.shape)
+    rows["computation_time"] = rows["compute"]
+    epoch = measure(rows, edition=edition).epochs[0]
+    assert 0 < epoch.au_percentage <= 100 + 1e-9
+    assert epoch.accelerator_au.min() <= epoch.au_percentage <= epoch.accelerator_au.max() + 1e-9
+    shares = epoch.wait_share + epoch.barrier_share + epoch.oversleep_share
+    compute = rows["compute"][:, 1:].sum() / sum(
+        rows[name][:, 1:].sum() for name in ("wait", "compute", "barrier")
+    )
+    assert shares + compute == pytest.approx(1)
+
+    order = np.random.default_rng(0).permutation(rows.size)
+    shuffled = measure(rows.ravel()[order], edition=edition)
+    assert shuffled.epochs[0].au_percentage == epoch.au_percentage, "the rows' order is no matter"
+    assert (shuffled.epochs[0].accelerator_wait == epoch.accelerator_wait).all()
+
+    slower = rows.copy()
+    slower["wait"][0, 2] += 1
+    assert measure(slower, edition=edition).au_percentage < epoch.au_percentage
+    first = rows.copy()
+    first["wait"][:, 0] += 1
+    late = measure(first, edition=edition).epochs[0]
+    assert late.au_percentage == pytest.approx(epoch.au_percentage), "the loophole"
+    assert late.whole_epoch_au_percentage < epoch.whole_epoch_au_percentage
+    assert late.true_samples_per_second < epoch.true_samples_per_second
+
+
+@pytest.mark.parametrize(
+    ("au", "threshold", "passed"),
+    [
+        (90.0, 90.0, True),
+        (89.996, 90.0, True),
+        (89.994, 90.0, False),
+        (90.0, 90.004, True),
+        (90.0, 90.006, False),
+    ],
+)
+def test_an_au_passes_as_it_is_printed(au: float, threshold: float, passed: bool) -> None:
+    assert passes(au, threshold) is passed

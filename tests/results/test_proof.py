@@ -1,0 +1,334 @@
+"""What proves a PASS: simulated storage that is too slow, and shows an AU that passes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.proof import Judgement, hidden_share, judge
+from dlemu.results.records import STEP, Steps, write_steps
+from dlemu.results.text import render_run, verdict_line
+from dlemu.workload.model import Workload, load_workload
+from tests.lab.commands import QUICK, generate
+
+
+class Device:
+    """Serves an accelerator's reads; those outstanding share its rate evenly.
+
+    It gives `share` of what an accelerator asks that computes for 1 s on each batch.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.now = 0.0
+        self._seconds = 1 / share
+        self._left: dict[int, float] = {}
+
+    def ask(self, step: int) -> None:
+        self._left[step] = self._seconds
+
+    def wait_for(self, step: int) -> None:
+        while step in self._left:
+            self.serve(self.now + min(self._left.values()) * len(self._left))
+
+    def serve(self, until: float) -> None:
+        while self._left and until - self.now > 1e-12:
+            part = min(*self._left.values(), (until - self.now) / len(self._left))
+            self.now += part * len(self._left)
+            self._left = {n: left - part for n, left in self._left.items() if left - part > 1e-9}
+        self.now = until
+
+
+def replay(
+    share: float, *, num_steps: int, window: int, accelerators: int = 1, start: float = 0.0
+) -> Steps:
+    """Return the steps of a pipelined loop on such a device; `start` seconds go before it."""
+    steps = np.zeros((accelerators, num_steps), STEP)
+    steps["accelerator"] = np.arange(accelerators)[:, None]
+    steps["step"] = np.arange(num_steps)
+    steps["compute"] = steps["computation_time"] = 1.0
+    device = Device(share)
+    for step in range(min(window, num_steps)):
+        device.ask(step)
+    for step in range(num_steps):
+        begun = device.now
+        device.wait_for(step)
+        steps["wait"][:, step] = device.now - begun
+        if step + window < num_steps:
+            device.ask(step + window)
+        device.serve(device.now + 1.0)
+    steps["wait"][:, 0] += start
+    return steps
+
+
+def workload(**keys: object) -> Workload:
+    """Return UNet3D with 4 workers, a batch of prefetch each, and steps of 1 s."""
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    return load_workload("unet3d_h100", {"train.computation_time": 1.0} | given)
+
+
+def measured(steps: Steps, *, job: Workload, times: float = 1.0) -> Metrics:
+    """Return the metrics of these steps, in which `times` the nominal bytes were read."""
+    steps["num_samples"] = job.reader.batch_size
+    steps["num_bytes"] = steps["num_samples"] * job.dataset.mean_bytes * times
+    return measure_run(job, steps)
+
+
+def verdict_of(steps: Steps, **keys: object) -> tuple[Judgement, Metrics]:
+    job = workload(**keys)
+    metrics = measured(steps, job=job)
+    return judge(job, metrics), metrics
+
+
+def test_forty_accelerators_with_five_steps_prove_nothing() -> None:
+    """The device gives 2.8 % of the demand, all of it in the step that is left out."""
+    steps = replay(0.028, num_steps=5, window=5, accelerators=40)
+    judgement, metrics = verdict_of(steps)
+    assert metrics.au_percentage > 99 and metrics.whole_epoch_au_percentage < 5
+    assert judgement.verdict == "NO VERDICT"
+    line = verdict_line(workload(), metrics)
+    assert line.startswith("NO VERDICT: utilisation ")
+    assert "up to 100% of the reading may hide in what is left out, at most 5% may" in line
+    assert "PASS" not in line
+    # 81 steps of 40 accelerators with batches of 7, of which 4 may be read ahead.
+    assert line.endswith("; dataset.num_files_train=22680 would give a verdict")
+    enough = replay(0.028, num_steps=81, window=5, accelerators=40)
+    assert verdict_of(enough)[0].verdict == "FAIL"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.85, 0.89, 0.95, 1.5])
+def test_with_the_files_that_it_names_a_run_has_a_verdict(share: float) -> None:
+    """And the right one: the device's own share says which."""
+    for num_steps in (5, 12, 24, 60):
+        judgement, _ = verdict_of(replay(share, num_steps=num_steps, window=5))
+        if judgement.verdict == "NO VERDICT":
+            found = re.search(r"num_files_train=(\d+)", judgement.reasons[0])
+            assert found is not None
+            enough = int(found[1]) // 7
+            again, _ = verdict_of(replay(share, num_steps=enough, window=5))
+            if again.verdict == "PASS" and share < 0.9:  # as near as 5 %, and it says so
+                assert share > 0.95 * 0.9 and again.hidden, (share, num_steps)
+            else:
+                assert again.verdict == ("PASS" if share >= 0.9 else "FAIL"), (share, num_steps)
+        elif judgement.verdict == "PASS":
+            assert share >= 0.9, (share, num_steps)
+
+
+def test_a_fail_that_flatters_says_how_much() -> None:
+    """24 steps at 0.75 of the demand: a FAIL, and the true share is lower than it says."""
+    steps = replay(0.75, num_steps=24, window=5)
+    judgement, metrics = verdict_of(steps)
+    assert judgement.verdict == "FAIL" and metrics.au_percentage > 78
+    assert judgement.hidden.startswith("hidden: up to 17.4% of the reading")
+    assert judgement.hidden in render_run(workload(), metrics, {}).splitlines()
+
+
+def test_a_pass_of_the_whole_epoch_needs_no_proof() -> None:
+    judgement, metrics = verdict_of(replay(20.0, num_steps=12, window=5))
+    assert metrics.whole_epoch_au_percentage > 90
+    assert judgement == Judgement("PASS")
+
+
+@pytest.mark.parametrize(
+    ("start", "verdict", "said"),
+    [(0.0, "PASS", False), (4.0, "PASS", True), (30.0, "NO VERDICT", False)],
+)
+def test_between_one_line_has_the_share(start: float, verdict: str, said: bool) -> None:
+    """100 steps, of which 4 % may be read ahead; then a first step that takes ever longer."""
+    steps = replay(1.0, num_steps=101, window=1, start=start)
+    steps["wait"][:, 1:] = 0.05
+    judgement, metrics = verdict_of(steps, reader__prefetch_size=1, metric__au=0.92)
+    assert metrics.au_percentage == pytest.approx(100 / 1.05)
+    assert judgement.verdict == verdict and bool(judgement.hidden) == said
+    if said:
+        assert judgement.hidden.startswith("hidden: up to 4.0% of the reading")
+
+
+def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
+    steps = replay(1.0, num_steps=101, window=1, start=30.0)
+    steps["wait"][:, 1:] = 0.05
+    keys: dict[str, object] = {"reader__prefetch_size": 1, "metric__au": 0.92}
+    judgement, _ = verdict_of(steps, **keys)
+    assert "the whole epoch was slower than that" in judgement.reasons[0]
+    files = re.search(r"num_files_train=(\d+)", judgement.reasons[0])
+    assert files is not None
+    again = replay(1.0, num_steps=int(files[1]) // 7 + 1, window=1, start=30.0)
+    again["wait"][:, 1:] = 0.05
+    assert verdict_of(again, **keys)[0].verdict == "PASS"
+    fewer = replay(1.0, num_steps=int(files[1]) // 7 - 20, window=1, start=30.0)
+    fewer["wait"][:, 1:] = 0.05
+    assert verdict_of(fewer, **keys)[0].verdict == "NO VERDICT"
+
+
+def test_compute_that_v2_credits_is_no_pass() -> None:
+    """A host that wakes its accelerators late: 98 % by the rule, 49 % of the demand."""
+    steps = replay(5.0, num_steps=500, window=1)
+    steps["compute"], steps["wait"][:, 1:] = 2.0, 0.02
+    judgement, metrics = verdict_of(steps, metric__edition="v2.0")
+    assert metrics.au_percentage > 98 and judgement.verdict == "NO VERDICT"
+    assert "compute took longer than asked, which edition v2.0 credits" in judgement.reasons[0]
+
+
+def test_steps_that_the_workload_bounds_are_named_too() -> None:
+    steps = replay(0.5, num_steps=5, window=5)
+    job = {"train__total_training_steps": 5, "dataset__num_files_train": 10**6}
+    judgement, _ = verdict_of(steps, **job)
+    assert "; train.total_training_steps=" in judgement.reasons[0]
+    assert "num_files_train" not in judgement.reasons[0], "there are files enough"
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_steps", "share"),
+    [
+        ({}, 101, 0.04),
+        ({"reader__read_threads": 8}, 101, 0.08),
+        ({"reader__prefetch_size": 12}, 101, 0.12),
+        ({"reader__read_threads": 1}, 101, 0.02),
+        ({"metric__edition": "v2.0", "metric__exclude_start_steps": 21}, 101, 0.05),
+        ({}, 3, 1.0),
+    ],
+)
+def test_what_is_read_ahead_by_the_keys(
+    keys: dict[str, object], num_steps: int, share: float
+) -> None:
+    _, metrics = verdict_of(replay(2.0, num_steps=num_steps, window=1), **keys)
+    assert hidden_share(workload(**keys), metrics) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "remark"),
+    [
+        (8192 / 146_600_628, "NO VERDICT", "BUT 8,192 bytes were read for a sample, nominal are"),
+        (0.88, "NO VERDICT", "BUT 129,008,553 bytes were read for a sample, nominal are 146,600,"),
+        (0.92, "PASS", ""),
+        (1.08, "PASS", ""),
+        (1.3, "PASS", "BUT 190,580,816 bytes were read for a sample, nominal are 146,600,628"),
+    ],
+)
+def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, remark: str) -> None:
+    job = workload()
+    metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=times)
+    assert judge(job, metrics).verdict == verdict
+    line = verdict_line(job, metrics)
+    assert line.startswith(f"{verdict}: ") and (remark in line if remark else "BUT" not in line)
+
+
+def test_a_loop_that_counts_no_bytes_is_not_blamed_for_it() -> None:
+    job = workload()
+    metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=0.0)
+    assert verdict_line(job, metrics).startswith("PASS") and "BUT" not in verdict_line(job, metrics)
+
+
+@pytest.mark.parametrize(
+    ("bound", "share", "verdict", "reason"),
+    [
+        (None, None, "PASS", ""),
+        (0.05, 0.05, "PASS", ""),
+        (0.05, 0.06, "NO VERDICT", "metric.max_cached_share: 0.060 of the bytes came from memory"),
+        (0.05, None, "NO VERDICT", "whether at most 0.05 did cannot be checked"),
+        (1.0, 1.0, "PASS", ""),
+    ],
+)
+def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
+    bound: float | None, share: float | None, verdict: str, reason: str
+) -> None:
+    job = workload(metric__max_cached_share=bound)
+    metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
+    judgement = judge(job, metrics, {"measured": {"page_cache_share": share}})
+    assert judgement.verdict == verdict and reason in "".join(judgement.reasons)
+    # A loop of one's own has nobody who looks at it.
+    assert judge(job, metrics).verdict == "PASS"
+
+
+def test_memory_that_was_given_stands_on_the_verdicts_line() -> None:
+    job = workload(host_memory="1GiB")
+    metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
+    assert verdict_line(job, metrics).endswith("; host_memory=1.0 GiB as given, not measured")
+    assert "host_memory" not in verdict_line(workload(), metrics)
+
+
+# --- one judgement, wherever it is shown ----------------------------------------------------------
+
+
+@pytest.fixture
+def unproven(tmp_path: Path) -> Path:
+    """A run's folder: 8 steps whose AU passes, all of whose reading hid in the first."""
+    words = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}", "metric.au=0.0001"]
+    assert run(["run", *words]) == 0
+    _hide(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _hide(folder: Path) -> None:
+    steps = np.load(folder / "steps.0.npy")
+    steps["compute"] = steps["computation_time"] = 1.0
+    steps["barrier"] = 0.0
+    steps["wait"] = np.where(steps["step"] == 0, 20.0, 0.0)
+    write_steps(folder, 0, steps)
+
+
+def test_the_text_the_page_and_the_json_say_the_same(
+    unproven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run(["report", str(unproven), "metric.au=0.9", "--html", str(page)]) == 1
+    text = capsys.readouterr().out
+    (line,) = (line for line in text.splitlines() if line.startswith("NO VERDICT: "))
+    assert "PASS" not in text and "dataset.num_files_train=" in line
+    assert '<p class="verdict none">NO VERDICT: utilisation 100.00%' in page.read_text()
+    assert run(["report", str(unproven), "metric.au=0.9", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["verdict"]) == ("complete", "NO VERDICT")
+    assert told["reasons"][0] in line
+    assert told["metric"]["train_au_meet_expectation"] == "no verdict"
+    assert told["metric"]["train_hidden_share"] == pytest.approx(4 / 7)
+
+
+def test_several_runs_have_no_verdict_if_one_has_none_and_none_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = [*QUICK, generate(tmp_path), "runs=2", "metric.au=0.0001", f"output.folder={out}"]
+    assert run(["run", *words]) in (0, 2)
+    for name in ("run.1", "run.2"):
+        _hide(out / name)
+    assert run(["report", str(out), "metric.au=0.9"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("NO VERDICT: run 1 has none: with the first step it is 28.57%")
+    steps = np.load(out / "run.2" / "steps.0.npy")
+    steps["wait"] = 1.0
+    write_steps(out / "run.2", 0, steps)
+    assert run(["report", str(out), "metric.au=0.9"]) == 2
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAIL: run 1 has none")
+
+
+def test_the_folder_of_an_older_run_is_judged_as_a_new_one(
+    unproven: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says nothing of a verdict, and calls memory's share a failure."""
+    path = unproven / "summary.json"
+    summary = json.loads(path.read_text())
+    for key in ("verdict", "reasons", "remarks"):
+        del summary[key]
+    path.write_text(json.dumps(summary))
+    assert run(["report", str(unproven), "metric.au=0.9"]) == 1
+    assert "\nNO VERDICT: utilisation 100.00%" in capsys.readouterr().out
+    error = "metric.max_cached_share: 0.600 of the bytes came from memory, at most 0.05 may"
+    path.write_text(json.dumps(summary | {"status": "failed", "error": error}))
+    assert run(["report", str(unproven)]) == 1
+    assert f"\nNO VERDICT: {error}" in capsys.readouterr().out
+
+
+def test_the_shortest_epoch_hides_most() -> None:
+    """4 batches may be read ahead, in epochs of 81 and of 11 steps."""
+    parts = []
+    for epoch, num_steps in enumerate((81, 11)):
+        part = replay(1.5, num_steps=num_steps, window=5)
+        part["epoch"] = epoch
+        parts.append(part.ravel())
+    job = workload()
+    assert hidden_share(job, measured(parts[0], job=job)) == pytest.approx(4 / 80)
+    assert hidden_share(job, measured(np.concatenate(parts), job=job)) == pytest.approx(4 / 10)

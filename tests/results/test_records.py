@@ -1,0 +1,291 @@
+"""A run's folder: what is written is read back, and damage is one line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.lib.recfunctions
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.results.folders import make
+from dlemu.results.records import (
+    CONFIG,
+    STEP,
+    JsonLines,
+    Steps,
+    check_writable,
+    read_steps,
+    read_summary,
+    write_config,
+    write_json,
+    write_steps,
+    write_summary,
+)
+from dlemu.workload.model import load_workload
+
+WORKLOAD = load_workload("unet3d_h100")
+
+
+def some_steps(rank: int = 0, number: int = 3) -> Steps:
+    steps = np.zeros(number, STEP)
+    steps["step"] = np.arange(number)
+    steps["accelerator"] = rank
+    steps["wait"] = 0.1 + rank
+    return steps
+
+
+def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        write_steps(tmp_path, rank, some_steps(rank))
+    steps = read_steps(tmp_path)
+    assert steps.tobytes() == np.concatenate([some_steps(r) for r in (0, 2, 10)]).tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "steps.0.npy",
+        "steps.10.npy",
+        "steps.2.npy",
+    ], "no temporary file is left"
+
+
+def test_a_run_of_before_real_loops_were_timed_is_read(tmp_path: Path) -> None:
+    earlier = some_steps()[[name for name in STEP.names or () if name != "overhead"]]
+    np.save(tmp_path / "steps.0.npy", np.lib.recfunctions.repack_fields(earlier))
+    assert read_steps(tmp_path).tobytes() == some_steps().tobytes()
+    np.save(tmp_path / "steps.0.npy", np.lib.recfunctions.repack_fields(earlier[["wait", "step"]]))
+    with pytest.raises(RunError, match="not steps of this version"):
+        read_steps(tmp_path)
+
+
+def test_anyone_can_read_the_records(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    assert np.load(tmp_path / "steps.0.npy", allow_pickle=False)["wait"].tolist() == [0.1] * 3
+
+
+@given(steps=arrays(STEP, st.integers(0, 5), elements=None, fill=st.nothing()))
+def test_any_record_comes_back(steps: Steps, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write_steps(folder, 0, steps)
+    assert read_steps(folder).tobytes() == steps.tobytes()
+
+
+def test_a_folder_without_records_is_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as error:
+        read_steps(tmp_path)
+    assert str(error.value) == f"{tmp_path} holds no steps.<rank>.npy; is it a run's folder?"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"PK\x03\x04 no zip",
+        b"\x80\x04 no pickle",
+        b"text\n" * 100,
+    ],
+)
+def test_a_foreign_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "steps.0.npy"
+    path.write_bytes(content)
+    with pytest.raises(RunError) as error:
+        read_steps(tmp_path)
+    assert str(error.value).startswith(f"{path} is damaged: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    path = tmp_path / "steps.0.npy"
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(RunError, match="is damaged"):
+            read_steps(tmp_path)
+
+
+def test_another_arrays_file_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "steps.x.npy", np.zeros(3, [("wait", float)]))
+    with pytest.raises(RunError) as error:
+        read_steps(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'steps.x.npy'} holds ('wait',), not steps of this version"
+    )
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "steps.0.npy", np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(RunError, match=r"is damaged: Array can.t be memory-mapped: Python objects"):
+        read_steps(tmp_path)
+
+
+def test_a_summary_comes_back(tmp_path: Path) -> None:
+    write_summary(
+        tmp_path,
+        {
+            "au": np.float64(92.5),
+            "per_accelerator": np.array([1, 2]),
+            "nothing": float("nan"),
+            "much": float("inf"),
+            "folder": Path("/data"),
+            "list": (True, None, "µ"),
+        },
+    )
+    assert read_summary(tmp_path) == {
+        "au": 92.5,
+        "per_accelerator": [1, 2],
+        "nothing": None,
+        "much": None,
+        "folder": "/data",
+        "list": [True, None, "µ"],
+    }
+    text = (tmp_path / "summary.json").read_text()
+    assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
+
+
+@pytest.mark.parametrize(
+    ("content", "end"), [("", "is damaged: "), ("{", "is damaged: "), ("[1]", "it holds no object")]
+)
+def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(RunError) as error:
+        read_summary(tmp_path)
+    assert end in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_summary_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as error:
+        read_summary(tmp_path)
+    assert str(error.value) == f"{tmp_path} holds no summary.json; is it a run's folder?"
+
+
+def test_a_runs_folder_holds_its_workload(tmp_path: Path) -> None:
+    workload = WORKLOAD.with_keys({"output.folder": str(tmp_path)})
+    write_config(tmp_path, workload)
+    again = load_workload(tmp_path / CONFIG)
+    assert again.output.folder == str(tmp_path)
+    assert again.dataset == WORKLOAD.dataset
+
+
+def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("kept")
+    check_writable(path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
+    for bad, reason in ((tmp_path, "Is a directory"), (path / "below", "Not a directory")):
+        with pytest.raises(RunError) as error:
+            check_writable(bad)
+        assert str(error.value) == (
+            f"{bad} cannot be written ({reason}); free space or name another output folder"
+        )
+
+
+def in_little_space(num_bytes: int, program: str) -> str:
+    """Run a program whose files may grow to so many bytes, as if the disk were full; return what
+    it prints."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", limit + program],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("room", [-1000, -1, 0, 1, 50])
+def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> None:
+    """Neither a command that goes on there, nor a line of which a part has room."""
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(*({"number": number, "text": "x" * 80} for number in range(20)))
+    kept = path.read_bytes()
+    path.write_bytes(kept + b'{"number": 20, "te')  # what a kill has cut short
+    said = in_little_space(
+        len(kept) + room,
+        f"""
+from pathlib import Path
+from dlemu.errors import RunError
+from dlemu.results.records import JsonLines
+lines = JsonLines(Path({str(path)!r}))
+try:
+    lines.append({{"number": 20, "text": "y" * 200}})
+except RunError as error:
+    print(len(lines.values), error)
+""",
+    )
+    assert said == (
+        f"20 {path} cannot be written (File too large); free space or name another output folder\n"
+    )
+    assert path.read_bytes() == kept
+
+
+def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(1, "µ")
+    inode = path.stat().st_ino
+    JsonLines(path).append([None])
+    assert JsonLines(path).values == [1, "µ", [None]]
+    assert path.stat().st_ino == inode
+    path.write_text("1\n{\n2\n")
+    with pytest.raises(RunError, match=r"log.jsonl is damaged \(.*\); remove it"):
+        JsonLines(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a tmpfs")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(small_disk: Path) -> None:
+    write_steps(small_disk, 0, some_steps())
+    with pytest.raises(RunError) as error:
+        write_steps(small_disk, 0, some_steps(number=2000))
+    assert str(error.value).startswith(f"{small_disk}/steps.0.npy cannot be written (")
+    assert str(error.value).endswith("); free space or name another output folder")
+    assert "None" not in str(error.value)
+    assert len(read_steps(small_disk)) == 3, "the older file is whole"
+    with pytest.raises(RunError) as error:
+        write_json(small_disk / "big.json", "x" * 100_000)
+    assert str(error.value) == (
+        f"{small_disk}/big.json cannot be written (No space left on device); "
+        "free space or name another output folder"
+    )
+    write_summary(small_disk, {"status": "failed"})
+    assert sorted(path.name for path in small_disk.iterdir()) == ["steps.0.npy", "summary.json"]
+
+
+@pytest.mark.root
+def test_a_read_only_disk_is_one_line(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(WorkloadError) as error, make(small_disk / "run"):
+        pass
+    assert str(error.value) == (
+        f"output.folder {small_disk}/run cannot be written (Read-only file system); "
+        "set output.folder"
+    )
+    with pytest.raises(RunError, match=r"cannot be written \(Read-only file system\)"):
+        write_steps(small_disk, 0, some_steps())
+    with pytest.raises(RunError, match=r"cannot be written \(Read-only file system\)"):
+        write_summary(small_disk, {})

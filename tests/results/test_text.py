@@ -1,0 +1,169 @@
+"""What people read, compared whole."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.dataset.layout import dataset_size
+from dlemu.results.metrics import Metrics, measure
+from dlemu.results.records import STEP
+from dlemu.results.text import (
+    render_datasize,
+    render_metrics,
+    render_run,
+    verdict_line,
+)
+from dlemu.run.job import demand_line
+from dlemu.workload.model import load_workload
+
+WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 1.0})
+
+
+def metrics_of(*waits: tuple[float, ...], accelerators: int = 16) -> Metrics:
+    """Return the metrics of a run in which each epoch's accelerators wait alike."""
+    rows = np.zeros((len(waits), accelerators, len(waits[0])), STEP)
+    rows["epoch"] = np.arange(len(waits))[:, None, None]
+    rows["accelerator"] = np.arange(accelerators)[:, None]
+    rows["step"] = np.arange(len(waits[0]))
+    rows["wait"] = np.array(waits)[:, None, :]
+    rows["compute"] = rows["computation_time"] = 1.0
+    rows["num_samples"] = 7
+    rows["num_bytes"] = 7 * 140 * 2**20
+    return measure(rows)
+
+
+# Epoch 1: 5 s, of which the first step takes 2: AU 2/3. Epoch 2: 4.1 s and 1.5 s: AU 2/2.6.
+SLOW = metrics_of((1, 1, 0), (0.5, 0.5, 0.1))
+
+
+def test_a_runs_report() -> None:
+    summary: dict[str, Any] = {
+        "status": "complete",
+        "limit": {
+            "name": "storage",
+            "evidence": "nvme0n1 gave 6.52 GB/s and was busy 99% of the time",
+            "advice": "use more or faster drives, or fewer accelerators",
+        },
+        "measured": {"page_cache_share": 0.004},
+        "notes": ["ignored: checkpoint.checkpoint_folder"],
+    }
+    assert render_run(WORKLOAD, SLOW, summary) == (
+        """\
+unet3d_h100: 16 emulated accelerators, 2 epochs of 3 steps, batches of 7
+
+per epoch                           mean         min         max
+                              ----------  ----------  ----------
+accelerator utilisation (%)        71.79       66.67       76.92
+  with the first step (%)          66.59       60.00       73.17
+samples/s                          74.58       67.20       81.95
+read, nominal (MiB/s)            10426.4      9395.2     11457.5
+read, really (MiB/s)             10440.6      9408.0     11473.2
+first step (s)                     1.750       1.500       2.000
+wait for a batch (ms)             400.00      300.00      500.00
+
+FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0); this storage feeds 12 accelerators \
+(12.8)
+hidden: up to 100.0% of the reading may be done in what is left out; with the first step the \
+utilisation is 66.59%
+limit: storage. nvme0n1 gave 6.52 GB/s and was busy 99% of the time
+try: use more or faster drives, or fewer accelerators
+note: ignored: checkpoint.checkpoint_folder"""
+    )
+
+
+def test_a_loops_report() -> None:
+    metrics = metrics_of((0.05, 0, 0.125), accelerators=1)
+    assert render_metrics(WORKLOAD, metrics) == (
+        """\
+unet3d_h100: 1 emulated accelerator, 1 epoch of 3 steps, batches of 7
+
+per epoch                           mean         min         max
+                              ----------  ----------  ----------
+accelerator utilisation (%)        94.12       94.12       94.12
+  with the first step (%)          94.49       94.49       94.49
+samples/s                           6.61        6.61        6.61
+read, nominal (MiB/s)              924.7       924.7       924.7
+read, really (MiB/s)               926.0       926.0       926.0
+first step (s)                     1.050       1.050       1.050
+wait for a batch (ms)              62.50       62.50       62.50
+
+PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
+    )
+
+
+@pytest.mark.parametrize("limit", ["host cpu", "loader", "barrier", "oversleep", "none", "unclear"])
+def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
+    summary = {"limit": {"name": limit, "evidence": "…"}, "measured": {"page_cache_share": 0.01}}
+    assert verdict_line(WORKLOAD, SLOW, summary) == (
+        "FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0)"
+    )
+    assert "storage" not in render_run(WORKLOAD, SLOW, summary | {"status": "complete"})
+
+
+def test_without_a_limit_nothing_is_said_about_storage() -> None:
+    for summary in (None, {}, {"limit": None, "measured": {"page_cache_share": None}}):
+        assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
+
+
+def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
+    summary = {"measured": {"page_cache_share": 0.42}}
+    assert verdict_line(WORKLOAD, SLOW, summary).endswith(
+        "; BUT 42% of the bytes came from memory, not from storage"
+    )
+
+
+def test_a_failed_run_has_no_verdict() -> None:
+    summary = {"status": "failed", "error": "rank 1: /data/img_1.npz is gone"}
+    text = render_run(WORKLOAD, SLOW, summary)
+    assert (
+        "NO VERDICT: failed after 2 of 5 epochs: rank 1: /data/img_1.npz is gone; what limited it, "
+        "and how much came from memory, is not known"
+    ) in text.splitlines()
+    assert "PASS" not in text and "FAIL:" not in text
+
+
+def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
+    metrics = metrics_of((0, 0, 0), (0, 0.25, 0.25), (0, 0, 0))
+    lines = render_run(WORKLOAD, metrics, {"status": "complete"}).splitlines()
+    assert lines[-2:] == [
+        "PASS: utilisation 93.33%, at least 90% wanted (edition v1.0)",
+        "epochs under the threshold: 2 (80.00%)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("au", "whether"), [(0.9, True), (0.89996, True), (0.89994, False), (0.9001, True)]
+)
+def test_two_decimals_decide_as_published_figures_have_them(au: float, whether: bool) -> None:
+    metrics = metrics_of((0, 1 / au - 1, 1 / au - 1))
+    assert verdict_line(WORKLOAD, metrics).startswith("PASS" if whether else "FAIL")
+
+
+def test_the_datasets_size_shows_both_terms() -> None:
+    workload = load_workload("unet3d_h100")
+    size = dataset_size(workload, num_accelerators=8, host_memory=256 * 2**30)
+    text = render_datasize(workload, size, num_accelerators=8, memory="1 x 256.0 GiB (as given)")
+    assert text == (
+        """\
+unet3d_h100: 8 emulated accelerators, batches of 7, samples of 139.8 MiB
+samples for 500 steps                28,000   500 x 7 x 8  <- decides
+samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (as given) / 1.46601e+08 B
+files                                28,000   of 1 sample, npz
+total                               3,822.9 GiB
+
+dlemu datagen workload=unet3d_h100 dataset.num_files_train=28000 \
+dataset.data_folder=/path/on/the/storage"""
+    )
+    size = dataset_size(workload, num_accelerators=1, host_memory=256 * 2**30)
+    lines = render_datasize(workload, size, num_accelerators=1, memory="256 GiB").splitlines()
+    assert "decides" not in lines[1] and lines[2].endswith("  <- decides")
+
+
+def test_the_demand_is_said_before_the_run() -> None:
+    assert demand_line(load_workload("unet3d_h100"), 8) == (
+        "demand: 3.18 GB/s an accelerator, 25.4 GB/s in all at 100% utilisation"
+    )
+    assert demand_line(load_workload("unet3d_h100", {"train.computation_time": 0}), 8) == (
+        "demand: no computation time, so as much as the storage gives"
+    )

@@ -1,0 +1,239 @@
+"""A cold start: whom it asks, what it drops, and what it says of it."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.dataset.layout import Layout, layout_of
+from dlemu.errors import DatasetError
+from dlemu.run import cold
+from dlemu.run.cold import make_cold
+from dlemu.run.watchdog import Watchdog
+from dlemu.storage.pagecache import Pages
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
+
+LARGE = 20_000
+
+
+class OneOf(Alone):
+    """A rank of several on two hosts, which are as it is itself unless `others` says otherwise."""
+
+    def __init__(self, rank: int, num_local_ranks: int, others: Callable[[Any], list[Any]]) -> None:
+        super().__init__()
+        self.rank, self.local_rank, self.num_local_ranks = rank, rank, num_local_ranks
+        self.others = others
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, *self.others(value)]
+
+
+class Cache:
+    """A page cache, and what is done to it."""
+
+    def __init__(self, cached: set[str], *, tells: bool = True) -> None:
+        self.cached, self.tells = cached, tells
+        self.looked_at: list[str] = []
+        self.dropped: list[str] = []
+
+    def look(self, paths: Iterable[str], *, at: Callable[[str], object]) -> Pages:
+        return self._count(paths, self.looked_at)
+
+    def drop(self, paths: Iterable[str], **_: object) -> Pages:
+        pages = self._count(paths, self.dropped)
+        return replace(pages, resident=0)
+
+    def _count(self, paths: Iterable[str], into: list[str]) -> Pages:
+        taken = list(paths)
+        into += taken
+        if not self.tells:
+            return Pages(len(taken), unknown=len(taken))
+        resident = sum(path in self.cached for path in taken)
+        return Pages(len(taken), resident, len(taken))
+
+
+def workload(num_files: int = LARGE, **keys: object) -> Workload:
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    fixed = {"dataset.data_folder": "/data", "dataset.num_files_train": num_files}
+    return load_workload("resnet50_h100", fixed | given)
+
+
+def start(
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_files: int = LARGE,
+    direct: bool = False,
+    world: Alone | None = None,
+    **keys: object,
+) -> list[str]:
+    """Make a cold start on a faked cache; return what it says."""
+    said: list[str] = []
+    job, world = workload(num_files, **keys), world or Alone()
+    monkeypatch.setattr(cold, "_SAY_SECONDS", 1e9)
+    monkeypatch.setattr(cold, "look", cache.look)
+    monkeypatch.setattr(cold, "drop", cache.drop)
+    dog = Watchdog(1e9, world)
+    make_cold(job, layout_of(job), world, direct=direct, watchdog=dog, say=said.append)
+    return said
+
+
+def path(layout: Layout, file: int) -> str:
+    return f"/data/{layout.path(file)}"
+
+
+def test_half_a_million_files_are_not_opened_where_none_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At most 2 µs a file: one in 122 is opened, which takes some 10 µs."""
+    cache = Cache(set())
+    said = start(cache, monkeypatch, num_files=500_000)
+    assert len(cache.looked_at) == len(set(cache.looked_at)) == 4096 and not cache.dropped
+    assert said == [
+        "cold start: nothing to drop, none of 4,096 files is in the page cache; at most 0.17% of "
+        "500,000 are (with 99.9% confidence)"
+    ]
+    # What is said holds: with 0.17 % cached, a sample misses them all once in a thousand times.
+    assert (1 - 0.0017) ** 4096 < 0.001 < (1 - 0.0016) ** 4096
+
+
+def test_other_files_are_looked_at_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Cache(set()), Cache(set())
+    start(first, monkeypatch)
+    start(second, monkeypatch)
+    both = set(first.looked_at) & set(second.looked_at)
+    assert 4096 * 4096 / LARGE / 2 < len(both) < 4096 * 4096 / LARGE * 2, "as chance has it"
+
+
+def test_all_files_are_dropped_where_one_that_was_looked_at_is_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = layout_of(workload())
+    cache = Cache({path(layout, file) for file in range(0, LARGE, 50)})  # 2 %
+    said = start(cache, monkeypatch)
+    assert len(cache.dropped) == LARGE
+    assert said == [
+        "cold start: 20,000 files dropped from the page cache, 0.0% of their pages stayed"
+    ]
+
+
+def test_files_are_dropped_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(set(), tells=False)
+    said = start(cache, monkeypatch)
+    assert len(cache.dropped) == LARGE
+    assert said == [
+        "cold start: 20,000 files dropped from the page cache, an unknown part of their pages "
+        "stayed"
+    ]
+
+
+def test_a_dataset_of_few_files_is_dropped_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(set())
+    start(cache, monkeypatch, num_files=4096)
+    assert not cache.looked_at and len(cache.dropped) == 4096
+
+
+@pytest.mark.parametrize("cached_here", [True, False])
+def test_the_ranks_of_a_host_share_its_files(
+    cached_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank of this host finds files cached, or one of another host does."""
+    looked_at, dropped = [], []
+    for rank in range(4):
+        cache = Cache(set())
+
+        def others(value: Any) -> list[Any]:
+            if not isinstance(value, tuple):
+                return [value]
+            return [(0 if cached_here else 1, Pages(1024, 7, 1024)), (1, Pages(1024, 0, 1024))]
+
+        start(cache, monkeypatch, world=OneOf(rank, 4, others))
+        assert len(cache.looked_at) == 1024
+        looked_at += cache.looked_at
+        dropped += cache.dropped
+    assert len(set(looked_at)) == 4096
+    assert len(dropped) == len(set(dropped)) == (LARGE if cached_here else 0)
+
+
+def test_o_direct_makes_a_cold_start_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(set())
+    assert start(cache, monkeypatch, num_files=100, direct=True) == [
+        "cold start: left out, O_DIRECT reads past the page cache; output.drop_caches=true drops "
+        "the files all the same"
+    ]
+    assert not cache.looked_at and not cache.dropped
+    start(cache, monkeypatch, num_files=100, direct=True, output__drop_caches=True)
+    assert len(cache.dropped) == 100, "it was asked for"
+
+
+def test_one_rank_that_reads_through_the_cache_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(set())
+    world = OneOf(0, 1, lambda value: [False] if value is True else [value])
+    start(cache, monkeypatch, num_files=100, direct=True, world=world)
+    assert len(cache.dropped) == 100
+
+
+def test_nothing_is_dropped_against_the_users_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache({"/data/x"})
+    assert start(cache, monkeypatch, output__drop_caches=False) == []
+    assert not cache.looked_at and not cache.dropped
+
+
+def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dlemu.run.cold.time.perf_counter", lambda: now[0])
+    said: list[str] = []
+
+    def drop(paths: Iterable[str], *, each_second: Callable[[int], object], **_: object) -> Pages:
+        for _second in range(12):
+            now[0] += 1
+            each_second(int(now[0] - 100) * 20)
+        return Pages(500, 0, 500)
+
+    job = workload(1000)
+    monkeypatch.setattr(cold, "drop", drop)
+    world = OneOf(0, 2, lambda value: [value])
+    dog = Watchdog(1e9, world)
+    make_cold(job, layout_of(job), world, direct=False, watchdog=dog, say=said.append)
+    assert said == [
+        "cold start: about 200/1,000 files, 20 s left",
+        "cold start: about 400/1,000 files, 15 s left",
+        "cold start: 500 files dropped from the page cache in 12 s, 0.0% of their pages stayed",
+    ]
+
+
+def test_real_files_are_opened_no_oftener_than_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened are those of the sample; none is on a drive's cache, for all are holes."""
+    job = workload(60, dataset__data_folder=str(tmp_path))
+    layout = layout_of(job)
+    for file in range(60):
+        (tmp_path / layout.path(file)).parent.mkdir(exist_ok=True)
+        (tmp_path / layout.path(file)).touch()
+        os.truncate(tmp_path / layout.path(file), 50_000)
+    opened: list[str] = []
+    real = os.open
+
+    def count(name: Any, *rest: Any, **more: Any) -> int:
+        opened.append(str(name))
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(cold, "_SAMPLED", 10)
+    monkeypatch.setattr(os, "open", count)
+    said: list[str] = []
+    dog = Watchdog(1e9, Alone())
+    make_cold(job, layout, Alone(), direct=False, watchdog=dog, say=said.append)
+    if re.search("none of 10 files is in the page cache", said[0]) is None:
+        pytest.skip(f"holes have pages here: {said}")
+    assert len(opened) == len(set(opened)) == 10
+
+    (tmp_path / layout.path(7)).unlink()
+    monkeypatch.setattr(cold, "_SAMPLED", 60)
+    with pytest.raises(DatasetError, match=f"{layout.path(7)} is missing; dlemu verify"):
+        make_cold(job, layout, Alone(), direct=False, watchdog=dog, say=said.append)

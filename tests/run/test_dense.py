@@ -1,0 +1,109 @@
+"""Many accelerators in one process, as `accelerators_per_rank` asks for: real threads, real files.
+
+Bounds are loose where a busy host would break them; benchmarks/emulate.py has the goals.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.emulate import step_cost
+from dlemu.loaders import Batch
+from dlemu.results.records import Steps, read_steps
+
+NUM_STEPS = 6
+COMPUTATION_TIME = 0.25
+
+
+def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, object], Steps]:
+    """Generate and run; return the summary and (steps, accelerators) records."""
+    keys = {
+        "workload": "resnet50_h100",
+        "dataset.data_folder": folder / "data",
+        "dataset.num_samples_per_file": 10,
+        "dataset.num_files_train": -(-2 * num_accelerators * NUM_STEPS // 10),
+        "dataset.record_length_bytes": 4096,
+        "reader.batch_size": 2,
+        "reader.data_loader": "threads",
+        "reader.read_threads": 1,
+        "train.computation_time": COMPUTATION_TIME,
+        "train.epochs": 1,
+        "accelerators_per_rank": num_accelerators,
+        "output.folder": folder / "run",
+    }
+    words = [f"{key}={value}" for key, value in keys.items()]
+    for command in ("datagen", "run"):
+        done = subprocess.run(
+            [sys.executable, "-m", "dlemu", command, *words], capture_output=True, text=True
+        )
+        assert done.returncode in (0, 2) or "\nNO VERDICT: " in done.stdout, done.stderr
+    steps = read_steps(folder / "run").reshape(-1, num_accelerators)
+    return json.loads((folder / "run" / "summary.json").read_text()), steps
+
+
+def test_200_accelerators_in_one_process_each_have_their_steps(tmp_path: Path) -> None:
+    summary, steps = run_dense(tmp_path, 200)
+
+    assert (summary["num_accelerators"], summary["num_ranks"]) == (200, 1)
+    assert steps.shape == (NUM_STEPS, 200)
+    assert (steps["accelerator"] == np.arange(200)).all()
+    assert (steps["num_samples"] == 2).all()
+    assert (steps["num_bytes"] >= 2 * 4096).all(), "each reads for itself"
+
+
+def test_steps_add_up_and_none_computes_for_less_than_asked(tmp_path: Path) -> None:
+    _, steps = run_dense(tmp_path, 64)
+
+    whole = steps["wait"] + steps["compute"] + steps["barrier"]
+    ends = steps["start"] + whole
+    assert np.allclose(steps["start"][1:], ends[:-1], atol=1e-6), "no time between steps"
+    assert np.allclose(ends, ends[:, :1], atol=1e-6), "all are released at once"
+    late = steps["compute"] - steps["computation_time"]
+    assert (late > -1e-6).all()
+    # Of all but the last to finish, compute ends exactly.
+    assert np.median(late) < 1e-6
+    assert np.median(late.max(axis=1)) < 0.02 * COMPUTATION_TIME
+
+
+def test_memory_grows_by_little_with_each_accelerator(tmp_path: Path) -> None:
+    few, many = (run_dense(tmp_path / str(number), number)[0]["measured"] for number in (8, 72))
+
+    each = (_max_pss(many) - _max_pss(few)) / 64
+    assert each < 5e6, "buffers of 4 KiB samples are small change"
+
+
+@pytest.mark.clock
+def test_a_step_itself_takes_little() -> None:
+    """The controls: a batch made and let go, and what a lone accelerator's step takes.
+
+    Each is measured over few milliseconds, in which other programs may leave it the core.
+    """
+    bare, one, many = (
+        min(measure() for _ in range(30))
+        for measure in (
+            partial(bare_cost, 2000),
+            partial(step_cost, 1, 200),
+            partial(step_cost, 64, 20),
+        )
+    )
+    assert one < 60 * bare
+    assert many < 20 * one, "64 times would be a step for each"
+
+
+def bare_cost(num_steps: int) -> float:
+    samples = np.arange(1)
+    begin = time.perf_counter()
+    for step in range(num_steps):
+        Batch(0, step, 0, samples, 1, 0.0, 0.0, 0.0, 0.0)
+    return (time.perf_counter() - begin) / num_steps
+
+
+def _max_pss(measured: object) -> float:
+    assert isinstance(measured, dict)
+    return max(float(host["max_pss_bytes"]) for host in measured["hosts"])

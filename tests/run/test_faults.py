@@ -1,0 +1,319 @@
+"""A run that cannot go on says why in one line, and leaves nothing behind.
+
+Each fault is a real one, in a whole `dlemu run`, alone or on two ranks.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.bench import Run, folder_on_disk, small, start
+from tests.lab.slow_files import slow_files
+
+_HANGS = 120.0
+"""Seconds after which a run counts as one that hangs."""
+_LONG = {"train__computation_time": 0.05, "train__epochs": 100}
+"""A run that ends by itself only when no test waits any more."""
+
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with folder_on_disk() as folder:
+        yield folder
+
+
+@pytest.fixture(params=["threads", "pytorch"])
+def loader(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def fails(
+    run: Run,
+    *words: str,
+    status: int | tuple[int, ...] = 1,
+    summary: str | tuple[str, ...] | None = "failed",
+) -> None:
+    """Check that a run ends by itself, as it should, and says these words in its one line."""
+    ended = run.end(timeout=_HANGS)
+    said = [line for line in run.errors if line.startswith("dlemu: ")]
+    assert ended in ((status,) if isinstance(status, int) else status), run.told()
+    assert len(said) == 1, run.told()
+    for word in words:
+        assert word in said[0], said[0]
+    assert "Traceback" not in run.told()
+    assert not re.search(r"^(PASS|FAIL|limit):", "".join(run.out), re.MULTILINE), run.told()
+    if summary is not None:
+        written = run.summary
+        assert written["status"] in summary
+        assert written["metric"] == {} and written["limit"] is None
+        if written["status"] == "failed":
+            assert written["error"] in said[0], written["error"]
+    leaves_nothing(run)
+
+
+def leaves_nothing(run: Run) -> None:
+    """Check that no process is left, and nothing of it in /dev/shm."""
+    end = time.monotonic() + 20
+    while (left := run.alive()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left, [process.cmdline() for process in left]
+    assert run.shared is not None
+    assert os.listdir(run.shared) == []
+
+
+def a_file(folder: Path, number: int = 10) -> Path:
+    return sorted((folder / "data" / "train").iterdir())[number]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def grow(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 4096)
+
+
+def break_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\0\0\0\0")
+
+
+DAMAGES = [
+    ("npz", remove, "missing"),
+    ("npz", cut, "bytes"),
+    ("npz", grow, "bytes"),
+    ("npz", break_header, "zip"),
+    ("tfrecord", break_header, "length"),
+    ("hdf5", cut, "bytes"),
+]
+
+
+@pytest.mark.parametrize(("format", "damage", "word"), DAMAGES)
+def test_a_damaged_file_is_named(
+    folder: Path, loader: str, format: str, damage: Callable[[Path], None], word: str
+) -> None:
+    workload = small(folder, dataset__format=format, reader__data_loader=loader)
+    path = a_file(folder)
+    damage(path)
+    with start(workload, own_shared=True) as run:
+        fails(run, str(path), word)
+
+
+def test_an_unreadable_file_is_named(folder: Path, loader: str) -> None:
+    workload = small(folder, reader__data_loader=loader)
+    path = a_file(folder)
+    path.chmod(0)
+    os.chown(folder, 65534, 65534)
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    with start(workload, before=nobody, own_shared=True) as run:
+        fails(run, str(path), "Permission denied")
+
+
+def other_size(path: Path) -> None:
+    path.write_bytes(bytes(1000))
+
+
+def another(path: Path) -> None:
+    """Put an equal file in its place, as `mv` does."""
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    copy.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "replace", "word"),
+    [
+        ({"dataset__format": "npz"}, other_size, "bytes"),
+        (
+            {
+                "dataset__format": "tfrecord",
+                "dataset__num_files_train": 2,
+                "dataset__num_samples_per_file": 30,
+            },
+            another,
+            "replaced",
+        ),
+    ],
+)
+def test_a_file_replaced_during_the_run_is_named(
+    folder: Path, loader: str, keys: dict[str, object], replace: Callable[[Path], None], word: str
+) -> None:
+    workload = small(folder, reader__data_loader=loader, **(keys | _LONG))
+    with start(workload, own_shared=True) as run:
+        run.wait_for("epoch 1 of 100")
+        path = a_file(folder, 0)
+        replace(path)
+        fails(run, str(path), word)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("culprit", "loader"), [(0, "threads"), (1, "pytorch")])
+def test_the_rank_is_named_whose_file_is_damaged(folder: Path, loader: str, culprit: int) -> None:
+    workload = small(folder, reader__data_loader=loader, reader__file_shuffle="off")
+    path = a_file(folder, 20 + culprit)
+    cut(path)
+    with start(workload, num_ranks=2, own_shared=True) as run:
+        fails(run, f"rank {culprit} on host ", str(path), "bytes")
+
+
+@pytest.mark.mpi
+def test_a_rank_that_fails_ends_one_that_is_stuck(folder: Path, loader: str) -> None:
+    workload = small(folder, reader__data_loader=loader, reader__file_shuffle="off")
+    cut(a_file(folder, 5))
+    with (
+        slow_files(folder / "data", seconds=0, stalls=a_file(folder, 4).name) as point,
+        start(workload, f"dataset.data_folder={point}", num_ranks=2, own_shared=True) as run,
+    ):
+        name = str(point / "train" / a_file(folder, 5).name)
+        # The stuck rank may be killed before it could record why.
+        summary = ("failed", "incomplete")
+        fails(run, "rank 1 on host ", name, "bytes", summary=summary)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_a_worker_that_is_killed_is_named(folder: Path, num_ranks: int) -> None:
+    workload = small(folder, reader__data_loader="pytorch", **_LONG)
+    with start(workload, num_ranks=num_ranks, own_shared=True) as run:
+        run.wait_for("epoch 1 of 100")
+        rank = run.ranks()[num_ranks - 1] if num_ranks > 1 else psutil.Process(run.process.pid)
+        worker = rank.children()[0]
+        worker.kill()
+        where = [f"rank {num_ranks - 1} on host "] if num_ranks > 1 else []
+        fails(run, "worker 0 of accelerator", str(worker.pid), "SIGKILL", *where)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_killed_is_named(folder: Path, culprit: int) -> None:
+    workload = small(folder, reader__data_loader="pytorch", **_LONG)
+    with start(workload, num_ranks=2, own_shared=True) as run:
+        run.wait_for("epoch 1 of 100")
+        run.ranks()[culprit].kill()
+        summary = "incomplete" if culprit == 0 else "failed"
+        fails(run, f"rank {culprit} on host ", "ended without a word", summary=summary, status=ANY)
+
+
+ANY = tuple(range(1, 256))
+"""mpirun's own, for a rank that a signal ended."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("num_ranks", "loader"),
+    [(1, "threads"), (1, "pytorch"), pytest.param(2, "pytorch", marks=pytest.mark.mpi)],
+)
+def test_an_interrupted_run_says_so(
+    folder: Path, loader: str, number: signal.Signals, num_ranks: int
+) -> None:
+    workload = small(folder, reader__data_loader=loader, **_LONG)
+    with start(workload, num_ranks=num_ranks, own_shared=True) as run:
+        run.wait_for("epoch 1 of 100")
+        if number == signal.SIGINT and num_ranks == 1:  # as a terminal does: to all of the group
+            os.killpg(run.process.pid, number)
+        else:
+            run.process.send_signal(number)
+        if num_ranks == 1:
+            fails(run, "interrupted", status=130, summary="incomplete")
+            return
+        # mpirun ends at once, and drops what its ranks say meanwhile.
+        assert run.end(_HANGS) != 0
+        assert run.summary["status"] == "incomplete" and run.summary["error"] == "interrupted"
+        leaves_nothing(run)
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
+def test_a_read_that_never_ends_is_named(folder: Path, loader: str, num_ranks: int) -> None:
+    workload = small(folder, reader__data_loader=loader, reader__file_shuffle="off", **_LONG)
+    stuck = a_file(folder, 8 + num_ranks - 1)
+    with (
+        slow_files(folder / "data", seconds=0, stalls=stuck.name) as point,
+        start(
+            workload,
+            f"dataset.data_folder={point}",
+            "output.stall_seconds=2",
+            num_ranks=num_ranks,
+            own_shared=True,
+        ) as run,
+    ):
+        words = f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds"
+        fails(run, *words)
+
+
+def test_o_direct_that_is_refused_is_an_error_or_recorded(folder: Path, loader: str) -> None:
+    workload = small(folder, reader__data_loader=loader)
+    memory = folder / "memory"
+    with mounted(memory, kind="ramfs"):  # tmpfs takes O_DIRECT since Linux 6.6
+        shutil.copytree(folder / "data", memory / "data")
+        place = f"dataset.data_folder={memory / 'data'}"
+        with start(workload, place, "reader.odirect=true", own_shared=True) as run:
+            words = "reader.odirect", str(memory), "(ramfs)", "reader.odirect=auto"
+            fails(run, *words, summary=None)
+            assert not run.folder.exists(), "nothing was read, so it is a refusal"
+        with start(workload, place, "reader.odirect=auto") as run:
+            run.completes()
+            assert any("does not take O_DIRECT" in note for note in run.summary["notes"])
+
+
+@pytest.mark.parametrize("kilobytes", [8, 32])
+def test_a_full_disk_is_named(folder: Path, kilobytes: int) -> None:
+    workload = small(folder, train__epochs=20)
+    results = folder / "results"
+    with mounted(results, f"size={kilobytes}k"):
+        with start(workload, f"output.folder={results}/run", own_shared=True) as run:
+            fails(run, f"{results}/run", "No space left", summary=None)
+        if (results / "run" / "summary.json").exists():
+            assert '"complete"' not in (results / "run" / "summary.json").read_text()
+
+
+def test_a_read_only_output_folder_is_named(folder: Path) -> None:
+    workload = small(folder)
+    results = folder / "results"
+    with (
+        mounted(results, "ro"),
+        start(workload, f"output.folder={results}/run", own_shared=True) as run,
+    ):
+        fails(run, f"output.folder {results}/run", "Read-only", summary=None)
+
+
+@pytest.mark.mpi
+def test_a_folder_that_holds_a_run_is_refused(folder: Path) -> None:
+    workload = small(folder)
+    results = folder / "run"
+    with start(workload, f"output.folder={results}") as run:
+        run.end()
+    before = (results / "summary.json").read_bytes()
+    assert b'"status": "complete"' in before, run.told()
+    for num_ranks in (1, 2):
+        with start(
+            workload, f"output.folder={results}", num_ranks=num_ranks, own_shared=True
+        ) as run:
+            fails(run, f"output.folder {results} holds a run already", summary=None)
+    assert (results / "summary.json").read_bytes() == before
+
+
+@contextmanager
+def mounted(point: Path, options: str = "rw", kind: str = "tmpfs") -> Iterator[None]:
+    """Mount a file system in memory."""
+    point.mkdir()
+    subprocess.run(["mount", "-t", kind, "-o", options, kind, point], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", point], check=True)

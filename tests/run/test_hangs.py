@@ -1,0 +1,296 @@
+"""Storage that stops to answer ends a command in time, in every phase; so does the first Ctrl-C."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.bench import ROOT, Run, folder_on_disk, small, start
+from tests.lab.slow_files import slow_files
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+_LONG = 60.0
+"""Seconds within which what is tested happens on the busiest of hosts."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with folder_on_disk() as folder:
+        yield folder
+
+
+def file_name(number: int) -> str:
+    return f"img_{number:02d}_of_24.npz"
+
+
+def without_manifest(folder: Path) -> None:
+    (folder / "data" / "dlemu.json").unlink()
+
+
+PHASES = {
+    "the manifest": ("dlemu.json", "open", (), "while looking at the dataset in "),
+    "the survey": ("train", "list", (), "while looking at the dataset in "),
+    "a surveyed file": (file_name(12), "open", (), "while looking at the dataset in "),
+    "the loader": (file_name(0), "open", ("reader.odirect=auto",), "while the loader was opened"),
+    "the cold start": (file_name(7), "open", (), "in the cold start"),
+    "the sample": (file_name(7), "open", ("output.drop_caches=false",), "the data folder and its"),
+    "a first read": (file_name(0), "read", ("output.drop_caches=false",), "in epoch 1"),
+}
+"""What never answers, on what, the keys that lead there, and what names the phase."""
+
+
+def prepared(folder: Path, phase: str) -> Path:
+    workload = small(folder)
+    if "survey" in phase:
+        without_manifest(folder)
+    return workload
+
+
+def at(log: Path, name: str) -> None:
+    """Return once somebody waits for this file or folder."""
+    end = time.monotonic() + _LONG
+    while not (log.exists() and f" {name}\n" in log.read_text()):
+        assert time.monotonic() < end, f"nobody asks for {name}"
+        time.sleep(0.02)
+
+
+def gone(run: Run) -> None:
+    """Check that no process is left."""
+    end = time.monotonic() + 10
+    while (left := run.alive()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left, [process.cmdline() for process in left]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_watchdog_ends_a_phase_that_makes_no_progress(folder: Path, phase: str) -> None:
+    name, on, keys, words = PHASES[phase]
+    workload = prepared(folder, phase)
+    with (
+        slow_files(folder / "data", seconds=0, stalls=name, on=on) as point,
+        start(workload, f"dataset.data_folder={point}", "output.stall_seconds=2", *keys) as run,
+    ):
+        assert run.end(_LONG) == 1, run.told()
+        (line,) = (line for line in run.errors if line.startswith("dlemu: "))
+        assert line.startswith("dlemu: rank 0 on host ") and "Traceback" not in run.told()
+        assert "no progress for " in line and "(output.stall_seconds)" in line and words in line
+        if name != "dlemu.json" and phase != "the loader":  # others have one file to be at
+            assert name in line
+        if "looking at the dataset" not in words:
+            assert run.summary["status"] == "failed" and run.summary["error"] in line
+        gone(run)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_first_ctrl_c_ends_a_phase_that_hangs(folder: Path, phase: str) -> None:
+    name, on, keys, words = PHASES[phase]
+    workload = prepared(folder, phase)
+    log = folder / "log"
+    with (
+        slow_files(folder / "data", seconds=0, stalls=name, on=on, log=log) as point,
+        start(workload, f"dataset.data_folder={point}", *keys) as run,
+    ):
+        at(log, name)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.end(_LONG) == 130, run.told()
+        assert run.errors == ["dlemu: interrupted\n"], run.told()
+        if "looking at the dataset" not in words:
+            assert run.summary["status"] == "incomplete"
+            assert run.summary["error"] == "interrupted"
+        gone(run)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_ranks_that_hang(folder: Path, number: signal.Signals) -> None:
+    workload = small(folder)
+    log = folder / "log"
+    with (
+        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open", log=log) as point,
+        start(workload, f"dataset.data_folder={point}", num_ranks=2) as run,
+    ):
+        at(log, file_name(7))
+        run.process.send_signal(number)
+        assert run.end(_LONG) != 0
+        assert "Traceback" not in run.told()
+        gone(run)
+
+
+@pytest.mark.mpi
+def test_one_rank_names_the_file_where_another_hangs(folder: Path) -> None:
+    workload = small(folder)
+    with (
+        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open") as point,
+        start(
+            workload, f"dataset.data_folder={point}", "output.stall_seconds=2", num_ranks=2
+        ) as run,
+    ):
+        assert run.end(_LONG) != 0
+        (line,) = (line for line in run.errors if line.startswith("dlemu: "))
+        assert line.startswith("dlemu: rank 1 on host ") and file_name(7) in line
+        gone(run)
+
+
+@pytest.mark.mpi
+def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
+    """Each rank of a host opens every other file; rank 0 alone looks at the folder."""
+    workload = small(folder)
+    without_manifest(folder)
+    log = folder / "log"
+    with (
+        slow_files(folder / "data", seconds=0, open_seconds=0.05, log=log) as point,
+        start(
+            workload,
+            f"dataset.data_folder={point}",
+            "train.total_training_steps=2",
+            num_ranks=2,
+        ) as run,
+    ):
+        run.wait_for("cold start: 24 files dropped", timeout=_LONG)
+        opened = [line.split() for line in log.read_text().splitlines()]
+        run.end(_LONG)
+    # The survey opens three files, before any rank opens one to drop it; then each is opened once
+    # for that. What follows, the sample and the epoch, may have begun.
+    names = [name for _, name in opened if name.endswith(".npz")]
+    assert names[:3] == [file_name(0), file_name(12), file_name(23)]
+    assert sorted(names[3:27]) == [file_name(number) for number in range(24)]
+    threads = {name: thread for thread, name in opened[3:27]}
+    even = {threads[file_name(number)] for number in range(0, 24, 2)}
+    odd = {threads[file_name(number)] for number in range(1, 24, 2)}
+    assert not even & odd
+
+
+def test_a_probe_that_gets_no_answer_comes_to_an_end(folder: Path) -> None:
+    """Reads that the probe alone makes never return: it is given up, the run is not."""
+    workload = small(folder, reader__read_threads=1, reader__preprocess_time=0.02)
+    # One step, so that the epoch reads few files; the sample of files has all.
+    with (
+        slow_files(folder / "data", seconds=0, stalls=file_name(20), on="read") as point,
+        start(
+            workload,
+            f"dataset.data_folder={point}",
+            "train.total_training_steps=3",
+            "reader.file_shuffle=off",
+            "reader.prefetch_size=1",
+        ) as run,
+    ):
+        run.completes()
+
+
+COMMANDS = {
+    "datagen": ("dlemu.json", "open", ["datagen"]),
+    "verify": ("dlemu.json", "open", ["verify"]),
+    "verify's listing": ("train", "list", ["verify"]),
+    "verify --full": (file_name(3), "read", ["verify", "--full"]),
+    "size": ("dlemu.json", "open", ["size", "size.quick=true"]),
+    "calibrate": ("dlemu.json", "open", ["calibrate"]),
+}
+
+
+@contextlib.contextmanager
+def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; kill what is left of it in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlemu", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_first_ctrl_c_ends_every_command(folder: Path, name: str) -> None:
+    stalls, on, words = COMMANDS[name]
+    workload = small(folder)
+    log = folder / "log"
+    with slow_files(folder / "data", seconds=0, stalls=stalls, on=on, log=log) as point:
+        keys = [f"workload={workload}", f"dataset.data_folder={point}"]
+        with command(folder, *words, *keys) as process:
+            at(log, stalls)
+            os.killpg(process.pid, signal.SIGINT)
+            out, errors = process.communicate(timeout=_LONG)
+            assert (process.returncode, errors) == (130, "dlemu: interrupted\n"), out + errors
+
+
+@pytest.mark.parametrize("on", ["open", "read"])
+def test_the_first_ctrl_c_ends_a_report(folder: Path, on: str) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "summary.json").write_text("{}")
+    log = folder / "log"
+    with (
+        slow_files(folder / "run", seconds=0, stalls="summary.json", on=on, log=log) as point,
+        command(folder, "report", str(point)) as process,
+    ):
+        at(log, "summary.json")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=_LONG)
+        assert (process.returncode, errors) == (130, "dlemu: interrupted\n")
+
+
+def test_the_first_ctrl_c_ends_paths_and_its_files_go(folder: Path) -> None:
+    (folder / "target").mkdir()
+    with command(folder, "paths", f"{folder}/target", "seconds=60", "file_size=1GiB") as process:
+        end = time.monotonic() + _LONG
+        while not list((folder / "target").glob("dlemu_paths.[0-9]")):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=_LONG)
+    assert (process.returncode, errors) == (130, "dlemu: interrupted\n")
+    assert not list((folder / "target").iterdir())
+
+
+def test_a_run_is_not_ended_by_a_long_computation_time(folder: Path) -> None:
+    """Two steps that compute for twice as long as a stall may last, on two ranks if there are."""
+    workload = small(folder, train__computation_time=2.0)
+    keys = ("output.stall_seconds=1", "train.total_training_steps=2")
+    with start(workload, *keys) as run:
+        run.completes()
+
+
+def test_a_fifo_in_a_files_place_ends_a_run_at_once(folder: Path) -> None:
+    workload = small(folder)
+    path = folder / "data" / "train" / file_name(5)
+    path.unlink()
+    os.mkfifo(path)
+    for keys in ((), ("output.drop_caches=false",)):
+        with start(workload, *keys) as run:
+            assert run.end(_LONG) == 1
+            assert run.errors == [f"dlemu: {path} is a FIFO, not a file\n"]
+    manifest = folder / "data" / "dlemu.json"
+    shutil.move(manifest, folder / "kept")
+    os.mkfifo(manifest)
+    for words in (["run"], ["verify"], ["datagen"], ["size", "size.quick=true"], ["calibrate"]):
+        with command(folder, *words, f"workload={workload}") as process:
+            _, errors = process.communicate(timeout=_LONG)
+            assert errors == f"dlemu: {manifest} is a FIFO, not a file\n", words
+            assert process.returncode == 1
+
+
+def test_several_runs_of_which_one_hangs_are_recorded(folder: Path) -> None:
+    workload = small(folder)
+    keys = ("runs=2", "output.stall_seconds=2")
+    with (
+        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open") as point,
+        start(workload, f"dataset.data_folder={point}", *keys) as run,
+    ):
+        assert run.end(_LONG) == 1
+        (line,) = (line for line in run.errors if line.startswith("dlemu: "))
+        assert run.summary["status"] == "failed" and run.summary["error"] in line

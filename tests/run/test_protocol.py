@@ -1,0 +1,365 @@
+"""Several runs: the closed division's rules, the table, the verdict over all."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.dataset.layout import dataset_size
+from dlemu.errors import WorkloadError
+from dlemu.results.outcome import Outcome
+from dlemu.results.records import STEP, read_steps, read_summary, write_steps
+from dlemu.results.several import LABEL, judge, statistics
+from dlemu.run.closed import check_closed
+from dlemu.workload.model import Workload, load_workload
+from tests.lab.commands import QUICK, generate
+
+ROOT = Path(__file__).parents[2]
+
+
+def workload(keys: Mapping[str, object] | None = None, name: str = "unet3d_h100") -> Workload:
+    """Return a published workload in the closed division, large enough for 1 GiB of memory."""
+    least = {"division": "closed", "runs": 5, "dataset.num_files_train": 3500}
+    return load_workload(name, least | dict(keys or {}))
+
+
+def check(closed: Workload) -> Workload:
+    return check_closed(closed, dataset_size(closed, num_accelerators=1, host_memory=2**30))
+
+
+def refusal(closed: Workload) -> str:
+    with pytest.raises(WorkloadError) as error:
+        check(closed)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataset.data_folder", "/mnt/nvme"),
+        ("dataset.num_files_train", 9999),
+        ("dataset.num_files_train", "auto"),
+        ("dataset.num_subfolders_train", 10),
+        ("reader.read_threads", 16),
+        ("reader.computation_threads", 4),
+        ("reader.transfer_size", 1 << 20),
+        ("reader.prefetch_size", 1),
+        ("checkpoint.checkpoint_folder", "/mnt/nvme/checkpoints"),
+        ("storage.storage_type", "parallel_fs"),
+        ("storage.storage_root", "/mnt"),
+        # Ours: where and how often to run, not what is run.
+        ("train.seed", 7),
+        ("output.folder", "results"),
+        ("accelerators_per_rank", 4),
+        ("num_accelerators", 1),
+        ("host_memory", "64GiB"),
+        ("warmup", 1),
+        ("runs", 7),
+        ("metric.max_cached_share", 0.01),
+    ],
+)
+def test_what_a_submitter_may_change(key: str, value: object) -> None:
+    closed = workload({key: value})
+    share = 0.01 if key == "metric.max_cached_share" else 0.05
+    assert check(closed).metric.max_cached_share == share
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "published"),
+    [
+        ("reader.batch_size", 8, "7"),
+        ("reader.data_loader", "threads", "pytorch"),
+        ("reader.piece_bytes", 1 << 22, "1048576"),
+        ("reader.io_depth", 4, "1"),
+        ("reader.file_shuffle", "off", "seed"),
+        ("reader.decode", "library", "raw"),
+        ("train.computation_time", 0.5, "0.323"),
+        ("train.epochs", 1, "5"),
+        ("train.total_training_steps", 100, "-1"),
+        ("dataset.format", "npy", "npz"),
+        ("dataset.num_samples_per_file", 2, "1"),
+        ("dataset.record_length_bytes", 1e6, "146600628.0"),
+        ("metric.au", 0.5, "0.9"),
+        ("framework", "tensorflow", "pytorch"),
+        ("train.loop", "pipelined", "rule"),
+        ("reader.odirect", True, "False"),
+    ],
+)
+def test_what_may_not_be_changed_is_named(key: str, value: object, published: str) -> None:
+    line = refusal(workload({key: value}))
+    assert line.startswith(f"division=closed: {key}")
+    assert f" is not allowed (published: {published}), leave it out; " in line
+    assert line.endswith("; or use division=open")
+
+
+@pytest.mark.parametrize("name", ["cosmoflow_a100", "resnet50_h100", "unet3d_h100"])
+def test_the_benchmarks_own_files_are_closed_as_they_stand(name: str, tmp_path: Path) -> None:
+    """TensorFlow's loader among them: what it reads when is emulated."""
+    own = tmp_path / f"{name}.yaml"
+    shutil.copy(ROOT / "tests" / "data" / f"mlperf_{name}.yaml", own)
+    job = load_workload(own, {"division": "closed", "runs": 5, "dataset.num_files_train": "auto"})
+    assert check(job).reader == load_workload(name).reader
+
+
+def test_a_key_without_effect_is_no_way_round_the_rules() -> None:
+    assert refusal(workload({"reader.pin_memory": True})) == (
+        "division=closed: reader.pin_memory is not allowed, leave it out; or use division=open"
+    )
+
+
+def test_all_refusals_are_said_at_once() -> None:
+    keys = {
+        "reader.batch_size": 8,
+        "reader.pin_memory": True,
+        "reader.prefetch_size": 3,
+        "runs": 1,
+        "output.drop_caches": False,
+        "dataset.num_files_train": 100,
+        "metric.max_cached_share": 1.0,
+    }
+    line = refusal(workload(keys))
+    assert line == (
+        "division=closed: reader.pin_memory is not allowed, leave it out; reader.batch_size=8 is "
+        "not allowed (published: 7), leave it out; reader.prefetch_size must be at most 2, got 3, "
+        "set reader.prefetch_size=2; metric.max_cached_share must be at most 0.05, got 1, leave it "
+        "out; runs must be at least 5, got 1, add runs=5; output.drop_caches must be true in "
+        "edition v1.0, which wants cold caches before every run, got false, leave it out; "
+        "dataset.num_files_train must be at least 4000 (500 steps), got 100, generate with "
+        "dataset.num_files_train=auto; or use division=open"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"runs": 1}, "runs must be at least 5, got 1, add runs=5"),
+        (
+            {"metric.edition": "v2.0"},
+            "warmup must be at least 1 in edition v2.0, got 0, add warmup=1",
+        ),
+        (
+            {"reader.prefetch_size": 3},
+            "reader.prefetch_size must be at most 2, got 3, set reader.prefetch_size=2",
+        ),
+        (
+            {"output.drop_caches": False},
+            "output.drop_caches must be true in edition v1.0, which wants cold caches before "
+            "every run, got false, leave it out",
+        ),
+        (
+            {"metric.max_cached_share": 0.5},
+            "metric.max_cached_share must be at most 0.05, got 0.5, leave it out",
+        ),
+        (
+            {"dataset.num_files_train": 3499},
+            "dataset.num_files_train must be at least 3500 (500 steps), got 3499, generate with "
+            "dataset.num_files_train=auto",
+        ),
+    ],
+)
+def test_values_out_of_the_rules_bounds(keys: dict[str, object], line: str) -> None:
+    assert refusal(workload(keys)) == f"division=closed: {line}; or use division=open"
+
+
+def test_the_datasets_size_counts_memory_too() -> None:
+    closed = workload()
+    size = dataset_size(closed, num_accelerators=1, host_memory=512 << 30)
+    with pytest.raises(WorkloadError, match=r"at least 18751 \(5 x memory\), got 3500"):
+        check_closed(closed, size)
+
+
+def test_direct_reads_are_unet3ds_alone_and_v2s() -> None:
+    keys = {"reader.odirect": True, "dataset.num_files_train": "auto"}
+    assert "reader.odirect=True is not allowed" in refusal(workload(keys, "resnet50_h100"))
+    keys |= {"metric.edition": "v2.0", "warmup": 1}
+    assert "reader.odirect=True is not allowed" in refusal(workload(keys, "resnet50_h100"))
+    assert check(workload(keys)).reader.odirect is True
+
+
+def test_workloads_of_ones_own_are_not_closed() -> None:
+    own = workload().model_copy(update={"name": "mine"})
+    assert refusal(own) == ("division=closed runs the published workloads only, not 'mine'")
+
+
+def test_the_peers_file_of_a_published_workload_is_closed() -> None:
+    file = ROOT / "tests" / "data" / "mlperf_unet3d_h100.yaml"
+    keys = {"division": "closed", "runs": 5, "dataset.num_files_train": 3500}
+    same = load_workload(file, keys).model_copy(update={"name": "unet3d_h100"})
+    assert check(same).metric.max_cached_share == 0.05
+
+
+def test_mean_sd_and_interval_are_students() -> None:
+    # By R: t.test(c(9, 10, 11, 10, 12))
+    values = statistics([9, 10, 11, 10, 12])
+    assert values["mean"] == pytest.approx(10.4)
+    assert values["sd"] == pytest.approx(1.140175)
+    assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
+    assert statistics([9]) == {"mean": 9.0, "sd": None, "interval": None}
+
+
+def judged(*runs: tuple[float, float, str]) -> dict[str, Any]:
+    """Return what runs come to, each of AU, samples/s and verdict."""
+    outcomes = [
+        SimpleNamespace(
+            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate),
+            summary={"verdict": verdict, "reasons": ["the disk is full"]},
+            passed=verdict == "PASS",
+        )
+        for au, rate, verdict in runs
+    ]
+    return judge(workload(), cast(list[Outcome], outcomes))
+
+
+def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
+    """Ten runs: one that is off moves their mean by a tenth of that."""
+    as_one = [(95.0, 100.0, "PASS")] * 9
+    for last, off in ((94.5, 4.98), (105.5, 4.92)):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["reasons"]) == ("PASS", [])
+        assert found["repeatability_percentage"] == pytest.approx(off, abs=0.01)
+    for last, told in ((94.0, "5.4%"), (106.0, "5.4%")):
+        found = judged(*as_one, (95.0, last, "PASS"))
+        assert (found["verdict"], found["passed"]) == ("FAIL", False)
+        assert found["reasons"] == [
+            f"samples/s are up to {told} off their mean, at most 5% is repeatable"
+        ]
+
+
+def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
+    passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
+    assert judged(passed, none)["verdict"] == "NO VERDICT"
+    assert judged(passed, none)["reasons"] == ["run 2 has none: the disk is full"]
+    assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
+    assert judged(passed, passed)["verdict"] == "PASS"
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a warm-up and two runs."""
+    folder = tmp_path_factory.mktemp("protocol")
+    words = [*QUICK, generate(folder), f"output.folder={folder / 'out'}", "runs=2", "warmup=1"]
+    # On a busy host two short runs may differ by more than the rules allow: that is their verdict.
+    assert run(["run", *words]) in (0, 2)
+    return folder / "out"
+
+
+def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
+    assert sorted(path.name for path in repeated.iterdir()) == [
+        "run.1",
+        "run.2",
+        "summary.json",
+        "warmup.1",
+    ]
+    seeds = [load_workload(path).train.seed for path in sorted(repeated.glob("*/config.yaml"))]
+    assert seeds == [124, 125, 123], "run.1, run.2, and the warm-up before them"
+    orders = [read_steps(repeated / name)["num_bytes"].tolist() for name in ("run.1", "run.2")]
+    assert orders[0] != orders[1], "another seed, another order"
+
+
+def test_the_table_counts_the_runs_without_the_warm_up(
+    repeated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((repeated / "summary.json").read_text())
+    assert summary["status"] == "complete" and summary["label"] == LABEL
+    assert [row["name"] for row in summary["runs"]] == ["warmup.1", "run.1", "run.2"]
+    counted = [row["samples_per_second"] for row in summary["runs"][1:]]
+    assert summary["samples_per_second"]["mean"] == pytest.approx(np.mean(counted))
+    assert summary["runs"][0]["gap_seconds"] is None
+    assert all(0 <= row["gap_seconds"] < 60 for row in summary["runs"][1:])
+    run(["report", str(repeated)])
+    text = capsys.readouterr().out
+    table = text[text.index("unet3d_h100, division open") :].splitlines()
+    assert table[0] == f"unet3d_h100, division open: {LABEL}"
+    assert [line.split()[0] for line in table[2:6]] == ["run", "warmup.1", "run.1", "run.2"]
+    assert "95% interval" in table[6] and "95% interval" in table[7]
+    assert table[8].startswith(("PASS: every run has at least 1%", "FAIL: samples/s are up to"))
+
+
+def change(folder: Path, name: str, slower: float, epoch: int | None = None) -> None:
+    """Write a run's records anew, as if every step of an epoch had taken longer."""
+    steps = np.load(folder / name / "steps.0.npy")
+    steps["compute"] = steps["computation_time"] = 1.0
+    steps["barrier"] = 0.0
+    steps["wait"] = np.where((steps["epoch"] == epoch) | (epoch is None), slower, 0.0)
+    assert steps.dtype == STEP
+    write_steps(folder / name, 0, steps)
+
+
+@pytest.fixture
+def stored(repeated: Path, tmp_path: Path) -> Path:
+    """A copy of the runs' folder, to be changed."""
+    shutil.copytree(repeated, tmp_path / "out")
+    for name in ("warmup.1", "run.1", "run.2"):
+        change(tmp_path / "out", name, 0.0)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("slower", "status", "line"),
+    [
+        (0.0, 0, "PASS: every run has at least 90%, samples/s within 0.0% of their mean"),
+        (0.08, 0, "PASS: every run has at least 90%, samples/s within 3.8% of their mean"),
+        (
+            0.11,
+            2,
+            "FAIL: samples/s are up to 5.2% off their mean, at most 5% is repeatable",
+        ),
+        (
+            0.25,
+            2,
+            "FAIL: run 2 has 80.00% utilisation; samples/s are up to 11.1% off their mean, at "
+            "most 5% is repeatable",
+        ),
+    ],
+)
+def test_the_verdict_is_over_all_runs(
+    slower: float, status: int, line: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 / 1.11 is 90.09 %: enough utilisation, but not repeatable."""
+    change(stored, "run.2", slower)
+    assert run(["report", str(stored), "metric.au=0.9"]) == status
+    assert capsys.readouterr().out.splitlines()[-1] == line
+
+
+def test_an_epoch_under_the_threshold_is_marked_though_the_mean_passes(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(stored, "run.1", 0.15, epoch=1)
+    assert run(["report", str(stored), "metric.au=0.9"]) == 0
+    text = capsys.readouterr().out
+    assert "run.1            93.48" in text
+    assert "; under the threshold: epoch 2 (86.96%)\n" in text
+    assert "epochs under the threshold: 2 (86.96%)\n" in text
+
+
+def test_a_run_that_fails_ends_the_protocol_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = generate(tmp_path)
+    next((tmp_path / "data" / "train").iterdir()).unlink()
+    out = tmp_path / "out"
+    words = [*QUICK, data, "runs=2", f"output.folder={out}"]
+    assert run(["run", *words]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert json.loads((out / "summary.json").read_text())["status"] == "failed"
+    assert run(["report", str(out)]) == 1
+    capsys.readouterr()
+    assert run(["run", *words]) == 1
+    assert f"it is kept as {out}.attempt-1" in capsys.readouterr().out
+    assert read_summary(tmp_path / "out.attempt-1" / "run.1")["status"] == "failed"
+
+
+def test_runs_that_ended_are_never_written_over(
+    repeated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, f"dataset.data_folder={repeated.parent / 'data'}", "runs=2"]
+    assert run(["run", *words, f"output.folder={repeated}"]) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: output.folder {repeated} holds a run already; name another, or remove it\n"
+    )

@@ -1,0 +1,231 @@
+"""The step loop in virtual time: every second goes where it was spent."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.clock import WallClock
+from dlemu.loaders import Batch
+from dlemu.results.metrics import measure
+from dlemu.run.replay import draw_computation_times, replay_epoch
+from dlemu.workload.sections import Distribution
+from tests.lab.virtual import VirtualClock
+
+
+def batch_of(
+    num_samples: int, *, ready: float, accelerator: int = 0, step: int = 0, num_bytes: int = 0
+) -> Batch:
+    return Batch(
+        epoch=0,
+        step=step,
+        accelerator=accelerator,
+        samples=np.arange(num_samples),
+        num_bytes=num_bytes,
+        ready=ready,
+        read_seconds=0.25,
+        decode_seconds=0.5,
+        hand_over_seconds=0.125,
+    )
+
+
+def nothing() -> None:
+    """Meet nobody."""
+
+
+def test_each_second_goes_where_it_was_spent() -> None:
+    clock = VirtualClock()
+
+    def batches() -> Iterator[list[Batch]]:
+        for seconds in (8.0, 0.0, 0.5):
+            clock.time += seconds
+            yield [batch_of(2, ready=clock.time, num_bytes=300)]
+
+    def barrier() -> None:
+        clock.time += 0.25
+
+    steps = replay_epoch(
+        batches(), epoch=3, computation_times=np.ones((3, 1)), barrier=barrier, clock=clock
+    )
+
+    assert steps.shape == (3, 1)
+    assert steps["wait"].ravel().tolist() == [8, 0, 0.5]
+    assert steps["compute"].ravel().tolist() == [1, 1, 1]
+    assert steps["barrier"].ravel().tolist() == [0.25] * 3
+    assert steps["start"].ravel().tolist() == [0, 9.25, 10.5]
+    assert set(steps["epoch"].flat) == {3}
+    assert steps["step"].ravel().tolist() == [0, 1, 2]
+    assert set(steps["num_samples"].flat) == {2}
+    assert set(steps["num_bytes"].flat) == {300}
+    assert steps[0, 0][["read", "decode", "hand_over"]].item() == (0.25, 0.5, 0.125)
+    assert clock.time == 12.25
+
+    metrics = measure(steps)
+    assert metrics.au_percentage == pytest.approx(100 * 2 / 3), "the first step is left out"
+    assert metrics.samples_per_second == pytest.approx(6 / 12.25), "the first step counts"
+
+
+def test_each_accelerator_of_a_rank_starts_when_its_own_batch_is_there() -> None:
+    """Batches are there at 1, 2 and 4 s; each is computed for 3 s; all meet at 7 s."""
+    clock = VirtualClock()
+
+    def batches() -> Iterator[list[Batch]]:
+        clock.time = 4
+        yield [batch_of(1, ready=when, accelerator=5 + n) for n, when in enumerate((1, 2, 4))]
+        clock.time = 7.5  # the loader had all three long before
+        yield [batch_of(1, ready=6, accelerator=5 + n) for n in range(3)]
+
+    steps = replay_epoch(
+        batches(), epoch=0, computation_times=np.full((2, 3), 3.0), barrier=nothing, clock=clock
+    )
+    assert steps["accelerator"].tolist() == [[5, 6, 7]] * 2
+    assert steps["wait"].tolist() == [[1, 2, 4], [0, 0, 0]]
+    assert steps["compute"].tolist() == [[3, 3, 3]] * 2
+    assert steps["barrier"].tolist() == [[3, 2, 0], [0, 0, 0]]
+    assert steps["start"].tolist() == [[0] * 3, [7] * 3]
+    assert clock.time == 10
+
+
+def test_only_the_last_to_finish_can_be_late() -> None:
+    """It has the smallest wait and the longest compute; the host wakes 0.5 s too late."""
+    clock = VirtualClock()
+
+    class Sleepy(VirtualClock):
+        def sleep_until(self, deadline: float) -> None:
+            self.time = deadline + 0.5
+
+    clock = Sleepy()
+    times = np.array([[9.0, 1.0]])
+    batches = [[batch_of(1, ready=1, accelerator=0), batch_of(1, ready=2, accelerator=1)]]
+    steps = replay_epoch(batches, epoch=0, computation_times=times, barrier=nothing, clock=clock)
+    assert steps["compute"].tolist() == [[9.5, 1]]
+    assert steps["barrier"].tolist() == [[0, 10.5 - 3]]
+    assert steps["computation_time"].tolist() == [[9, 1]], "what was asked is kept"
+
+
+def test_a_rank_without_accelerators_only_meets_the_others() -> None:
+    clock = VirtualClock()
+    met = []
+    steps = replay_epoch(
+        iter([[], [], []]),
+        epoch=0,
+        computation_times=np.empty((3, 0)),
+        barrier=lambda: met.append(clock.time),
+        clock=clock,
+    )
+    assert steps.shape == (3, 0)
+    assert len(met) == 3
+
+
+def test_a_loader_that_ends_early_leaves_a_shorter_record() -> None:
+    steps = replay_epoch(
+        [[batch_of(1, ready=0)]],
+        epoch=0,
+        computation_times=np.ones((5, 1)),
+        barrier=nothing,
+        clock=VirtualClock(),
+    )
+    assert steps.shape == (1, 1)
+    none = replay_epoch(
+        [], epoch=0, computation_times=np.ones((5, 1)), barrier=nothing, clock=VirtualClock()
+    )
+    assert none.shape == (0, 1)
+
+
+def test_each_step_is_told_and_a_real_device_may_compute() -> None:
+    clock = VirtualClock()
+    told: list[int] = []
+    deadlines: list[float] = []
+
+    def compute(deadline: float) -> None:
+        deadlines.append(deadline)
+        clock.time = deadline + 1
+
+    steps = replay_epoch(
+        [[batch_of(1, ready=0)], [batch_of(1, ready=0)]],
+        epoch=0,
+        computation_times=np.full((2, 1), 2.0),
+        barrier=nothing,
+        clock=clock,
+        on_step=told.append,
+        compute=compute,
+    )
+    assert told == [0, 1]
+    assert deadlines == [2, 5]
+    assert steps["compute"].ravel().tolist() == [3, 3]
+
+
+parts = st.floats(0, 100)
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(1, 8))
+def test_the_steps_of_every_accelerator_add_up_to_the_whole_time(
+    data: st.DataObject, accelerators: int, num_steps: int
+) -> None:
+    clock = VirtualClock(time=data.draw(parts))
+    begin = clock.time
+
+    def batches() -> Iterator[list[Batch]]:
+        for step in range(num_steps):
+            clock.time += data.draw(parts)
+            earlier = [clock.time - data.draw(parts) for _ in range(accelerators)]
+            yield [
+                batch_of(1, ready=ready, accelerator=number, step=step)
+                for number, ready in enumerate(earlier)
+            ]
+
+    def barrier() -> None:
+        clock.time += data.draw(parts)
+
+    times = np.array([[data.draw(parts) for _ in range(accelerators)] for _ in range(num_steps)])
+    steps = replay_epoch(batches(), epoch=0, computation_times=times, barrier=barrier, clock=clock)
+    whole = (steps["wait"] + steps["compute"] + steps["barrier"]).sum(axis=0)
+    assert whole == pytest.approx(np.full(accelerators, clock.time - begin))
+    assert min(steps[name].min() for name in ("wait", "compute", "barrier")) >= -1e-9
+    assert (steps["compute"] >= times - 1e-9).all(), "nobody computes faster than asked"
+
+
+@pytest.mark.clock
+def test_in_real_time_too() -> None:
+    """Of 10 steps of 20 ms whose batches are there, a busy host may make more, but never less."""
+    clock = WallClock.calibrate()
+    begin = clock.now()
+    steps = replay_epoch(
+        ([batch_of(1, ready=begin)] for _ in range(10)),
+        epoch=0,
+        computation_times=np.full((10, 1), 0.02),
+        barrier=nothing,
+        clock=clock,
+    )
+    assert (steps["compute"] >= 0.02).all()
+    assert clock.now() - begin >= 0.2
+    assert steps["wait"].sum() < steps["compute"].sum()
+
+
+def test_plain_times_are_all_alike() -> None:
+    times = draw_computation_times(
+        Distribution(mean=0.3), num_steps=4, accelerators=range(2, 5), epoch=0, seed=1
+    )
+    assert times.tolist() == [[0.3] * 3] * 4
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "gamma", "exponential"])
+def test_times_are_drawn_apart_on_every_accelerator(kind: str) -> None:
+    asked = Distribution.model_validate({"type": kind, "mean": 0.3, "stdev": 0.1})
+
+    def draw(epoch: int = 0, seed: int = 1, accelerators: range = range(8)) -> np.ndarray:
+        return draw_computation_times(
+            asked, num_steps=50, accelerators=accelerators, epoch=epoch, seed=seed
+        )
+
+    times = draw()
+    assert times.shape == (50, 8)
+    assert len(np.unique(times)) > 390, "no two accelerators draw the same"
+    assert (times >= 0).all()
+    assert (draw() == times).all(), "the same seed draws the same"
+    assert (draw(accelerators=range(4, 8)) == times[:, 4:]).all(), "whatever rank draws it"
+    assert not np.isin(draw(epoch=1), times[times > 0]).any()
+    assert not np.isin(draw(seed=2), times[times > 0]).any()

@@ -1,0 +1,288 @@
+"""A calibration made here, and what a prediction makes of it."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.datagen import generate
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.results.metrics import measure
+from dlemu.results.outcome import Outcome
+from dlemu.results.records import STEP, write_steps
+from dlemu.sizing import calibrate
+from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host, render_calibration
+from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
+from tests.lab.mpirun import mpirun
+
+TINY: dict[str, object] = {
+    "dataset.record_length_bytes": 65536,
+    "dataset.record_length_bytes_stdev": 0,
+    "dataset.num_files_train": 60,
+    "reader.data_loader": "threads",
+    "reader.read_threads": 1,
+    "train.computation_time": 0.002,
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Workload:
+    own = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "out")}
+    workload = load_workload("cosmoflow_h100", TINY | own)
+    generate(workload, world=Alone())
+    return workload
+
+
+def words(workload: Workload, *left_out: str) -> list[str]:
+    keys = {"workload": "cosmoflow_h100", **TINY, "output.folder": workload.output.folder}
+    keys["dataset.data_folder"] = workload.data_folder
+    return [f"{key}={value}" for key, value in keys.items() if key not in left_out]
+
+
+def run_as_printed(out: str) -> int:
+    """Run the last line of the output as a shell would; return the exit status."""
+    program, *arguments = shlex.split(out.splitlines()[-1])
+    assert program == "dlemu"
+    return run(arguments)
+
+
+def scratch() -> set[str]:
+    own = f"dlemu-calibrate.{os.getpid()}."
+    return {name for name in os.listdir("/dev/shm") if name.startswith(own)}
+
+
+IN_USE = """
+import sys, time
+from pathlib import Path
+from dlemu.sizing import calibrate
+calibrate._IN_MEMORY = Path(sys.argv[1])
+with calibrate._scratch_folder() as folder:
+    (folder / "data").write_text("some")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is in use, nor what is no folder of a calibration."""
+    monkeypatch.setattr(calibrate, "_IN_MEMORY", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "dlemu-calibrate.link").symlink_to(tmp_path / "elsewhere")
+    command = [sys.executable, "-c", IN_USE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        other = Path(process.stdout.readline().strip())
+        try:
+            with calibrate._scratch_folder() as own:
+                assert own.is_dir() and other.is_dir(), "it is in use"
+            assert not own.exists() and other.is_dir()
+        finally:
+            process.kill()
+        process.wait()
+        assert (other / "data").exists(), "killed, it has left its folder"
+        with calibrate._scratch_folder() as own:
+            assert own.is_dir() and not other.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dlemu-calibrate.link", "elsewhere"]
+
+
+def test_a_prediction_takes_what_was_measured(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = time.perf_counter()
+    assert run(["calibrate", *words(job)]) == 0
+    whole = time.perf_counter() - begin
+
+    out = capsys.readouterr().out
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    (found,) = CalibrationFile.parse(path.read_text(), path=str(path)).calibrations
+    assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
+    assert (found.sample_bytes, found.read_threads) == (65536, 1)
+    # Ten steps, of the many, take less than the whole; and a sample more than that is read.
+    assert 0 < 10 * found.overhead < whole and 0 <= 10 * found.jitter < whole
+    assert found.host_read_bytes_per_second > 65536 / whole
+    assert found.drive_read_bytes_per_second is not None
+    assert found.page_cache_share < 0.05
+    assert f"result: {path}" in out and "this host moves" in out
+    assert (found.overhead_limit, found.host_limit, found.drive_limit).count(None) == 0
+    assert found.host_limit != "storage", "none was read from memory"
+    assert run_as_printed(out) == 0
+    assert not scratch(), "memory is given back"
+
+    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
+    assert "host and drive calibrated" in capsys.readouterr().out
+    told = json.loads((path.parent / "predict.json").read_text())
+    assert told["calibrated"] is True
+    assert not (told["at_least"] and told["limit"] == "storage")
+    most = found.drive_read_bytes_per_second / (0.7 * 65536 / 0.002)
+    assert told["real_accelerators"] <= 1.0001 * most
+
+
+def test_without_a_target_the_drive_stays_open(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["calibrate", *words(job, "dataset.data_folder")]) == 0
+
+    out = capsys.readouterr().out
+    assert "3/3 left out: dataset.data_folder is not set" in out
+    assert run_as_printed(out) == 0, "for a drive by its name"
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    assert json.loads(path.read_text())["calibrations"][0]["drive_read_bytes_per_second"] is None
+    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 1
+    assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
+
+
+def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) -> Outcome:
+    """Return a run of 20 steps of a batch, each so long, and bound by that."""
+    steps = np.zeros(20, STEP)
+    steps["step"] = np.arange(20)
+    steps["num_samples"], steps["num_bytes"] = 1, 65536
+    steps["compute"] = steps["computation_time"] = 0.002
+    steps["wait"] = seconds - 0.002
+    folder.mkdir()
+    write_steps(folder, 0, steps)
+    summary = {
+        "limit": {"name": limit, "evidence": f"the {limit} was slow"},
+        "measured": {"page_cache_share": cached},
+    }
+    return Outcome(folder, measure(steps), summary, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"), [("storage", "a drive gives       "), ("loader", "at least ")]
+)
+def test_the_file_says_what_bound_each_figure(
+    limit: str, shown: str, job: Workload, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loader took 6.5 MB/s, what 0.2 accelerators take; the host moves 32.8, what 1.0 take."""
+    said: list[str] = []
+    runs = _Runs(job, Alone(), said.append, tmp_path)
+
+    found = runs._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "storage", seconds=0.002),
+        outcome(tmp_path / "read", limit, seconds=0.01),
+    )
+
+    assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
+    assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
+    text = render_calibration(job, found)
+    assert "this host moves     32.8 MB/s, what 1.0 accelerators take; limit: memory" in text
+    assert f"6.55 MB/s, what 0.2 accelerators take; limit: {limit}" in text
+    assert ("at least" in text) is (limit != "storage") and shown in text
+    assert len(said) == (limit != "storage")
+    if said:
+        assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
+
+    path = tmp_path / "calibration.json"
+    path.write_text(CalibrationFile(host="h", calibrations=(found,)).model_dump_json())
+    assert run(["predict", *words(job), f"predict.calibration={path}", "drives=4"]) == 0
+    out = capsys.readouterr().out
+    assert f"limit: {limit}\n" in out
+    assert ("at least 1 " in out) is (limit != "storage")
+
+
+def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> None:
+    """A batch in 10 ms, a quarter of it from memory, by four drives."""
+    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path)._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "host cpu", seconds=0.002, cached=1.0),
+        outcome(tmp_path / "read", "storage", seconds=0.01, cached=0.25),
+    )
+    assert found.page_cache_share == 0.25
+    assert found.drive_read_bytes_per_second == pytest.approx(0.75 * 6.5536e6 / 4)
+    assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+
+
+def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
+    """Gumbel's distribution has this scale; the first step and one in a hundred are far off."""
+    steps = np.zeros(1001, STEP)
+    steps["step"] = np.arange(1001)
+    shares = (np.arange(1000) + 0.5) / 1000
+    steps["wait"][1:] = 0.01 - 0.003 * np.log(-np.log(shares))
+    # Times that are drawn are asked for.
+    steps["compute"] = steps["computation_time"] = 0.1 + 0.05 * np.sin(np.arange(1001))
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    steps["wait"][0] = 100.0
+    steps["wait"][1:] = np.where(shares > 0.99, 5.0, steps["wait"][1:])
+    assert _jitter(steps) == pytest.approx(0.003, rel=0.01)
+    for name in ("compute", "barrier"):
+        moved = steps.copy()
+        moved[name] += moved["wait"]
+        moved["wait"] = 0.0
+        assert _jitter(moved) == pytest.approx(0.003, rel=0.01)
+
+
+@pytest.mark.mpi
+def test_ranks_calibrate_together(job: Workload) -> None:
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-m", "dlemu", "calibrate", *words(job)),
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("result: ") == 1
+
+
+def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="computation_time must be above 0"):
+        calibrate_host(job.with_keys({"train.computation_time": 0}), Alone())
+    with pytest.raises(DatasetError, match="holds no whole dataset of dlemu's; write it"):
+        calibrate_host(job.with_keys({"dataset.data_folder": str(tmp_path)}), Alone())
+    with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
+        huge = {"dataset.record_length_bytes": 1e11, "reader.batch_size": 250}
+        calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
+    with pytest.raises(WorkloadError, match="measures one host, not 3"):
+        several = Alone()
+        several.num_hosts = 3
+        calibrate_host(job, several)
+
+
+def test_a_result_that_cannot_be_written_is_said_before_the_runs(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: pytest.fail("it was measured"))
+    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    path.mkdir(parents=True)
+    with pytest.raises(RunError) as error:
+        calibrate_host(job, Alone())
+    assert str(error.value) == (
+        f"{path} cannot be written (Is a directory); free space or name another output folder"
+    )
+    assert not scratch()
+
+
+def test_what_was_measured_is_shown_before_it_is_written(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have become full meanwhile."""
+    said: list[str] = []
+    found = Calibration(
+        workload="cosmoflow_h100",
+        loader="threads",
+        odirect=False,
+        overhead=1e-4,
+        jitter=1e-5,
+        host_read_bytes_per_second=1e9,
+    )
+    monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr("dlemu.sizing.calibrate.write_json", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        calibrate_host(job, Alone(), said.append)
+    assert said == [f"\n{render_calibration(job, found)}"]
+    assert not Path(str(job.output.folder)).exists() and not scratch()

@@ -1,0 +1,343 @@
+"""The closed form against its identities, its own inverse, and the published cells."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import events, published
+from dlemu.errors import WorkloadError
+from dlemu.results.metrics import passes
+from dlemu.sizing.formula import (
+    DLIO_CORE_SECONDS,
+    ERROR,
+    UNMEASURED_OVERHEAD,
+    Calibration,
+    CalibrationFile,
+    PredictionInput,
+    PublishedHost,
+    calibrate,
+    predict,
+)
+from dlemu.workload.model import Drive, load_workload, read_yaml
+
+UNET3D = PredictionInput(
+    computation_time=0.323,
+    batch_bytes=7 * 146_600_628,
+    threshold=90,
+    drive_read_bytes_per_second=14.5e9,
+)
+HOST = Calibration(
+    workload="unet3d_h100",
+    loader="pytorch",
+    odirect=True,
+    overhead=0.004,
+    host_read_bytes_per_second=24.5e9,
+)
+
+
+def test_a_datasheet_gives_a_range() -> None:
+    prediction = predict(replace(UNET3D, num_drives=4))
+
+    demand = 7 * 146_600_628 / 0.323
+    assert asdict(prediction) == {
+        "num_accelerators": 20,  # 4 x 14.5 GB/s / 3.177 GB/s / 0.9 = 20.28
+        "low": 12,
+        "high": 27,
+        "real_accelerators": pytest.approx(4 * 14.5e9 / demand / 0.9),
+        "at_least": False,
+        "au_percentage": pytest.approx(100 * 4 * 14.5e9 / demand / 20),
+        "au_low": pytest.approx(64 * 4 * 14.5e9 / demand / 20),
+        "au_high": 100.0,
+        "read_bytes_per_second": pytest.approx(4 * 14.5e9),
+        "read_low": pytest.approx(0.64 * 4 * 14.5e9),
+        "read_high": pytest.approx(20 * demand),
+        "limit": "storage",
+        "calibrated": False,
+        "extrapolated": False,
+        "published_figure": None,
+    }
+
+
+def test_the_host_is_the_limit_of_ample_drives() -> None:
+    prediction = predict(replace(UNET3D, num_drives=8), HOST)
+
+    assert prediction.num_accelerators == 8
+    assert prediction.real_accelerators == pytest.approx(24.5e9 / UNET3D.demand / 0.9)
+    assert (prediction.low, prediction.high) == (5, 11), "±36 %"
+    assert prediction.limit == "host cpu"
+    two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
+    assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
+
+
+def test_one_accelerator_that_fails_is_none() -> None:
+    sata = replace(UNET3D, drive_read_bytes_per_second=0.55e9)
+
+    prediction = predict(sata, HOST)
+
+    assert (prediction.num_accelerators, prediction.limit) == (0, "storage")
+    assert prediction.au_percentage == pytest.approx(100 * 0.55e9 / UNET3D.demand), "of one"
+
+
+def test_a_given_number_gets_its_utilisation_and_rate() -> None:
+    three = predict(replace(UNET3D, accelerators=3), HOST)
+    assert (three.num_accelerators, three.limit) == (3, "none")
+    assert three.au_percentage == pytest.approx(100 * 0.323 / 0.327)
+    assert three.read_bytes_per_second == pytest.approx(3 * 0.323 / 0.327 * UNET3D.demand)
+
+    six = predict(replace(UNET3D, accelerators=6), HOST)
+    assert (six.num_accelerators, six.limit) == (6, "storage")
+    assert six.read_bytes_per_second == pytest.approx(14.5e9)
+    assert predict(UNET3D, HOST).num_accelerators == 5
+
+
+def test_the_page_cache_and_a_cold_read_replace_the_datasheet() -> None:
+    measured = HOST.model_copy(
+        update={"drive_read_bytes_per_second": 8e9, "page_cache_share": 0.2, "error": 0.02}
+    )
+
+    prediction = predict(UNET3D, measured)
+
+    assert prediction.real_accelerators == pytest.approx(10e9 / UNET3D.demand / 0.9)
+    assert (prediction.low, prediction.high) == (3, 3), "10 GB/s feed 3.50, ±2 %"
+
+
+def test_a_barrier_of_many_accelerators() -> None:
+    """sizing.md: 93.2 % predicted with σ = 3 ms, 91.5 to 93.0 % measured at 411."""
+    many = replace(UNET3D, num_drives=1000, num_hosts=60)
+    jittery = HOST.model_copy(update={"jitter": 0.003, "overhead": 0.004})
+
+    prediction = predict(replace(many, accelerators=411), jittery)
+
+    assert prediction.au_percentage == pytest.approx(93.2, abs=0.2)
+    assert prediction.extrapolated and not predict(UNET3D, jittery).extrapolated
+    late = jittery.model_copy(update={"jitter": 0.006})
+    assert predict(many, late).limit == "barrier"
+    slow = HOST.model_copy(update={"overhead": 0.05})
+    assert predict(many, slow).limit == "step overhead"
+    assert predict(many, slow).num_accelerators == 0
+
+
+def test_what_overhead_and_barrier_bound_has_a_band() -> None:
+    many = replace(UNET3D, num_drives=1000, num_hosts=60, accelerators=411)
+    jittery = HOST.model_copy(update={"jitter": 0.003, "overhead": 0.004})
+
+    barrier = predict(many, jittery)
+
+    # The published run of 411 reached 91.5 to 93.0 %.
+    assert barrier.au_low < 91.5 and barrier.au_high > 93.0
+    slow = HOST.model_copy(update={"overhead": 0.04})
+    overhead = predict(replace(many, accelerators=None), slow)
+    assert (overhead.num_accelerators, overhead.limit) == (0, "step overhead")
+    assert overhead.high is not None and overhead.high > 0, "36 % less overhead passes"
+    step = 0.323 + 1.36 * 0.04 + 0.0036 * 0.323
+    assert overhead.au_low == pytest.approx(100 * 0.323 / step)
+    still = HOST.model_copy(update={"overhead": 0.0})
+    ceiling = predict(replace(many, accelerators=1), still)
+    assert ceiling.limit == "none"
+    assert 99.6 < ceiling.au_low < ceiling.au_high == 100.0, "AU varies from run to run"
+    nobody = predict(replace(many, accelerators=1))
+    assert (nobody.au_percentage, nobody.limit) == (100.0, "none")
+    assert nobody.au_low == pytest.approx(100 / 1.014), "as the published ceilings"
+
+
+def test_the_printed_band_comes_from_cells_whose_drive_was_left_out() -> None:
+    cells = published.read_cells()
+    left_out = published.without_drive(cells)
+
+    for cell, fitted in left_out:
+        assert not any(cell.drive in name for names in fitted.cells.values() for name in names)
+    needed = published.quantile(published.off(*pair) for pair in left_out)
+    residuals = published.quantile(published.off(cell, published.fit(cells)) for cell in cells)
+    assert math.ceil(100 * needed) / 100 == ERROR
+    assert residuals < 0.5 * ERROR, "what a fit leaves says too little"
+    assert sum(abs(published.off(*pair)) <= ERROR for pair in left_out) >= 0.9 * len(cells)
+    assert published.largest_overhead(cells) <= UNMEASURED_OVERHEAD < 0.015
+
+
+def test_the_rank_of_a_quantile_counts_the_cell_to_come() -> None:
+    assert published.quantile([0.1 * number for number in range(1, 11)]) == pytest.approx(1.0)
+    assert published.quantile([-0.01 * number for number in range(1, 101)]) == pytest.approx(0.91)
+
+
+def test_what_dlio_takes_of_a_host_is_the_published() -> None:
+    found = published.core_seconds(published.read_cells(), published.read_one_host())
+
+    rounded = {
+        name: (math.floor(10 * least) / 10, math.ceil(10 * most) / 10)
+        for name, (least, most) in found.items()
+    }
+    assert rounded == DLIO_CORE_SECONDS
+
+
+def test_results_on_drives_never_fitted_to() -> None:
+    """15 of 17; the misses are CosmoFlow, and predict doubts that these are the drive's."""
+    held_out = [result for result in published.read_one_host() if result.drive is not None]
+    alone = [result.predict(dlio=False) for result in held_out]
+
+    missed = [
+        result
+        for result, found in zip(held_out, alone, strict=True)
+        if found.high is None or not found.low <= result.accelerators <= found.high
+    ]
+
+    assert len(held_out) == 17 and len(missed) <= 2
+    for result in missed:
+        assert result.workload.name.startswith("cosmoflow")
+        assert result.predict(dlio=True).published_figure == "either"
+    figures = [result.predict(dlio=True).published_figure for result in held_out]
+    assert figures.count("drive") >= 10, "it does not doubt everything"
+
+
+def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:
+    host = PublishedHost.of("npz", 64)
+    assert (host.low, host.high) == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
+    assert host.mean == pytest.approx(64e9 / math.sqrt(4.3 * 1.2))
+    ample = replace(UNET3D, num_drives=1000, num_hosts=2, published_host=host)
+    assert predict(ample).real_accelerators == pytest.approx(2 * host.mean / ample.demand / 0.9)
+
+
+@settings(deadline=None)
+@given(
+    rate=st.floats(1e8, 1e12),
+    host=st.floats(1e8, 1e12),
+    drives=st.integers(1, 64),
+    hosts=st.integers(1, 64),
+    overhead=st.floats(0, 0.1),
+    jitter=st.floats(0, 0.01),
+    threshold=st.floats(50, 99),
+)
+def test_the_most_that_pass_pass_and_one_more_fails(
+    rate: float,
+    host: float,
+    drives: int,
+    hosts: int,
+    overhead: float,
+    jitter: float,
+    threshold: float,
+) -> None:
+    job = replace(
+        UNET3D,
+        threshold=threshold,
+        drive_read_bytes_per_second=rate,
+        num_drives=drives,
+        num_hosts=hosts,
+    )
+    figures = HOST.model_copy(
+        update={"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
+    )
+
+    most = predict(job, figures)
+
+    assert most.high is not None and most.low <= most.num_accelerators <= most.high
+    assert most.au_low < most.au_percentage <= most.au_high
+    assert most.au_low < most.au_high, "every answer has a band"
+    assert most.read_low < most.read_high
+    one_more = predict(replace(job, accelerators=most.num_accelerators + 1), figures)
+    assert not passes(one_more.au_percentage, threshold)
+    if most.num_accelerators:
+        assert passes(most.au_percentage, threshold)
+        rate_of_all = most.num_accelerators * most.au_percentage / 100 * job.demand
+        assert most.read_bytes_per_second == pytest.approx(rate_of_all)
+    doubled = predict(replace(job, num_drives=2 * drives), figures)
+    assert doubled.num_accelerators >= most.num_accelerators
+
+
+def test_a_calibration_gives_its_own_runs_back() -> None:
+    figures = calibrate(
+        workload="unet3d_h100",
+        loader="pytorch",
+        odirect=True,
+        computation_time=0.323,
+        batch_bytes=UNET3D.batch_bytes,
+        one_au_percentage=98.5,
+        full_accelerators=10,
+        full_au_percentage=77.0,
+        jitter=0.001,
+    )
+    ample = replace(UNET3D, num_drives=100)
+
+    assert predict(replace(ample, accelerators=1), figures).au_percentage == pytest.approx(98.5)
+    assert predict(replace(ample, accelerators=10), figures).au_percentage == pytest.approx(77.0)
+
+
+def test_calibrations_are_found_by_the_very_job() -> None:
+    file = CalibrationFile(host="host1", calibrations=(HOST,))
+
+    read = CalibrationFile.parse(file.model_dump_json(), path="host1.json")
+
+    assert read == file
+    assert read.find(workload="unet3d_h100", loader="pytorch", odirect=True) == HOST
+    with pytest.raises(WorkloadError) as error:
+        read.find(workload="unet3d_h100", loader="threads", odirect=True)
+    assert str(error.value) == (
+        "predict.calibration has nothing for unet3d_h100 with reader.data_loader=threads and "
+        "reader.odirect=true; measure it with dlemu calibrate"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"host": "a", "calibrations": [{}]}', '{"hosts": 1}'])
+def test_what_is_no_calibration_gets_one_line(text: str) -> None:
+    with pytest.raises(WorkloadError, match=r"^a\.json is not a calibration.*dlemu calibrate$"):
+        CalibrationFile.parse(text, path="a.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threshold": 120.0}, "metric.au must be above 0 and at most 1 (100 %), got 1.2"),
+        ({"computation_time": 0.0}, "train.computation_time must be above 0"),
+        ({"num_drives": 0}, "drives must be above 0"),
+        ({"accelerators": 0}, "predict.accelerators must be above 0"),
+        ({"drive_read_bytes_per_second": math.nan}, "drive.read_bandwidth must be above 0"),
+    ],
+)
+def test_what_cannot_be_predicted_gets_one_line(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        replace(UNET3D, **changes)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)
+
+
+def test_every_drive_names_its_source() -> None:
+    folder = Path(__file__).parents[2] / "workloads" / "drive"
+    drives = {path.stem: Drive.model_validate(read_yaml(path)) for path in folder.glob("*.yaml")}
+
+    assert set(drives) == {"d3_s4520", "d5_p5336", "d7_p5520", "d7_ps1010"}
+    assert all(drive.source for drive in drives.values())
+    job = load_workload("unet3d_h100", {"drives": 1})
+    assert PredictionInput.of(job, drives["d7_ps1010"]) == UNET3D
+
+
+def test_published_cells_are_predicted() -> None:
+    cells = published.read_cells()
+    fitted = published.fit(cells)
+
+    score = published.score((cell, fitted) for cell in cells)
+
+    assert len(cells) == len(score.errors) == 36
+    assert fitted.num_parameters <= 7
+    assert score.close >= 30
+    left_out = published.score(
+        (cell, published.fit([other for other in cells if other is not cell])) for cell in cells
+    )
+    assert left_out.close >= 30
+
+
+def test_published_throughput_is_number_times_utilisation_times_demand() -> None:
+    valid = [cell for cell in published.read_cells() if cell.throughput is not None]
+
+    assert len(valid) == 32
+    for cell in valid:
+        assert cell.throughput == pytest.approx(cell.read_bytes_per_second, rel=0.022), cell.name
+
+
+@pytest.mark.parametrize(("accelerators", "supply"), [(1, 0.6), (8, 0.9), (8, 1.25)])
+def test_event_by_event_it_comes_to_the_same(accelerators: int, supply: float) -> None:
+    job = load_workload("unet3d_h100")
+
+    au = events.simulate(job, accelerators=accelerators, supply=supply)
+
+    assert au == pytest.approx(min(100, 100 * supply), abs=0.5)

@@ -1,0 +1,74 @@
+"""The log of a search: what was measured stays, whatever becomes of the disk or the process."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.sizing.log import SearchLog
+from dlemu.sizing.search import Point
+from tests.results.test_records import in_little_space
+
+SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
+POINT = Point(3, 91.0, 9.0, 1e6)
+
+
+def points(number: int) -> list[Point]:
+    return [replace(POINT, num_accelerators=each) for each in range(number)]
+
+
+def written(path: Path, number: int) -> SearchLog:
+    log = SearchLog(path, SETTINGS)
+    for point in points(number):
+        log.append(point)
+    return log
+
+
+def test_a_search_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    SearchLog(path, SETTINGS)
+    assert not path.exists(), "a search that is refused leaves nothing"
+    assert written(path, 3).points == points(3)
+    content = path.read_bytes()
+    assert json.loads(content.splitlines()[0]) == {"settings": SETTINGS}
+    for cut in range(1, len(content.splitlines()[-1])):
+        path.write_bytes(content[:-cut])
+        assert SearchLog(path, SETTINGS).points == points(2 if cut else 3)
+    again = SearchLog(path, SETTINGS)
+    again.append(points(3)[2])
+    assert path.read_bytes() == content
+
+
+def test_a_full_disk_loses_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    written(path, 20)
+    kept = path.read_bytes()
+    # There is room for 5 lines of the 21: nothing may be written anew.
+    said = in_little_space(
+        len(b"".join(kept.splitlines(keepends=True)[:5])),
+        f"""
+from pathlib import Path
+from dlemu.sizing.log import SearchLog
+print(len(SearchLog(Path({str(path)!r}), {SETTINGS!r}).points))
+""",
+    )
+    assert said == "20\n" and path.read_bytes() == kept
+
+
+def test_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    written(path, 1)
+    with pytest.raises(WorkloadError, match=r"holds runs with num_ranks=1, now it is 2; name"):
+        SearchLog(path, SETTINGS | {"num_ranks": 2})
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", "3", '{"settings": 3}'])
+def test_a_foreign_file_is_one_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(RunError) as error:
+        SearchLog(path, SETTINGS)
+    assert str(error.value).startswith(f"{path} is ") and str(error.value).endswith("; remove it")
+    assert path.read_text() == f"{line}\n"

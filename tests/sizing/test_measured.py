@@ -1,0 +1,584 @@
+"""The search over real runs: its answer on a device held to a known rate, its files, its refusals.
+
+Most tests ask for so little AU that every number passes: what they check is not the number.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.sizing_truth import WORKLOADS, bytes_per_step, dataset, rate_for, search
+from dlemu.cli.main import run as run_command
+from dlemu.datagen import generate
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.host.devices import devices_under
+from dlemu.results.folders import hold
+from dlemu.results.metrics import measure
+from dlemu.results.outcome import Outcome
+from dlemu.results.records import STEP, JsonLines, read_steps
+from dlemu.sizing import plots
+from dlemu.sizing.answers import Sized, as_json, render_csv, render_sizing, render_table
+from dlemu.sizing.measured import point_of, size_storage
+from dlemu.sizing.plots import plot_sizing, plot_table
+from dlemu.sizing.search import Point, Sizing
+from dlemu.sizing.targets import Target, find_targets
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
+from tests.lab.mpirun import mpirun
+
+TINY = {
+    "dataset.record_length_bytes": 4096,
+    "dataset.record_length_bytes_stdev": 0,
+    "dataset.num_files_train": 200,
+    "reader.data_loader": "threads",
+    "reader.read_threads": 1,
+    "train.computation_time": 0.002,
+    "train.epochs": 1,
+    "train.total_training_steps": 60,
+    "metric.au": 0.01,
+    "size.quick": True,
+    "size.confirm": 2,
+    "size.max_accelerators": 3,
+}
+"""200 samples: 66 steps with 3 accelerators, of which 4 are read ahead."""
+
+
+def tiny(folder: Path, **keys: object) -> Workload:
+    """Return a workload whose dataset and results lie in a folder."""
+    own: dict[str, object] = {
+        "dataset.data_folder": str(folder / "data"),
+        "output.folder": str(folder / "results"),
+    }
+    own |= {key.replace("__", "."): value for key, value in keys.items()}
+    return load_workload("cosmoflow_h100", TINY | own)
+
+
+def words(workload: Workload, **more: object) -> list[str]:
+    """Return the overrides that a command line needs for a tiny workload."""
+    keys = TINY | {
+        "workload": "cosmoflow_h100",
+        "dataset.data_folder": workload.data_folder,
+        "output.folder": workload.output.folder,
+    }
+    keys |= {key.replace("__", "."): value for key, value in more.items()}
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Workload:
+    workload = tiny(tmp_path)
+    generate(workload, world=Alone())
+    return workload
+
+
+def results_of(workload: Workload) -> Path:
+    assert workload.output.folder is not None
+    return Path(workload.output.folder)
+
+
+def sizing_of(workload: Workload) -> dict[str, object]:
+    sizing: dict[str, object] = json.loads((results_of(workload) / "sizing.json").read_text())
+    return sizing
+
+
+@pytest.mark.clock
+@pytest.mark.root
+@pytest.mark.parametrize(("name", "true"), [("unet3d", 3), ("cosmoflow", 5)])
+def test_the_true_number_is_found_on_a_device_held_to_a_rate(
+    name: str, true: int, tmp_path: Path
+) -> None:
+    scaled = WORKLOADS[name]
+    # Batches read ahead: 4 of 100 steps, which makes 5.6 at most 5.9.
+    with dataset(scaled, num_steps=100, most=true + 3, image=1 << 29) as (drive, job):
+        rate = rate_for(scaled, bytes_per_step(job, tmp_path / "one"), true + 0.6)
+        found = search([*job, "size.confirm=2"], rate, drive, tmp_path / "results")
+
+    assert found["num_accelerators"] == true
+    assert found["real_accelerators"] == pytest.approx(true + 0.6, rel=0.09)
+    assert (found["limit"], found["at_least"], found["quick"]) == ("storage", False, True)
+    low, high = found["interval"]
+    assert low < found["real_accelerators"] < high
+    assert 3 <= len(found["points"]) <= 7
+    reads = [point["read_bytes_per_second"] for point in found["points"]]
+    assert 0.8 * rate < max(reads) < 1.1 * rate
+    assert [point["num_accelerators"] for point in found["confirmations"]] == [true, true]
+
+
+def test_what_memory_serves_is_no_number_of_a_drive(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}"
+    memory = job.with_keys({"dataset.data_folder": str(folder), "metric.au": 0.999})
+    try:
+        generate(memory, world=Alone())
+        # 2 ms steps: no host keeps 99.9 % of them.
+        size_storage(memory, Alone())
+    finally:
+        subprocess.run(["rm", "-r", folder], check=True)
+
+    sizing = sizing_of(job)
+    assert sizing["at_least"] is True
+    assert sizing["limit"] != "storage"
+    assert "so the storage may feed more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("in_memory", "limit"), [(True, "memory"), (False, "storage")])
+def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: Path) -> None:
+    steps = np.zeros(4, STEP)
+    steps["step"] = [0, 1, 0, 1]
+    steps["accelerator"] = [0, 0, 1, 1]
+    steps["num_samples"], steps["num_bytes"] = 3, 1000
+    steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
+    summary = {
+        "limit": {"name": "storage", "evidence": "sda gave 1 MB/s"},
+        "measured": {"page_cache_share": 0.25},
+    }
+
+    point = point_of(Outcome(tmp_path, measure(steps), summary, True), 9.0, in_memory=in_memory)
+
+    # 2 accelerators, 2 steps of 4 s each.
+    assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
+    assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
+    assert (point.limit, point.page_cache_share) == (limit, 0.25)
+
+
+def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    assert size_storage(job, Alone()) == 0
+
+    out = capsys.readouterr().out
+    folder = results_of(job)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "data.cosmoflow_h100.jsonl",
+        "data.cosmoflow_h100.png",
+        "data.cosmoflow_h100.svg",
+        "runs",
+        "sizing.json",
+        "table.csv",
+        "table.md",
+    ]
+    sizing = json.loads((folder / "sizing.json").read_text())
+    assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
+    assert sizing["read_ahead_share"] == pytest.approx(3 / 60)
+    assert [point["num_accelerators"] for point in sizing["confirmations"]] == [3, 3]
+    # Each point is what its run's own folder says.
+    runs = sorted((folder / "runs").iterdir())
+    assert len(runs) == len(sizing["points"])
+    for run, point in zip(runs, sizing["points"], strict=True):
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["num_accelerators"] == point["num_accelerators"]
+        au = summary["metric"]["train_au_mean_percentage"]
+        assert au == pytest.approx(point["au_percentage"])
+    seeds = [load_workload(run / "config.yaml").train.seed for run in runs]
+    assert seeds == list(range(123, 123 + len(runs))), "each run reads in an order of its own"
+    for line in (
+        "3 accelerators: AU",
+        "confirm: 1 of 2 passed",
+        "at least 3",
+        f"results: {folder}",
+    ):
+        assert line in out
+    assert "read inside the step that is left out" in out
+
+
+def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
+    log = results_of(job) / "data.cosmoflow_h100.jsonl"
+    command = [sys.executable, "-m", "dlemu", "size", *words(job, size__confirm=4)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not log.exists() or len(log.read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    kept = log.read_text().splitlines()
+    with log.open("a") as file:
+        file.write('{"num_accelerators": 3, "au_perc')  # what the kill cut short
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert f"going on after {len(kept) - 1} runs" in done.stdout
+    lines = log.read_text().splitlines()
+    assert lines[: len(kept)] == kept
+    assert [json.loads(line) for line in lines[1:]] == sizing_of(job)["points"]
+
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0
+    assert log.read_text().splitlines() == lines, "nothing was left to be measured"
+
+
+def test_runs_of_other_settings_are_not_mixed(job: Workload) -> None:
+    size_storage(job.with_keys({"size.confirm": 1}), Alone())
+
+    size_storage(job, Alone())  # more confirming runs are no other setting
+    with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=1, now it is 2"):
+        size_storage(job.with_keys({"reader.read_threads": 2}), Alone())
+
+
+@pytest.mark.mpi
+def test_ranks_share_the_accelerators_evenly(job: Workload) -> None:
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-m", "dlemu", "size", *words(job, size__start=1)),
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done:") == 1, "one rank speaks"
+    seen = set()
+    for folder in (results_of(job) / "runs").iterdir():
+        by_rank = tuple(
+            tuple(sorted(set(np.load(folder / f"steps.{rank}.npy")["accelerator"].tolist())))
+            for rank in range(2)
+        )
+        seen.add(by_rank)
+        assert len(read_steps(folder)) == 60 * sum(map(len, by_rank))
+    assert {((0,), ()), ((0, 1), (2,))} <= seen, "fewer than ranks, and an odd number"
+
+
+@pytest.mark.mpi
+def test_one_rank_tells_of_a_refusal(job: Workload) -> None:
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-m", "dlemu", "size", *words(job, size__quick="false")),
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.count("files are needed for") == 1
+
+
+def test_a_table_of_two_targets_and_two_workloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tiny(
+        tmp_path,
+        size__targets=[str(tmp_path / "d1" / "data"), str(tmp_path / "d2" / "data")],
+        size__workloads=["cosmoflow_h100", "unet3d_h100"],
+        size__drives=[1, 2],
+        size__confirm=1,
+        size__max_accelerators=1,
+    )
+    for target in small.size.targets:
+        for name in small.size.workloads:
+            own = {**TINY, "dataset.data_folder": f"{target}/{name}"}
+            generate(load_workload(name, own | {"reader.batch_size": 1}), world=Alone())
+    # What the user gave holds for every workload: here, a batch that 200 samples are enough for.
+    small = small.with_keys({"reader.batch_size": 1, "given": (*TINY, "reader.batch_size")})
+
+    assert size_storage(small, Alone()) == 0
+
+    out = capsys.readouterr().out
+    if devices_under(tmp_path):
+        assert "warning: d2-data and d1-data share" in out
+    table = (results_of(small) / "table.md").read_text().splitlines()
+    assert [line.split("|")[1:4] for line in table[2:6]] == [
+        [" cosmoflow_h100 ", " d1-data ", " 1      "],
+        [" unet3d_h100    ", " d1-data ", " 1      "],
+        [" cosmoflow_h100 ", " d2-data ", " 2      "],
+        [" unet3d_h100    ", " d2-data ", " 2      "],
+    ]
+    assert len(sizing_of(small)) == 4
+    assert (results_of(small) / "table.png").read_bytes()[:4] == b"\x89PNG"
+    num_runs = len(list((results_of(small) / "runs").iterdir()))
+    assert num_runs == 4
+
+    size_storage(small, Alone())  # nothing is left to be measured
+    assert len(list((results_of(small) / "runs").iterdir())) == num_runs
+
+
+def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job: Workload) -> None:
+    whole = job.with_keys({"size.quick": False, "host_memory": "1MiB"})
+    with pytest.raises(DatasetError, match="1,280 files are needed for 1 accelerator ") as refused:
+        size_storage(whole, Alone())
+
+    command = str(refused.value).partition("dlemu datagen ")[2].partition(",")[0]
+    assert "dataset.record_length_bytes=4096" in command
+    assert run_command(["datagen", *command.split()]) == 0
+    keys = {"dataset.num_files_train": "auto", "train.total_training_steps": 60}
+    assert size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone()) == 0
+    assert sizing_of(job)["read_ahead_share"] is None
+
+
+def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None:
+    """200 samples are 50 steps of 4 accelerators, and 33 of 6; 40 are needed."""
+    with pytest.raises(
+        DatasetError,
+        match=r"^at least 4 accelerators, where the dataset ends the search: for 8 accelerators",
+    ):
+        size_storage(job.with_keys({"size.max_accelerators": 8, "size.start": 4}), Alone())
+
+
+def test_a_quick_search_refuses_an_epoch_that_is_mostly_read_ahead(job: Workload) -> None:
+    with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 30, 10"):
+        size_storage(job.with_keys({"size.max_accelerators": 9, "size.start": 8}), Alone())
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"dataset.data_folder": "/nowhere"}, "dataset.data_folder: /nowhere is no folder"),
+        ({"size.targets": ["/nowhere"]}, "size.targets: /nowhere is no folder"),
+        ({"size.names": ["a", "b"]}, "size.names must have one value for each target (1), got 2"),
+        ({"size.drives": [1, 2]}, "size.drives must have one value for each target (1), got 2"),
+        ({"size.targets": ["/", "/"]}, "size.targets names root twice; give each a name"),
+        ({"size.start": 4}, "size.start must be at most size.max_accelerators=3, got 4"),
+        ({"train.computation_time": 0}, "train.computation_time of cosmoflow_h100 must be above 0"),
+        ({"given": ("num_accelerators",)}, "num_accelerators has no place in dlemu size"),
+        ({"size.workloads": ["unet3d"]}, "no workload unet3d; did you mean unet3d"),
+        ({"output.folder": "/proc/x"}, "output.folder /proc/x cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    job: Workload, keys: dict[str, object], line: str
+) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        size_storage(job.with_keys(keys), Alone())
+
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
+
+
+def test_two_searches_never_share_a_folder(job: Workload) -> None:
+    with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
+        size_storage(job, Alone())
+
+
+def test_what_a_full_disk_does_not_take_is_said_first(
+    job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose line cannot be kept has been shown; what was kept before stays."""
+    append, room = JsonLines.append, 2
+
+    def full(lines: JsonLines, *values: object) -> None:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise RunError("the disk is full")
+        append(lines, *values)
+
+    monkeypatch.setattr(JsonLines, "append", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        size_storage(job.with_keys({"size.confirm": 5}), Alone())
+    assert capsys.readouterr().out.count(" accelerators: AU ") == 3
+    log = results_of(job) / "data.cosmoflow_h100.jsonl"
+    assert len(log.read_text().splitlines()) == 3, "the settings and two runs"
+    assert not (results_of(job) / "sizing.json").exists()
+
+
+def test_an_answer_that_cannot_be_written_is_said_before_the_search(job: Workload) -> None:
+    (results_of(job) / "sizing.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"sizing.json cannot be written \(Is a directory\)"):
+        size_storage(job, Alone())
+    assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"], "no run was made"
+
+
+def test_no_dataset_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        DatasetError, match=r"here for 8 accelerators.* num_accelerators=8 .*=auto$"
+    ):
+        size_storage(tiny(tmp_path), Alone())
+
+
+def test_targets_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / "a" / "data", tmp_path / "b" / "data"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    workload = tiny(tmp_path, size__targets=list(map(str, folders)))
+
+    targets = find_targets(workload, lambda text: None)
+
+    assert [target.name for target in targets] == ["a-data", "b-data"]
+    named = workload.with_keys({"size.names": ["one", "two"], "size.drives": [4, 8]})
+    told = find_targets(named, lambda text: None)
+    assert [(t.name, t.num_drives) for t in told] == [("one", 4), ("two", 8)]
+
+
+def example(**changes: object) -> Sized:
+    """Return an answer without a run behind it."""
+
+    def point(number: int, au: float, limit: str) -> Point:
+        rate = number * au / 100 * 3.177e9
+        return Point(number, au, rate / 146600628, rate, limit, 30.0, f"seen at {number}")
+
+    confirmations = (point(8, 94.31, "none"), point(8, 93.96, "none"))
+    sizing = Sizing(
+        num_accelerators=8,
+        real_accelerators=8.37,
+        at_least=False,
+        fewest_failed=9,
+        threshold=90.0,
+        points=(point(12, 62.8, "storage"), point(9, 83.7, "storage"), *confirmations),
+        confirmations=confirmations,
+        interval=(8.28, 8.46),
+        limit="storage",
+    )
+    workload = load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/d1"})
+    sized = Sized(Target("d1", "/mnt/d1", 4), workload, sizing, 3.2e12)
+    return replace(sized, sizing=replace(sizing, **changes))  # type: ignore[arg-type]
+
+
+NO_REAL = {"real_accelerators": None, "interval": None}
+
+
+def test_an_answer_reads_as_it_should() -> None:
+    assert render_sizing(example()) == (
+        "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
+        "(N* 8.37, 95% interval 8.28 to 8.46)\n"
+        "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31, 93.96%\n"
+        "limit: storage. seen at 9\n"
+        "4 runs in 2:00"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        (
+            {"at_least": True, "limit": "host cpu", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: the limit was host cpu, so "
+            "the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {"at_least": True, "limit": "unclear", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: what the limit was is "
+            "unclear, so the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {"at_least": True, "limit": "none", "fewest_failed": None, **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: nothing failed up to "
+            "size.max_accelerators=512, so the storage may feed more; raise it",
+        ),
+        (
+            {"at_least": True, "limit": "none", **NO_REAL},
+            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: almost nothing held the "
+            "accelerators back, so the storage may feed more (9 reached 83.70%)",
+        ),
+        (
+            {
+                "num_accelerators": 0,
+                "at_least": True,
+                "limit": "none",
+                "threshold": 99.9,
+                "fewest_failed": 1,
+                "points": (Point(1, 99.8, 1.0, 1e9, "none"),),
+                "confirmations": (),
+                **NO_REAL,
+            },
+            "0 unet3d_h100 accelerators: one alone reaches 99.80%, under the 99.90% asked; almost "
+            "nothing held the accelerators back, so the storage may feed more",
+        ),
+        (
+            {
+                "num_accelerators": 0,
+                "fewest_failed": 1,
+                "real_accelerators": 0.7,
+                "interval": (0.65, 0.75),
+                "points": (Point(1, 63.0, 1.0, 1e9, "storage"),),
+                "confirmations": (),
+            },
+            "0 unet3d_h100 accelerators: one alone reaches 63.00%, under the 90.00% asked "
+            "(N* 0.70, 95% interval 0.65 to 0.75)",
+        ),
+    ],
+)
+def test_an_answer_says_what_it_is_an_answer_to(changes: dict[str, object], answer: str) -> None:
+    sized = example(**changes)
+
+    text = render_sizing(sized)
+
+    assert text.splitlines()[0] == f"d1: {answer}"
+    assert ("N*" in text) is (sized.sizing.real_accelerators is not None)
+    assert ("nothing failed" in text) is (sized.sizing.fewest_failed is None)
+    told = json.loads(json.dumps(as_json([sized])))
+    assert told["fewest_failed"] == sized.sizing.fewest_failed
+    for key in ("num_accelerators", "at_least", "limit", "points", "real_accelerators", "interval"):
+        assert key in told
+    assert (told["interval"] is None) is (told["real_accelerators"] is None)
+
+
+def test_runs_that_disagree_give_no_real_number() -> None:
+    text = render_sizing(example(**NO_REAL))
+
+    assert text.splitlines()[0] == "d1: 8 unet3d_h100 accelerators at AU 90.00% or more"
+    assert "no N*: the runs do not agree on where AU meets the threshold" in text
+
+
+def test_the_table_reads_as_it_should() -> None:
+    answers = [example(), example(at_least=True, limit="host cpu")]
+    assert render_table(answers) == (
+        "workload     target  drives  accelerators  dataset GiB  AU (%)       MiB/s\n"
+        "-----------  ------  ------  ------------  -----------  -----------  --------\n"
+        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  22816.99\n"
+        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  22816.99\n"
+        "\n"
+        "≥: the storage was not the limit, it may feed more\n"
+    )
+    assert render_csv(answers) == (
+        "workload,target,drives,num_accelerators,at_least,quick,dataset_GiB,AU_1,AU_2,"
+        "throughput_MiBps,limit\n"
+        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,22816.99,storage\n"
+        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,22816.99,host cpu\n"
+    )
+    assert isinstance(as_json(answers), list)
+    assert as_json(answers[:1])["num_accelerators"] == 8
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    plot_sizing(example(), tmp_path / "one")
+    plot_table([example(), example(at_least=True)], tmp_path / "table")
+
+    for name in ("one", "table"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_a_picture_has_no_curve_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve joins more than two points; AU is drawn above, the rate below."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+
+    plot_sizing(example(), Path("unused"))
+    plot_sizing(example(at_least=True, limit="loader", **NO_REAL), Path("unused"))
+
+    curves = [
+        [
+            line
+            for axis in figure.axes
+            for line in axis.lines
+            if np.size(line.get_xdata()) > 2 and line.get_linestyle() != "None"
+        ]
+        for figure in figures
+    ]
+    assert [len(each) for each in curves] == [1, 0]
+    (model,) = curves[0]
+    assert str(model.get_label()).startswith("model, not measured: ")
+    numbers = np.asarray(model.get_xdata())
+    assert (numbers[0], numbers[-1]) == (8, 12), "from the fewest to the most that were measured"
+    for figure in figures:
+        runs = [c for c in figure.axes[0].collections if c.get_label() == "a run"]
+        drawn = np.asarray(runs[0].get_offsets()).tolist()
+        assert sorted(drawn) == [[8, 93.96], [8, 94.31], [9, 83.7], [12, 62.8]]
+
+
+def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
+    small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
+    done = subprocess.run(
+        [sys.executable, "examples/size_a_drive.py", tmp_path, *small, "size.max_accelerators=2"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("at least 2, bound by ")

@@ -1,0 +1,333 @@
+"""What `dlemu predict` prints and writes, through the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.sizing.formula import Calibration, CalibrationFile
+
+PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010"]
+
+
+def test_a_datasheet_gives_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*PS1010, "drives=4"]) == 0
+
+    # 4 x 14.5 GB/s / (0.9 x 7 x 146 600 628 B / 0.323 s) = 20.28, and 36 % less and more.
+    assert capsys.readouterr().out == (
+        "unet3d_h100 on 4 x D7-PS1010, from the datasheet alone, the host taken as unlimited\n"
+        "\n"
+        "                          predicted   range\n"
+        "accelerators                     20   12 to 27   (N* 20.3)\n"
+        "AU at 20 (%)                  91.28   58.42 to 100.00   (threshold 90)\n"
+        "read at 20                  58 GB/s   37.1 GB/s to 63.5 GB/s\n"
+        "\n"
+        "limit: storage\n"
+        "dlemu calibrate measures the host, which is taken as unlimited here\n"
+    )
+
+
+def test_the_file_says_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    assert run([*PS1010, "drives=4", f"output.folder={folder}"]) == 0
+
+    told = json.loads((folder / "predict.json").read_text())
+    demand = 7 * 146_600_628 / 0.323
+    real = 4 * 14.5e9 / 0.9 / demand
+    assert told == {
+        "workload": "unet3d_h100",
+        "drive": "D7-PS1010",
+        "drives": 4,
+        "num_accelerators": 20,
+        "low": 12,
+        "high": 27,
+        "real_accelerators": pytest.approx(real),
+        "at_least": False,
+        "au_percentage": pytest.approx(90 * real / 20),
+        "au_low": pytest.approx(0.64 * 90 * real / 20),
+        "au_high": 100.0,
+        "read_bytes_per_second": pytest.approx(58e9),
+        "read_low": pytest.approx(0.64 * 58e9),
+        "read_high": pytest.approx(20 * demand),
+        "limit": "storage",
+        "calibrated": False,
+        "extrapolated": False,
+        "published_figure": None,
+    }
+
+
+def test_a_number_of_accelerators_may_be_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "workload=unet3d_h100", "drive.read_bandwidth=7GB"]
+    assert run([*words, "predict.accelerators=5", "num_hosts=4"]) == 0
+
+    out = capsys.readouterr().out
+    assert "most that pass                  2.4   1 to 3\n" in out
+    assert "AU at 5 (%)                   44.07   28.20 to 59.93" in out
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    """A host that moves 20 GB/s, with a drive that gives 10."""
+    found = Calibration(
+        workload="unet3d_h100",
+        loader="threads",
+        odirect=True,
+        sample_bytes=146_600_628,
+        read_threads=4,
+        overhead=0.003,
+        jitter=0.003,
+        host_read_bytes_per_second=20e9,
+        drive_read_bytes_per_second=10e9,
+    )
+    path = tmp_path / "calibration.json"
+    path.write_text(CalibrationFile(host="h", calibrations=(found,)).model_dump_json())
+    return path
+
+
+def calibrated(path: Path, *more: str) -> list[str]:
+    job = ["workload=unet3d_h100", "reader.data_loader=threads", "reader.odirect=true"]
+    return ["predict", *job, f"predict.calibration={path}", *more]
+
+
+def test_a_calibration_knows_the_drive_and_the_host(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The demand of one at AU 90 is 2.859 GB/s: 3.5 of them on one drive, 7.0 on one host.
+    assert run(calibrated(calibration)) == 0
+    out = capsys.readouterr().out
+    assert "unet3d_h100 on 1 x calibrated drive, host and drive calibrated" in out
+    assert "accelerators                      3   2 to 4   (N* 3.5)" in out
+    assert "limit: storage" in out
+
+    assert run(calibrated(calibration, "drives=4")) == 0
+    out = capsys.readouterr().out
+    # N* is the storage's number: here the host decides.
+    assert "accelerators                      6   4 to 9\n" in out
+    assert "limit: host cpu" in out
+
+    assert run(calibrated(calibration, "drives=80", "num_hosts=80")) == 0
+    out = capsys.readouterr().out
+    assert "(N* 279.8)" in out, "80 drives are the limit of 80 hosts"
+
+
+def test_another_drive_on_the_calibrated_host(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(calibrated(calibration, "drive.read_bandwidth=6GB")) == 0
+
+    out = capsys.readouterr().out
+    assert "1 x drive, host calibrated, drive by its datasheet" in out
+    assert "accelerators                      2   1 to 2   (N* 2.1)" in out
+
+
+def test_many_accelerators_are_extrapolated(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(calibrated(calibration, "drives=500", "num_hosts=500")) == 0
+
+    out = capsys.readouterr().out
+    assert "(extrapolated)" in out
+    assert "extrapolated: the barrier was never compared above 400 accelerators" in out
+
+
+def with_limits(path: Path, **changes: object) -> Path:
+    """Write the calibration again with other figures."""
+    file = json.loads(path.read_text())
+    file["calibrations"][0] |= changes
+    path.write_text(json.dumps(file))
+    return path
+
+
+def test_a_loaders_rate_is_not_the_drives(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_limits(calibration, drive_limit="loader", host_limit="host cpu")
+
+    assert run(calibrated(path, f"output.folder={path.parent}")) == 0
+    out = capsys.readouterr().out
+    # The loader took 10 GB/s of the drive; the host moves 20, what 7.0 take, and 36 % more.
+    assert "accelerators             at least 3   2 to 9\n" in out
+    assert "limit: loader\n" in out
+    assert "so there may be more" in out and "limit: storage" not in out and "N*" not in out
+    told = json.loads((path.parent / "predict.json").read_text())
+    assert (told["num_accelerators"], told["at_least"], told["limit"]) == (3, True, "loader")
+
+    # Another drive, by its datasheet, was not read by that loader.
+    assert run(calibrated(path, "drive.read_bandwidth=6GB")) == 0
+    assert "limit: storage\n" in capsys.readouterr().out
+
+    assert run(calibrated(with_limits(path, host_limit="loader"))) == 0
+    assert "at least 3   2 or more\n" in capsys.readouterr().out, "nothing bounds it"
+
+
+def test_a_host_that_was_held_back_may_move_more(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_limits(calibration, drive_limit="storage", host_limit="loader")
+
+    assert run(calibrated(path, "drives=4")) == 0
+
+    out = capsys.readouterr().out
+    assert "at least 6   4 to 19\n" in out, "the four drives bound it"
+    assert "limit: loader\n" in out
+
+
+def test_a_file_of_the_first_version_is_read(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not record limits, and its band was the residual of a fit."""
+    file = json.loads(calibration.read_text())
+    for key in ("overhead_limit", "host_limit", "drive_limit"):
+        del file["calibrations"][0][key]
+    file["version"], file["calibrations"][0]["error"] = 1, 0.2
+    calibration.write_text(json.dumps(file))
+
+    assert run(calibrated(calibration)) == 0
+    out = capsys.readouterr().out
+    assert "accelerators                      3   2 to 4   (N* 3.5)\n" in out
+    assert "AU at 3 (%)                   97.57   67.15 to 98.78" in out, "36 %, not 20"
+
+    file["calibrations"][0]["error"] = 0.02  # set by hand: taken as it is
+    calibration.write_text(json.dumps(file))
+    assert run(calibrated(calibration)) == 0
+    assert "accelerators                      3   3 to 3   (N* 3.5)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "figure", "line"),
+    [
+        # 58 GB/s of drives against 96 cores of npz: 22 to 80 GB/s.
+        (["drives=4", "predict.host_cpus=96"], "either", "may be the host's and not the drive's"),
+        (["drives=8", "predict.host_cpus=48"], "host", "is the host's, not the drive's"),
+        (["drives=1", "predict.host_cpus=128"], "drive", "is the drive's: the host moves more"),
+    ],
+)
+def test_whose_figure_a_published_one_is(
+    words: list[str],
+    figure: str,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dlio = ["predict.tool=dlio", f"output.folder={tmp_path}"]
+
+    assert run([*PS1010, *dlio, *words]) == 0
+
+    out = capsys.readouterr().out
+    assert line in out and "that run DLIO" in out
+    told = json.loads((tmp_path / "predict.json").read_text())
+    assert told["published_figure"] == figure
+    assert told["low"] <= told["num_accelerators"] <= told["high"]
+    if figure == "host":
+        assert told["limit"] == "host cpu"
+
+
+def test_more_cores_move_more(tmp_path: Path) -> None:
+    found = []
+    for cpus in (8, 16, 32):
+        words = ["predict.tool=dlio", f"predict.host_cpus={cpus}", f"output.folder={tmp_path}"]
+        assert run([*PS1010, "drives=40", *words]) == 0
+        found.append(json.loads((tmp_path / "predict.json").read_text())["real_accelerators"])
+
+    assert found == pytest.approx([found[0], 2 * found[0], 4 * found[0]])
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ([], "drive is not set; name a datasheet (drive=d7_ps1010), give its rate"),
+        (["drive=d8"], "drive: no datasheet of drive 'd8'; known: d3_s4520, d5_p5336"),
+        (["drive.read_bandwidth=0"], "drive.read_bandwidth must be greater than 0, got 0"),
+        (["drive=d7_ps1010", "metric.au=1.2"], "metric.au must be at most 1, got 1.2"),
+        (["drive=d7_ps1010", "drives=0"], "drives must be at least 1, got 0"),
+        (["predict.accelerators=0"], "predict.accelerators must be at least 1, got 0"),
+        (["predict.calibration=/nowhere"], "predict.calibration /nowhere cannot be read"),
+        (
+            ["drive=d7_ps1010", "predict.host_cpus=8"],
+            "predict.host_cpus=8 has an effect with predict.tool=dlio only: what a host moves",
+        ),
+        (["drive=d7_ps1010", "predict.tool=dlio"], "predict.tool=dlio needs predict.host_cpus"),
+        (["predict.tool=fio"], "predict.tool must be 'dlemu' or 'dlio', got 'fio'"),
+        (["predict.host_cpus=0"], "predict.host_cpus must be at least 1, got 0"),
+        (["predict.host_cpus=5000"], "predict.host_cpus must be at most 4,096, got 5,000"),
+        (["predict.host_cpus=1.5"], "predict.host_cpus must be a whole number, got 1.5"),
+        (
+            [
+                "drive=d7_ps1010",
+                "predict.tool=dlio",
+                "predict.host_cpus=8",
+                "dataset.format=hdf5",
+            ],
+            "predict.tool=dlio is known for dataset.format npz and tfrecord, got hdf5",
+        ),
+        (
+            ["drive=d7_ps1010", "train.computation_time=0"],
+            "train.computation_time must be above 0 for a prediction, got 0",
+        ),
+        (["drive=d7_ps1010", "output.folder=/proc/x"], "output.folder /proc/x cannot be written"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(
+    keys: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["predict", "workload=unet3d_h100", *keys]) == 1
+
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith(f"dlemu: {line}")
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("workload=resnet50_h100", "has nothing for resnet50_h100"),
+        ("reader.data_loader=pytorch", "has nothing for unet3d_h100 with reader.data_loader=py"),
+        ("reader.odirect=false", "reader.odirect=false; measure it with dlemu calibrate"),
+        ("reader.read_threads=8", "was measured with reader.read_threads=4, not 8"),
+        (
+            "dataset.record_length_bytes=1000000",
+            "was measured with dataset.record_length_bytes=1.46601e+08, not 1e+06",
+        ),
+    ],
+)
+def test_the_figures_of_another_job_are_not_carried_over(
+    calibration: Path, key: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = key.partition("=")[0]
+    words = [word for word in calibrated(calibration) if not word.startswith(f"{name}=")]
+
+    assert run([*words, key]) == 1
+
+    assert line in capsys.readouterr().err
+
+
+def test_what_is_no_calibration_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text('{"version": 2}')
+
+    assert run(calibrated(path)) == 1
+
+    assert f"{path} is not a calibration" in capsys.readouterr().err
+
+
+def test_a_calibration_is_not_the_published_tools(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(calibrated(calibration, "predict.tool=dlio", "predict.host_cpus=8")) == 1
+
+    assert "predict.calibration was measured with dlemu" in capsys.readouterr().err
+
+
+def test_advice_is_not_what_is_set_already(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_limits(calibration, drive_read_bytes_per_second=None)
+
+    assert run(calibrated(path)) == 1
+
+    error = capsys.readouterr().err
+    assert f"drive is not set, and predict.calibration {path} read none; name a datasheet" in error
+    assert "predict.calibration=FILE" not in error

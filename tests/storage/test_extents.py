@@ -1,0 +1,355 @@
+"""The extent reader against files whose bytes are known."""
+
+import errno
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.storage.extents import ExtentReader, Part, aligned_buffer, settle_direct
+
+NUM_BYTES = 50_003
+CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
+
+
+@pytest.fixture(scope="module")
+def file_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("storage") / "file"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    direct=st.booleans(),
+    io_depth=st.integers(1, 3),
+    piece_bytes=st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+    ahead=st.booleans(),
+    head=st.booleans(),
+    start=st.integers(0, NUM_BYTES),
+    # Runs that follow one another, each of parts that are kept (True) or dropped.
+    runs=st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 20_000)), max_size=5)),
+)
+def test_bytes_go_where_they_are_wanted(
+    file_path: Path,
+    direct: bool,
+    io_depth: int,
+    piece_bytes: int,
+    ahead: bool,
+    head: bool,
+    start: int,
+    runs: list[list[tuple[bool, int]]],
+) -> None:
+    reader = ExtentReader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    if head:
+        assert bytes(reader.head(file)) == CONTENT[:4096]
+    at = start
+    for run in runs:
+        kept: list[tuple[int, bytearray]] = []
+        parts: list[Part] = []
+        begin = at
+        for keep, length in run:
+            length = min(length, NUM_BYTES - at)
+            if keep:
+                kept.append((at, bytearray(length)))
+                parts.append(memoryview(kept[-1][1]))
+            else:
+                parts.append(length)
+            at += length
+        seen = bytearray()
+        reader.read(file, begin, parts, ahead=ahead, check=seen.extend)
+        assert seen == CONTENT[begin:at], "all bytes were shown, in order"
+        for place, data in kept:
+            assert data == CONTENT[place : place + len(data)]
+    reader.close_file(file)
+    reader.close()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_counts_what_the_kernel_handed_over(file_path: Path, direct: bool, io_depth: int) -> None:
+    reader = ExtentReader(direct=direct, piece_bytes=8192, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    before = _rchar()
+    reader.head(file)
+    reader.read(file, 0, [NUM_BYTES])
+    after = _rchar()
+    assert reader.bytes_read == NUM_BYTES
+    assert after - before - _cost_of_rchar() == NUM_BYTES
+    reader.close_file(file)
+    reader.close()
+
+
+def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    program = (
+        "from dlemu.storage.extents import ExtentReader\n"
+        "reader = ExtentReader(direct=True, piece_bytes=8192)\n"
+        f"file = reader.open({str(path)!r})\n"
+        "for start in range(0, 50_000, 1000):\n"
+        "    reader.read(file, start, [1000], ahead=True)\n"
+    )
+    trace = tmp_path / "trace"
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    subprocess.run(
+        ["strace", "-f", "-e", "trace=preadv2", "-o", str(trace), sys.executable, "-c", program],
+        check=True,
+    )
+    offsets = re.findall(r", 1, (\d+), 0\) += \d+$", trace.read_text(), re.MULTILINE)
+    assert offsets == [str(start) for start in range(0, 50_000, 8192)]
+
+
+def test_a_short_file_is_named(file_path: Path) -> None:
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    file = reader.open(str(file_path))
+    with pytest.raises(DatasetError, match=rf"{file_path} holds 50003 bytes, at least 50004"):
+        reader.read(file, 50_000, [4])
+    reader.close_file(file)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 2])
+def test_a_file_that_is_cut_while_it_is_read_is_named(
+    tmp_path: Path, direct: bool, io_depth: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    reader = ExtentReader(direct=direct, piece_bytes=4096, io_depth=io_depth)
+    file = reader.open(str(path))
+    os.truncate(path, 20_000)
+    with pytest.raises(DatasetError, match="ends at byte 20000, but held 50003"):
+        reader.read(file, 0, [NUM_BYTES])
+    reader.close_file(file)
+    reader.close()
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/none is missing; dlemu verify"):
+        reader.open(f"{tmp_path}/none")
+    with pytest.raises(DatasetError, match=rf"^{tmp_path} is a folder, not a file$"):
+        reader.open(str(tmp_path))
+
+
+def test_open_files_are_kept_up_to_a_bound(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(5)]
+    for path in paths:
+        path.write_bytes(b"x")
+    reader = ExtentReader(direct=False, piece_bytes=4096, max_open=2)
+    gc.collect()  # nothing of earlier tests is closed meanwhile
+    before = len(os.listdir("/proc/self/fd"))
+    first = reader.keep_open(str(paths[0]))
+    for path in paths:
+        reader.keep_open(str(path))
+        assert reader.keep_open(str(path)).path == str(path)
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert reader.keep_open(str(paths[0])) is not first
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.write_bytes(b"12345")
+    other.write_bytes(b"54321")
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader.keep_open(str(path))
+    other.rename(path)
+    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
+        reader.keep_open(str(path))
+    reader.close()
+
+
+@pytest.mark.parametrize("num_bytes", [4, 6])
+def test_an_open_file_that_has_another_size_now_is_named(tmp_path: Path, num_bytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader.keep_open(str(path))
+    assert reader.keep_open(str(path)).num_bytes == 5
+    os.truncate(path, num_bytes)
+    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
+        reader.keep_open(str(path))
+    reader.close()
+
+
+def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a file's end does that, and from there no O_DIRECT read can begin."""
+    offsets: list[int] = []
+
+    def cut(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        offsets.append(offset)
+        return 4096 if len(offsets) == 1 else 904
+
+    reader = ExtentReader(direct=True, piece_bytes=16384)
+    file = reader.open(str(file_path))
+    monkeypatch.setattr(os, "preadv", cut)
+    with pytest.raises(DatasetError, match="ends at byte 5000, but held 50003"):
+        reader.read(file, 0, [16384])
+    assert offsets == [0, 4096], "a whole page that came is gone on from"
+    reader.close_file(file)
+
+
+@pytest.fixture
+def ramfs() -> Iterator[Path]:
+    """A file system that refuses O_DIRECT."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting ramfs needs root")
+    folder = Path(tempfile.mkdtemp())
+    done = subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], capture_output=True)
+    if done.returncode:
+        folder.rmdir()
+        pytest.skip("this host lets nobody mount ramfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+    folder.rmdir()
+
+
+@pytest.mark.root
+def test_o_direct_refused(ramfs: Path) -> None:
+    (ramfs / "file").write_bytes(CONTENT)
+    with pytest.raises(WorkloadError) as raised:
+        settle_direct(ramfs / "file", True)
+    assert str(raised.value) == (
+        f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
+        f"use reader.odirect=auto or another folder"
+    )
+    assert settle_direct(ramfs / "file", "auto") is False
+
+
+def test_o_direct_where_it_works(file_path: Path) -> None:
+    assert settle_direct(file_path, False) is False
+    assert settle_direct(file_path, True) is True
+    assert settle_direct(file_path, "auto") is True
+    with pytest.raises(DatasetError, match="is missing"):
+        settle_direct(file_path.parent / "none", "auto")
+
+
+def _rchar() -> int:
+    return int(Path("/proc/self/io").read_bytes().split()[1])
+
+
+def _cost_of_rchar() -> int:
+    """Return the bytes that reading the counter itself adds to it."""
+    before = _rchar()
+    return _rchar() - before
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 5000, 1 << 20, 3 << 20])
+def test_buffers_are_aligned_empty_and_apart(num_bytes: int) -> None:
+    buffers = [aligned_buffer(num_bytes) for _ in range(5)]
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    for value, array in enumerate(arrays, start=1):
+        assert len(array) == num_bytes and array.ctypes.data % 4096 == 0
+        assert not array.any()
+        array[:] = value
+    assert [set(array.tolist()) for array in arrays] == [{value} for value in range(1, 6)]
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(),
+    reason="this kernel gives no huge pages: /sys/kernel/mm/transparent_hugepage/enabled",
+)
+def test_buffers_of_a_process_and_of_its_children_are_huge_pages() -> None:
+    code = """
+import os, re
+from dlemu.storage.extents import aligned_buffer
+def huge():
+    return int(re.search(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1])
+buffers = [aligned_buffer(1 << 20) for _ in range(3)]
+for buffer in buffers: buffer[:] = bytes(1 << 20)
+print(huge(), flush=True)
+if os.fork() == 0:
+    before = huge()
+    own = aligned_buffer(1 << 20)  # not what is left of the parent's
+    own[:] = bytes(1 << 20)
+    print(huge() - before, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [int(line) for line in done.stdout.split()] == [4096, 2048]
+
+
+@pytest.mark.parametrize("where", ["tmp_path", "memory"])
+@pytest.mark.parametrize("hole", [False, True])
+def test_what_is_in_the_page_cache_takes_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, hole: bool
+) -> None:
+    if where == "memory":
+        folder = tempfile.TemporaryDirectory(prefix="dlemu-test.", dir="/dev/shm")
+        tmp_path = Path(folder.name)
+    path, piece = tmp_path / "file", 1 << 18
+    content = np.random.default_rng(1).bytes(20 << 20)
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hole:
+            os.posix_fadvise(file.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
+    kept, calls, preadv = bytearray(3 << 20), [], os.preadv
+
+    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        got = preadv(descriptor, into, offset, flags)
+        calls.append((offset, sum(map(len, into)), got, flags))
+        return got
+
+    monkeypatch.setattr(os, "preadv", spy)
+    reader = ExtentReader(direct=False, piece_bytes=piece)
+    opened = reader.open(str(path))
+    # Many small parts, more than one call takes, and large ones; kept ones on both sides.
+    parts: list[Part] = [memoryview(kept)[: 1 << 20], *[3] * 5000, (11 << 20) - 15_000]
+    parts += [memoryview(kept)[1 << 20 :], 6 << 20]
+    reader.read(opened, 0, parts)
+
+    assert bytes(kept) == content[: 1 << 20] + content[12 << 20 : 14 << 20]
+    assert reader.bytes_read == sum(got for _, _, got, _ in calls) == len(content)
+    assert [offset for offset, _, _, _ in calls[1:]] == [at + got for at, _, got, _ in calls[:-1]]
+    assert any(got > piece for _, _, got, _ in calls)
+    small = [call for call in calls if call[1] <= piece]
+    if hole and where == "tmp_path":
+        # From the first byte that must come from storage, it is asked in pieces.
+        first = next(number for number, call in enumerate(calls) if call[2] < call[1])
+        assert calls[first][3] == os.RWF_NOWAIT and calls[first][0] + calls[first][2] >= 9 << 20
+        assert {call[1] for call in calls[first + 1 : -1]} == {piece}
+    elif where == "tmp_path":
+        assert all(call[3] == os.RWF_NOWAIT for call in calls) and len(calls) < 12, small
+
+
+def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv, flags_seen = os.preadv, []
+
+    def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        flags_seen.append(flags)
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return preadv(descriptor, into, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    reader = ExtentReader(direct=False, piece_bytes=10_000)
+    file = reader.open(str(file_path))
+    for _ in range(2):
+        kept = bytearray(NUM_BYTES)
+        reader.read(file, 0, [memoryview(kept)])
+        assert kept == CONTENT
+    assert flags_seen == [os.RWF_NOWAIT] + [0] * 12  # asked once, and not again

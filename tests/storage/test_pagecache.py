@@ -1,0 +1,109 @@
+"""Residency of real files on a disk; in tmpfs every page is in memory by its nature."""
+
+import mmap
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlemu.errors import RunError
+from dlemu.host.devices import devices_under
+from dlemu.storage.pagecache import (
+    cached_share,
+    drop,
+    drop_all_caches,
+    resident_by_cachestat,
+    resident_by_mincore,
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    folder = Path.cwd() / "build" / f"pagecache-{os.getpid()}"
+    if not devices_under(folder.parent.parent):
+        pytest.skip(f"{folder} is on no block device")
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def make_files(folder: Path, num: int, size: int) -> list[Path]:
+    paths = [folder / f"{index}" for index in range(num)]
+    for path in paths:
+        path.write_bytes(random.Random(path.name).randbytes(size))
+    return paths
+
+
+def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
+    paths = make_files(folder, 8, (1 << 20) - 100)
+    assert cached_share(paths) == 1, "just written"
+
+    result = drop(paths)
+
+    assert (result.num_files, result.share) == (8, 0), "though they were not yet written"
+    assert cached_share(paths) == 0
+    for path in paths[:2]:
+        path.read_bytes()
+    assert cached_share(paths) == 0.25
+    assert cached_share(paths, max_files=1) == 1, "the first"
+    assert cached_share(paths, max_files=4) == 0.25, "every other"
+
+
+def test_both_ways_to_ask_agree(folder: Path) -> None:
+    (path,) = make_files(folder, 1, (1 << 20) + 1)
+    drop([path])
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+    os.pread(file, 10, 300_000)
+    os.pread(file, 8192, 8192)
+
+    assert resident_by_mincore(file, path.stat().st_size) == 3
+    cachestat = resident_by_cachestat(file)
+    os.close(file)
+    if cachestat is None:
+        pytest.skip("this kernel has no cachestat (Linux 6.5)")
+    assert cachestat == 3
+
+
+def test_pages_that_cannot_be_dropped_are_told(folder: Path) -> None:
+    paths = make_files(folder, 2, 1 << 20)
+    with paths[1].open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        sum(mapped[::4096])  # mapped pages stay
+
+        assert drop(paths).share == 0.5
+
+
+def test_files_in_memory_never_get_cold() -> None:
+    path = Path("/dev/shm") / f"dlemu-pagecache-{os.getpid()}"
+    try:
+        path.write_bytes(bytes(1 << 16))
+        assert drop([path]).share == 1
+        assert cached_share([path]) == 1
+    finally:
+        path.unlink()
+
+
+def test_nothing_has_no_share(folder: Path) -> None:
+    (empty,) = make_files(folder, 1, 0)
+
+    assert cached_share([]) is None
+    assert cached_share([empty]) is None
+    assert drop([empty]).share is None
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        drop([folder / "missing"])
+    with pytest.raises(FileNotFoundError, match="missing"):
+        cached_share([folder / "missing"])
+
+
+def test_all_caches_are_dropped_only_with_the_right_to(tmp_path: Path) -> None:
+    drop_all_caches(tmp_path / "drop_caches")
+    assert (tmp_path / "drop_caches").read_text() == "3\n"
+
+    with pytest.raises(RunError, match=r"cannot be written \(Is a directory\); run as root"):
+        drop_all_caches(tmp_path)

@@ -1,0 +1,178 @@
+"""What few and many readers get, by turns."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.dataset.layout import layout_of
+from dlemu.run import witness
+from dlemu.run.watchdog import Watchdog
+from dlemu.run.witness import Witness
+from dlemu.storage import probe
+from dlemu.storage.probe import Probe, probe_rate, probe_readers
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
+
+MIB = 1 << 20
+_MANY = 200_000
+"""Reads after which what was waited for will not come: a thread is not kept waiting for so long."""
+
+
+def test_few_and_many_take_turns_and_a_slow_moment_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = iter([100.0, 200.0, 1.0, 2.0, 110.0, 190.0])
+    asked: list[tuple[int, float]] = []
+
+    def fake(paths: Sequence[Path], *, num_readers: int, seconds: float, seed: int) -> float:
+        assert paths == [Path("a")]
+        asked.append((num_readers, seconds))
+        return next(rates)
+
+    monkeypatch.setattr(probe, "probe_rate", fake)
+    found = probe_readers([Path("a")], few=4, many=16, seconds=3.0)
+    assert found == Probe(num_few=4, few=100.0, num_many=16, many=190.0)
+    assert asked == [(4, 0.5), (16, 0.5)] * 3
+
+
+def test_as_many_readers_as_there_may_be_are_asked_once_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(probe, "probe_rate", lambda *_, **__: next(rates))
+    assert probe_readers([Path("a")], few=9, many=9, seconds=1.0) == Probe(9, 2.0, 9, 2.0)
+
+
+def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
+    assert probe_readers([tmp_path / "none"], few=1, many=2, seconds=0.06) is None
+
+
+def test_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 << 20))
+    assert (probe_rate([path], num_readers=2, seconds=0.05) or 0) > 0
+    found = probe_readers([path], few=1, many=4, seconds=0.3)
+    assert found is not None and found.few > 0 and found.many > 0
+    assert (found.num_few, found.num_many) == (1, 4)
+
+
+class Reads:
+    """Reads and a clock that cost nothing: each look at the clock is a second later."""
+
+    def __init__(self, enough: Callable[["Reads"], bool]) -> None:
+        self.offsets: set[int] = set()
+        self.readers: set[int] = set()
+        self.num = 0
+        self._enough, self._ended = enough, threading.Event()
+        self._seconds = itertools.count()
+
+    def preadv(self, file: int, into: Sequence[memoryview], offset: int) -> int:
+        assert [len(memory) for memory in into] == [MIB]
+        self.offsets.add(offset)
+        self.readers.add(threading.get_ident())
+        self.num += 1
+        if self._enough(self) or self.num > _MANY:
+            self._ended.set()
+        return MIB
+
+    def perf_counter(self) -> float:
+        return float(next(self._seconds))
+
+    def sleep(self, seconds: float) -> None:
+        """Return when there were reads enough, or never will be."""
+        assert self._ended.wait(60)
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, 8 * MIB)
+    return path
+
+
+def replace_reads(monkeypatch: pytest.MonkeyPatch, reads: Reads) -> None:
+    monkeypatch.setattr(os, "preadv", reads.preadv)
+    monkeypatch.setattr(probe, "time", reads)
+
+
+def test_all_readers_read_and_from_everywhere_in_a_file(
+    sparse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = {piece * MIB for piece in range(8)}
+    reads = Reads(lambda seen: len(seen.readers) == 4 and seen.offsets == everywhere)
+    replace_reads(monkeypatch, reads)
+    assert probe_rate([sparse], num_readers=4, seconds=1e6)
+    assert (len(reads.readers), reads.offsets) == (4, everywhere)
+
+
+def test_the_rate_is_that_up_to_the_last_piece_that_came(
+    sparse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = Reads(lambda seen: seen.num == 50)
+    replace_reads(monkeypatch, reads)
+    found = probe_rate([sparse], num_readers=1, seconds=1e6)
+    assert found == MIB, "each look at the clock takes a second, and each read has one"
+
+
+@pytest.mark.parametrize(
+    ("read_threads", "io_depth", "few", "many"),
+    [(4, 1, 8, 16), (4, 2, 16, 32), (2, 1, 4, 16), (64, 4, 256, 256)],
+)
+def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
+    read_threads: int,
+    io_depth: int,
+    few: int,
+    many: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two accelerators, and files of which every second one is taken."""
+    asked: list[tuple[int, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        witness, "probe_readers", lambda paths, **how: asked.append((len(paths), how))
+    )
+    keys = {
+        "dataset.data_folder": str(tmp_path),
+        "dataset.num_files_train": 1024,
+        "reader.read_threads": read_threads,
+        "reader.io_depth": io_depth,
+    }
+    workload = load_workload("unet3d_h100", keys)
+    loader: Any = None
+    dog = Watchdog(60.0, Alone())
+    seen = Witness(workload, layout_of(workload), tmp_path, Alone(), loader, range(2), dog)
+    seen.probe(0.02)
+    assert not asked, "nothing was lost that storage could be asked about"
+    seen.probe(0.021)
+    assert asked == [(512, {"few": few, "many": many, "seconds": 2.4})]
+
+
+def test_ranks_of_a_host_are_probed_and_followed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks here, with 8 and 4 workers, and one elsewhere."""
+
+    class Ranks(Alone):
+        def all_gather(self, value: Any) -> list[Any]:
+            assert value == (0, os.getpid(), 8)
+            return [value, (0, os.getppid(), 4), (1, 1, 16)]
+
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        witness, "probe_readers", lambda _, *, few, many, seconds: asked.append((few, many))
+    )
+    keys = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 10}
+    workload = load_workload("unet3d_h100", keys)
+    assert workload.reader.read_threads == 4
+    loader: Any = None
+    dog = Watchdog(60.0, Alone())
+    seen = Witness(workload, layout_of(workload), tmp_path, Ranks(), loader, range(2), dog)
+    seen.probe(1.0)
+    assert asked == [(12, 24)]
+    assert seen._pids == [os.getpid(), os.getppid()]

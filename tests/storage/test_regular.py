@@ -1,0 +1,130 @@
+"""What is no file is refused by name, and nobody waits for its writer."""
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlemu.datagen import read_manifest
+from dlemu.errors import DatasetError, RunError
+from dlemu.results.records import read_steps, read_summary
+from dlemu.storage.extents import settle_direct
+from dlemu.storage.pagecache import cached_share, drop
+from dlemu.storage.probe import probe_rate
+from dlemu.storage.regular import check_regular, open_regular, open_sized, read_regular
+
+
+def soon(call: Callable[[], object]) -> object:
+    """Return what a call returns or raises; fail where it hangs."""
+    came: list[object] = []
+
+    def run() -> None:
+        try:
+            came.append(call())
+        except Exception as error:
+            came.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert came, "it hangs"
+    return came[0]
+
+
+def fifo(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def a_socket(path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    return path
+
+
+def a_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "a FIFO": fifo,
+    "a socket": a_socket,
+    "a folder": a_folder,
+    "a device": lambda path: Path("/dev/null"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
+    path = KINDS[kind](tmp_path / "img.npz")
+    calls: list[Callable[[], object]] = [
+        lambda: open_regular(path, error=RunError),
+        lambda: open_regular(path, os.O_DIRECT, error=RunError),
+        lambda: read_regular(path, error=RunError),
+        lambda: check_regular(path, error=RunError),
+    ]
+    gc.collect()  # nothing of earlier tests is closed meanwhile
+    before = set(os.listdir("/proc/self/fd"))
+    for call in calls:
+        raised = soon(call)
+        assert isinstance(raised, RunError) and str(raised) == f"{path} is {kind}, not a file"
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_link_to_a_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "file")
+    assert read_regular(link) == b"abc"
+    number, size = open_sized(link)
+    assert size == 3 and os.get_blocking(number), "a read may wait for a lock"
+    os.close(number)
+
+
+def test_a_missing_file_is_an_ordinary_error(tmp_path: Path) -> None:
+    check_regular(tmp_path / "none")
+    with pytest.raises(FileNotFoundError) as raised:
+        open_regular(tmp_path / "none")
+    assert raised.value.filename == str(tmp_path / "none")
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "the manifest": ("dlemu.json", read_manifest),
+    "a cold start": ("img.npz", lambda folder: drop([folder / "img.npz"])),
+    "a sample": ("img.npz", lambda folder: cached_share([folder / "img.npz"])),
+    "O_DIRECT": ("img.npz", lambda folder: settle_direct(folder / "img.npz", "auto")),
+    "a run's summary": ("summary.json", read_summary),
+    "a run's steps": ("steps.0.npy", read_steps),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_fifo_hangs_a_reader(reader: str, tmp_path: Path) -> None:
+    name, read = READERS[reader]
+    path = fifo(tmp_path / name)
+    raised = soon(lambda: read(tmp_path))
+    assert isinstance(raised, DatasetError | RunError)
+    assert str(raised) == f"{path} is a FIFO, not a file"
+
+
+def test_the_sizes_of_a_manifest_may_be_no_fifo(tmp_path: Path) -> None:
+    from tests.lab.commands import generate
+
+    generate(tmp_path)
+    path = tmp_path / "data" / "dlemu.files.npy"
+    path.unlink()
+    fifo(path)
+    assert str(soon(lambda: read_manifest(tmp_path / "data"))) == f"{path} is a FIFO, not a file"
+
+
+def test_the_probe_reads_what_is_a_file(tmp_path: Path) -> None:
+    path = fifo(tmp_path / "fifo")
+    assert soon(lambda: probe_rate([path], num_readers=2, seconds=0.05)) is None
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    both = [path, tmp_path / "file"]
+    assert isinstance(soon(lambda: probe_rate(both, num_readers=2, seconds=0.05)), float)

@@ -1,0 +1,154 @@
+"""One's own training loop is measured as a replayed job is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.errors import WorkloadError
+from dlemu.loaders import Batch
+from dlemu.training.meter import Meter
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
+from tests.lab.virtual import VirtualClock
+
+WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 2.0})
+
+
+class Delayed:
+    """An iterable of batches, each of which takes its time."""
+
+    def __init__(self, clock: VirtualClock, *seconds: float) -> None:
+        self.clock, self.seconds, self.epochs = clock, seconds, list[int]()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[str]:
+        for number, seconds in enumerate(self.seconds):
+            self.clock.time += seconds
+            yield f"batch {number}"
+
+
+class Slow(Alone):
+    """A world in which the others are late."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def barrier(self, timeout: float | None = None) -> None:
+        self.clock.time += self.seconds
+
+
+def test_an_emulated_loop_is_a_replayed_job() -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock, world=Slow(clock, 0.5))
+    loader = Delayed(clock, 8.0, 0.0, 1.5)
+    taken = []
+    for epoch in range(2):
+        for batch in meter.epoch(loader, epoch):
+            taken.append(batch)
+            meter.compute(batch)
+    assert taken == ["batch 0", "batch 1", "batch 2"] * 2
+    assert loader.epochs == [0, 1], "the loader is told the epoch"
+    steps = meter.steps
+    assert steps["wait"].tolist() == [8, 0, 1.5] * 2
+    assert steps["compute"].tolist() == steps["computation_time"].tolist() == [2] * 6
+    assert steps["barrier"].tolist() == [0.5] * 6
+    assert steps["start"].tolist() == [0, 10.5, 13, 17, 27.5, 30]
+    assert steps["num_samples"].tolist() == [7] * 6, "reader.batch_size, if the batch says nothing"
+    metrics = meter.metrics()
+    assert metrics is not None
+    assert metrics.au_percentage == pytest.approx(100 * 4 / (2.5 + 4))
+    assert meter.report().splitlines()[0] == (
+        "unet3d_h100: 1 emulated accelerator, 2 epochs of 3 steps, batches of 7"
+    )
+
+
+def test_a_model_of_ones_own_computes_between_two_batches() -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for number, _ in enumerate(meter.epoch(Delayed(clock, 0, 1, 1), 0)):
+        clock.time += 1 + number  # the model
+    assert meter.steps["compute"].tolist() == meter.steps["computation_time"].tolist() == [1, 2, 3]
+    metrics = meter.metrics()
+    assert metrics is not None and metrics.au_percentage == pytest.approx(100 * 5 / 7)
+
+
+def test_a_loop_may_emulate_some_of_its_steps() -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for number, batch in enumerate(meter.epoch(Delayed(clock, 0, 0, 0), 0)):
+        if number == 1:
+            meter.compute(batch)
+        clock.time += 1
+    assert meter.steps["compute"].tolist() == [1, 3, 1]
+    assert meter.steps["computation_time"].tolist() == [1, 2, 1]
+
+
+def test_what_a_batch_knows_of_itself_is_kept() -> None:
+    clock = VirtualClock()
+    batch = Batch(0, 0, 0, np.arange(5), 4096, 0.0, 0.25, 0.5, 0.125)
+    meter = Meter(WORKLOAD, clock=clock)
+    for taken in meter.epoch([batch, batch], 0):
+        meter.compute(taken)
+    names = ["num_samples", "num_bytes", "read", "decode", "hand_over"]
+    assert meter.steps[names].tolist() == [(5, 4096, 0.25, 0.5, 0.125)] * 2
+
+
+def test_times_are_drawn_where_the_workload_asks_for_it() -> None:
+    keys = {"train.computation_time": {"mean": 2.0, "stdev": 0.5}}
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD.with_keys(keys), clock=clock)
+    for batch in meter.epoch(range(50), 0):
+        meter.compute(batch)
+    assert len(set(meter.steps["computation_time"].tolist())) == 50
+    assert meter.steps["compute"] == pytest.approx(meter.steps["computation_time"])
+
+
+def test_a_step_that_is_left_is_not_counted() -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for batch in meter.epoch(Delayed(clock, *[1.0] * 9), 0):
+        if batch == "batch 4":
+            break
+    assert meter.steps["step"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_too_few_steps_are_an_error(num_steps: int) -> None:
+    meter = Meter(WORKLOAD, clock=VirtualClock())
+    for batch in meter.epoch(range(num_steps), 0):
+        meter.compute(batch)
+    with pytest.raises(WorkloadError):
+        meter.report()
+
+
+def test_the_edition_is_the_workloads() -> None:
+    clock = VirtualClock()
+    keys = {"metric.edition": "v2.0", "metric.exclude_start_steps": 2}
+    meter = Meter(WORKLOAD.with_keys(keys), clock=clock)
+    for batch in meter.epoch(Delayed(clock, 8, 2, 0, 2), 0):
+        meter.compute(batch)
+    metrics = meter.metrics()
+    assert metrics is not None and metrics.edition == "v2.0"
+    assert metrics.au_percentage == pytest.approx(100 * 4 / 6)
+
+
+def test_pytorchs_own_loader_is_an_iterable_like_any_other() -> None:
+    torch: Any = pytest.importorskip("torch", reason="pip install 'dlemu[torch]'")
+    data = torch.utils.data.TensorDataset(torch.arange(20.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    keys = {"train.computation_time": 0.005, "reader.batch_size": 4}
+    meter = Meter(WORKLOAD.with_keys(keys))
+    seen = []
+    for (values,) in meter.epoch(loader, 0):
+        seen += values.tolist()
+        meter.compute(values)
+    assert seen == list(range(20))
+    assert len(meter.steps) == 5
+    assert (meter.steps["compute"] >= 0.005).all()
+    assert (meter.steps["wait"] > 0).all()
+    assert "emulated accelerator" in meter.report()

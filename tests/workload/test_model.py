@@ -1,0 +1,597 @@
+"""What users may write, and the one line they get for what they may not."""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dlemu.errors import WorkloadError
+from dlemu.results.records import dump_workload
+from dlemu.workload.model import Workload, check_workload, load_workload, read_yaml
+from dlemu.workload.sections import Distribution, Section
+
+DATA = Path(__file__).parents[1] / "data"
+LEAST: dict[str, Any] = {"dataset": {"format": "npz", "num_files_train": 4}}
+
+
+def with_key(key: str, value: object) -> dict[str, Any]:
+    """Return the least workload with one dotted key more."""
+    tree = copy.deepcopy(LEAST)
+    *sections, leaf = key.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[leaf] = value
+    return tree
+
+
+def refusal(tree: dict[str, Any]) -> str:
+    with pytest.raises(WorkloadError) as error:
+        check_workload(tree)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("reader.batch_size", 0, "reader.batch_size must be at least 1, got 0"),
+        ("reader.batch_size", "8", "reader.batch_size must be a whole number, got '8'"),
+        ("reader.batch_size", True, "reader.batch_size must be a whole number, got True"),
+        ("reader.batch_size", 1.5, "reader.batch_size must be a whole number, got 1.5"),
+        ("reader.read_threads", -1, "reader.read_threads must be at least 0, got -1"),
+        ("reader.transfer_size", 512, "reader.transfer_size must be at least 4096, got 512"),
+        ("reader.odirect", "maybe", "reader.odirect must be true or false or 'auto', got 'maybe'"),
+        (
+            "reader.file_shuffle",
+            True,
+            "reader.file_shuffle must be 'off', 'seed' or 'random', got True",
+        ),
+        (
+            "reader.transfer_size",
+            "big",
+            "reader.transfer_size: 'big' is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB",
+        ),
+        (
+            "dataset.num_files_train",
+            "all",
+            "dataset.num_files_train must be a whole number or 'auto', got 'all'",
+        ),
+        (
+            "dataset.num_files_train",
+            0,
+            "dataset.num_files_train must be at least 1 or 'auto', got 0",
+        ),
+        (
+            "dataset.format",
+            "jpeg",
+            "dataset.format must be 'npz', 'npy', 'hdf5' or 'tfrecord', got 'jpeg'",
+        ),
+        ("dataset.record_dims", [64, 0], "dataset.record_dims[1] must be at least 1, got 0"),
+        ("dataset.record_dims", 64, "dataset.record_dims must be a list, got 64"),
+        (
+            "dataset.record_element_type",
+            "float33",
+            "dataset.record_element_type must be a NumPy type such as uint8 or float32, "
+            "got 'float33'",
+        ),
+        (
+            "dataset.record_length_bytes",
+            math.nan,
+            "dataset.record_length_bytes must be a finite number, got nan",
+        ),
+        ("dataset.compression", "gzip", "dataset.compression must be 'none', got 'gzip'"),
+        ("dataset", 5, "dataset must be a group of keys, got 5"),
+        (
+            "train.computation_time",
+            "fast",
+            "train.computation_time must be seconds or a distribution's keys, got 'fast'",
+        ),
+        (
+            "train.computation_time",
+            {"mean": -1},
+            "train.computation_time.mean must be at least 0, got -1",
+        ),
+        (
+            "train.computation_time",
+            {"type": "gamma", "mean": 0, "stdev": 1},
+            "train.computation_time: no gamma distribution has mean 0 and a stdev; "
+            "set mean above 0",
+        ),
+        (
+            "train.computation_time",
+            {"type": "poisson", "lam": 1},
+            "train.computation_time.type must be 'normal', 'uniform', 'gamma' or 'exponential', "
+            "got 'poisson'",
+        ),
+        ("train.computation_time", {}, "train.computation_time.mean is not set"),
+        (
+            "train.total_training_steps",
+            1,
+            "train.total_training_steps must be -1 (all) or at least 2, got 1",
+        ),
+        (
+            "reader.prefetch_size",
+            1e9,
+            "reader.prefetch_size must be at most 10,000, got 1,000,000,000",
+        ),
+        (
+            "dataset.num_files_train",
+            10**11,
+            "dataset.num_files_train must be at most 100,000,000 or 'auto', got 100,000,000,000",
+        ),
+        ("metric.au", 1.5, "metric.au must be at most 1, got 1.5"),
+        ("metric.au", 0, "metric.au must be greater than 0, got 0"),
+        ("metric.edition", "v3", "metric.edition must be 'v1.0' or 'v2.0', got 'v3'"),
+        (
+            "storage.storage_type",
+            "s3",
+            "storage.storage_type must be 'local_fs' or 'parallel_fs', got 's3'",
+        ),
+        (
+            "host_memory",
+            "lots",
+            "host_memory: 'lots' is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB",
+        ),
+        ("drive", {}, "drive.read_bandwidth is not set"),
+        ("host_memory", 64, "host_memory=64 is 64 bytes; write 64GiB"),
+        ("host_memory", "64", "host_memory=64 is 64 bytes; write 64GiB"),
+        ("host_memory", 65_536, "host_memory=65536 is 65,536 bytes; write 65536MiB"),
+        (
+            "drive.read_bandwidth",
+            14,
+            "drive.read_bandwidth=14 is 14 bytes a second; write 14GB",
+        ),
+        (
+            "drive",
+            {"read_bandwidth": 14e9, "write_bandwidth": 9300},
+            "drive.write_bandwidth=9300 is 9,300 bytes a second; write 9300MB",
+        ),
+        (
+            "reader.gds",
+            "require",
+            "reader.gds=require has no effect without reader.data_loader=dali dali.device=gpu: "
+            "cuFile reads for DALI, into a GPU; add them, or leave reader.gds out",
+        ),
+        (
+            "reader.gds",
+            "prefer",
+            "reader.gds=prefer has no effect without reader.data_loader=dali dali.device=gpu: "
+            "cuFile reads for DALI, into a GPU; add them, or leave reader.gds out",
+        ),
+        (
+            "dali.device",
+            "gpu",
+            "dali.device=gpu has no effect without reader.data_loader=dali; add it, or leave "
+            "dali.device out",
+        ),
+        ("name", 7, "name must be text, got 7"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(key: str, value: object, line: str) -> None:
+    assert refusal(with_key(key, value)) == line
+
+
+def numeric_keys(model: type[BaseModel] = Workload, above: str = "") -> Iterator[str]:
+    """Return every key that takes a number, a distribution's own ones included."""
+    for name, field in model.model_fields.items():
+        # A Distribution may stand behind a validator, and a Drive or a number beside None.
+        inner = [each for each in (field.annotation, *get_args(field.annotation))]
+        inner += [each for outer in inner for each in get_args(outer)]
+        groups = [i for i in inner if isinstance(i, type) and issubclass(i, Section)]
+        for group in groups:
+            yield from numeric_keys(group, f"{above}{name}.")
+        if {int, float} & set(inner):
+            yield f"{above}{name}"
+
+
+def test_every_number_has_a_bound_and_the_line_says_it() -> None:
+    """A slip of the keyboard is refused before memory is taken for it."""
+    keys = set(numeric_keys())
+    assert len(keys) > 45
+    assert {"reader.prefetch_size", "train.computation_time.mean", "drive.read_bandwidth"} <= keys
+    for key in keys:
+        tree = with_key(key, [10**30] if key in LISTS else 10**30)
+        if key.startswith("drive."):
+            tree["drive"].setdefault("read_bandwidth", 10**9)
+        if ".stdev" in key:
+            tree[key.split(".")[0]][key.split(".")[1]]["mean"] = 1
+        line = refusal(tree)
+        place = f"{key}[0]" if key in LISTS else key
+        assert re.match(rf"{re.escape(place)} must be (at most [\d,]+|-1)", line), line
+        assert line.endswith((f"got {10**30:,}", f"got {1e30}")), line
+
+
+LISTS = ("dataset.record_dims", "size.drives")
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"dataset.record_dims": [10**6, 10**6]},
+            "dataset.record_dims must make samples of at most 100,000,000,000 bytes, "
+            "got 1,000,000,000,000",
+        ),
+        (
+            {"dataset.num_files_train": 10**7, "dataset.num_samples_per_file": 10**6},
+            "dataset.num_files_train x dataset.num_samples_per_file must be at most "
+            "10,000,000,000, got 10,000,000,000,000",
+        ),
+        (
+            {"reader.io_depth": 1024, "reader.piece_bytes": "1GiB"},
+            "reader.io_depth x reader.piece_bytes, a worker's buffers, must be at most "
+            "17,179,869,184 bytes, got 1,099,511,627,776",
+        ),
+    ],
+)
+def test_products_are_bounded_too(keys: dict[str, object], line: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        load_workload("cosmoflow_h100", keys)
+    assert str(error.value) == line
+
+
+def test_1e6_is_a_whole_number() -> None:
+    workload = load_workload("cosmoflow_h100", {"dataset.num_files_train": 1e6, "runs": 5.0})
+    assert (workload.num_files, workload.runs) == (1_000_000, 5)
+    assert isinstance(workload.num_files, int) and isinstance(workload.runs, int)
+    with pytest.raises(WorkloadError, match=r"^runs must be a whole number, got 5.5$"):
+        workload.with_keys({"runs": 5.5})
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        (
+            "reader.batchsize",
+            "unknown key reader.batchsize; did you mean reader.batch_size?",
+        ),
+        ("train.seeds", "unknown key train.seeds; did you mean train.seed?"),
+        ("batch_size", "unknown key batch_size; did you mean reader.batch_size?"),
+        ("train.batch_size", "unknown key train.batch_size; did you mean reader.batch_size?"),
+        ("checkpont", "unknown key checkpont; did you mean checkpoint?"),
+        ("reader.pin_memry", "unknown key reader.pin_memry; did you mean reader.pin_memory?"),
+        ("dataset.wxyz", "unknown key dataset.wxyz"),
+        ("drives.read", "drives must be a whole number, got {'read': 1}"),
+        ("ignored", "unknown key ignored"),
+        ("train.a\nb", "unknown key train.'a\\nb'"),
+    ],
+)
+def test_an_unknown_key_is_refused_and_the_nearest_named(key: str, line: str) -> None:
+    assert refusal(with_key(key, 1)) == line
+
+
+def test_a_missing_key_is_named() -> None:
+    assert refusal({"dataset": {"format": "npz"}}) == "dataset.num_files_train is not set"
+    assert refusal({}) == "dataset is not set"
+
+
+def test_a_workload_without_a_folder_says_how_to_name_one() -> None:
+    with pytest.raises(WorkloadError) as error:
+        _ = check_workload(LEAST).data_folder
+    assert str(error.value) == (
+        "dataset.data_folder is not set; add dataset.data_folder=/path/on/the/storage"
+    )
+
+
+def test_a_workload_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(WorkloadError) as error:
+        load_workload("unet3d_h10")
+    assert str(error.value) == (
+        "no workload unet3d_h10; did you mean unet3d_h100? (known: cosmoflow_a100, "
+        "cosmoflow_h100, resnet50_a100, resnet50_h100, unet3d_a100, unet3d_b200, unet3d_h100, "
+        "or a file.yaml)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [("- 1\n- 2\n", "holds no keys; a workload has dataset, reader and train"), ("", "holds no")],
+)
+def test_a_file_without_keys_is_refused(tmp_path: Path, text: str, end: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as error:
+        read_yaml(path)
+    assert str(error.value).startswith(f"{path} {end}")
+
+
+@pytest.mark.parametrize("content", [b"a: [1\nb: 2", b"\xff\xfe\x00", b"a: b: c"])
+def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(WorkloadError) as error:
+        read_yaml(path)
+    assert str(error.value).startswith(f"{path} is not YAML: ")
+    assert "\n" not in str(error.value)
+
+
+ALIASES = "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+MERGES = "".join(
+    f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n" for a, b in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("a: &a [x,x,x,x,x,x,x,x,x]\n" + ALIASES, "is not YAML: it has more than 10,000 values"),
+        ("a: &a {k: 1, l: 2}\n" + MERGES, "is not YAML: it has a group of more than 1,000 keys"),
+        ("a: &a {b: *a}", "is nested too deeply for a workload"),
+        ("a: " + "[" * 30_000, "is nested too deeply for a workload"),
+        ("a: " + "[" * 60 + "]" * 60, "is nested too deeply for a workload"),
+        ("a: " + "x" * 100_000, "has more than 100,000 bytes; is it a workload?"),
+        ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+        ("a: !!timestamp x", "is not YAML: "),
+        ("a: !!bool x", "is not YAML: "),
+        ("a: !!python/object/apply:os.getpid []", "is not YAML: could not determine"),
+    ],
+)
+def test_a_file_that_grows_when_it_is_read_is_refused(tmp_path: Path, text: str, end: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as error:
+        read_yaml(path)
+    assert str(error.value).startswith(f"{path} {end}")
+
+
+def test_a_file_may_refer_to_itself_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
+    assert read_yaml(path) == {"a": {"x": 1}, "b": {"x": 1, "y": [{"x": 1}, {"x": 1}]}}
+
+
+def test_numbers_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: 1e6\nb: 2E-3\nc: 1.5e+2\nd: 12\ne: off\nf: 1e6x\n")
+    assert read_yaml(path) == {"a": 1e6, "b": 0.002, "c": 150.0, "d": 12, "e": False, "f": "1e6x"}
+
+
+def test_overrides_are_checked_like_the_file() -> None:
+    workload = load_workload("unet3d_h100", {"reader.read_threads": 8, "train.epochs": 2})
+    assert (workload.reader.read_threads, workload.train.epochs) == (8, 2)
+    assert workload.given == ("reader.read_threads", "train.epochs")
+    with pytest.raises(WorkloadError, match=r"^reader.read_threads must be at least 0, got -8$"):
+        load_workload("unet3d_h100", {"reader.read_threads": -8})
+    with pytest.raises(WorkloadError, match=r"^train.epochs must be at least 1, got 0$"):
+        workload.with_keys({"train.epochs": 0})
+
+
+def test_a_changed_copy_keeps_the_rest() -> None:
+    workload = load_workload(DATA / "dlio_hdf5.yaml")
+    changed = workload.with_keys({"reader.batch_size": 9})
+    assert changed.reader.batch_size == 9
+    assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [
+        (
+            "mlperf_unet3d_h100",
+            "model.type model.model_size checkpoint.checkpoint_folder "
+            "checkpoint.checkpoint_after_epoch checkpoint.epochs_between_checkpoints "
+            "workflow.checkpoint",
+        ),
+        ("mlperf_unet3d_datagen", "model.type model.model_size workflow.checkpoint"),
+        ("mlperf_resnet50_h100", "model.type reader.computation_threads"),
+        ("mlperf_cosmoflow_a100", ""),
+        (
+            "dlio_bert",
+            "model.model_size_bytes model.transformer.hidden_size "
+            "model.transformer.num_attention_heads checkpoint.checkpoint_folder "
+            "checkpoint.steps_between_checkpoints reader.computation_threads "
+            "train.seed_change_epoch workflow.checkpoint workflow.debug",
+        ),
+        (
+            "dlio_hdf5",
+            "dataset.compression_level dataset.generation_buffer_size dataset.keep_files "
+            "dataset.num_files_eval dataset.num_subfolders_eval evaluation.eval_time "
+            "evaluation.epochs_between_evals output.log_file profiling.profiler "
+            "profiling.iostat_devices reader.batch_size_eval reader.computation_threads "
+            "reader.dont_use_mmap reader.pin_memory workflow.evaluation workflow.profiling",
+        ),
+    ],
+)
+def test_the_peers_files_run_unchanged(name: str, ignored: str) -> None:
+    assert list(load_workload(DATA / f"{name}.yaml").ignored) == ignored.split()
+
+
+@pytest.mark.parametrize("name", ["mlperf_unet3d_h100", "mlperf_resnet50_h100"])
+def test_ours_reads_what_the_peers_file_reads(name: str) -> None:
+    theirs = load_workload(DATA / f"{name}.yaml")
+    ours = load_workload(name.removeprefix("mlperf_"))
+    assert ours.train == theirs.train
+    assert ours.metric == theirs.metric
+    assert ours.dataset == theirs.with_keys({"dataset.data_folder": None}).dataset
+    assert ours.reader == theirs.reader
+
+
+def test_the_peers_names_mean_what_they_mean_there() -> None:
+    bert = load_workload(DATA / "dlio_bert.yaml")
+    assert bert.name == "dlio_bert", "a file is known by its own name"
+    assert bert.reader.batch_size == 48
+    assert bert.train.total_training_steps == 1000
+
+    cosmoflow = load_workload(DATA / "mlperf_cosmoflow_a100.yaml")
+    assert cosmoflow.dataset.record_length_bytes == 2_828_486
+    assert cosmoflow.dataset.record_length_bytes_stdev == 71_311
+    assert cosmoflow.reader.data_loader == "tensorflow"
+
+    datagen = load_workload(DATA / "mlperf_unet3d_datagen.yaml")
+    assert (datagen.workflow.generate_data, datagen.workflow.train) == (True, False)
+
+    volumes = load_workload(DATA / "dlio_hdf5.yaml")
+    assert volumes.name == "dlio_hdf5"
+    assert volumes.dataset.mean_bytes == 128 * 64 * 2 * 4, "the shape decides"
+    assert volumes.reader.preprocess_time == Distribution(mean=0.001, stdev=0.0002)
+    assert volumes.reader.file_shuffle == "off"
+    assert volumes.metric.exclude_start_steps == 2
+    assert volumes.metric.exclude_end_steps == 1
+    assert volumes.data_folder == Path("/mnt/lustre/data/volumes")
+    assert volumes.train.computation_time.mean == 1.0
+
+
+@pytest.mark.parametrize("model", ["bert", {"name": "bert", "type": "transformer"}])
+def test_a_model_names_a_workload_that_has_no_file(model: object) -> None:
+    assert check_workload({**LEAST, "model": model}).name == "bert"
+
+
+def test_what_the_peer_knows_and_we_do_not_is_refused() -> None:
+    line = refusal(with_key("dataset.hdf5", {"max_shape": [2, 2]}))
+    assert line == "unknown key dataset.hdf5"
+
+
+SECONDS = 0.3
+TIMES = {
+    "plain": (SECONDS, 0.3, 0.0),
+    "normal": ({"mean": 0.3, "stdev": 0.03}, 0.3, 0.03),
+    "normal by name": ({"mean": 0.3, "stdev": 0.03, "type": "normal"}, 0.3, 0.03),
+    "uniform": ({"mean": 0.3, "stdev": 0.1, "type": "uniform"}, 0.3, 0.1),
+    "uniform, DLIO": ({"min": 0.1, "max": 0.5, "type": "uniform"}, 0.3, 0.4 / math.sqrt(12)),
+    "gamma": ({"mean": 0.3, "stdev": 0.1, "type": "gamma"}, 0.3, 0.1),
+    "gamma, DLIO": ({"shape": 9, "scale": 0.1, "type": "gamma"}, 0.9, 0.3),
+    "exponential": ({"mean": 0.3, "type": "exponential"}, 0.3, 0.3),
+    "exponential, DLIO": ({"scale": 0.3, "type": "exponential"}, 0.3, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_are_drawn_from_what_was_asked(name: str) -> None:
+    asked, mean, stdev = TIMES[name]
+    time = check_workload(with_key("train.computation_time", asked)).train.computation_time
+    generator = np.random.default_rng(1)
+    drawn = np.array([time.draw(generator) for _ in range(20_000)])
+    assert drawn.min() >= 0
+    assert drawn.mean() == pytest.approx(mean, rel=0.03)
+    assert drawn.std() == pytest.approx(stdev, rel=0.03, abs=1e-12)
+
+
+def test_a_uniform_time_keeps_its_bounds() -> None:
+    time = Distribution.model_validate({"type": "uniform", "min": 0.1, "max": 0.5})
+    generator = np.random.default_rng(1)
+    drawn = [time.draw(generator) for _ in range(10_000)]
+    assert 0.1 <= min(drawn) < 0.101
+    assert 0.499 < max(drawn) <= 0.5
+
+
+def test_the_older_pair_of_keys_is_a_normal_time() -> None:
+    tree = {**LEAST, "train": {"computation_time": 0.3, "computation_time_stdev": 0.03}}
+    assert check_workload(tree).train.computation_time == Distribution(mean=0.3, stdev=0.03)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "num_bytes"),
+    [
+        ("host_memory", "512GiB", 512 * 2**30),
+        ("host_memory", 5e11, 500_000_000_000),
+        ("host_memory", 549_755_813_888, 549_755_813_888),
+        ("host_memory", "4096B", 4096),
+    ],
+)
+def test_sizes_may_be_written_as_people_write_them(key: str, value: Any, num_bytes: int) -> None:
+    assert check_workload(with_key(key, value)).host_memory == num_bytes
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "auto", "off", "seed", "object", "i4,", "1e400", "9" * 400, "12KiB"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+SECTIONS = {
+    name: list(getattr(field.annotation, "model_fields", ()))
+    for name, field in Workload.model_fields.items()
+}
+keys = st.sampled_from(
+    [f"{name}.{leaf}" for name, leaves in SECTIONS.items() for leaf in leaves]
+    + [f"train.computation_time.{leaf}" for leaf in ("type", "mean", "stdev", "min", "shape")]
+    + ["model", "model.name", "output.metric", "data_reader", "train.computation_time_stdev"]
+    + [*SECTIONS]
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.dictionaries(keys, plain, min_size=1, max_size=3))
+def test_any_tree_is_a_workload_or_one_line(values: dict[str, Any]) -> None:
+    tree = copy.deepcopy(LEAST)
+    for key, value in values.items():
+        *sections, leaf = key.split(".")
+        inner = tree
+        for section in sections:
+            if not isinstance(inner.get(section), dict):
+                inner[section] = {}
+            inner = inner[section]
+        inner[leaf] = value
+    try:
+        assert isinstance(check_workload(tree), Workload)
+    except WorkloadError as error:
+        assert "\n" not in str(error)
+
+
+@given(
+    st.integers(1, 10**6) | st.just("auto"),
+    st.floats(1, 1e11),
+    st.sampled_from(["off", "seed", "random"]),
+    st.lists(st.integers(1, 99), max_size=3),
+    st.sampled_from([0.1, {"mean": 0.1, "stdev": 0.2, "type": "gamma"}]),
+)
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_down_is_read_back(
+    num_files: int | str, length: float, shuffle: str, dims: list[int], time: object
+) -> None:
+    keys = {
+        "dataset.num_files_train": num_files,
+        "dataset.record_length_bytes": length,
+        "dataset.record_dims": dims,
+        "reader.file_shuffle": shuffle,
+        "train.computation_time": time,
+        "output.folder": "off",
+    }
+    workload = load_workload("cosmoflow_h100", keys)
+    tree = yaml.safe_load(dump_workload(workload))
+    assert check_workload(tree) == workload.model_copy(update={"given": ()})
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers", "prefetch", "batch_size", "ahead"),
+    [
+        # PyTorch: each worker makes as many batches ahead as DLIO gives it, rounded up.
+        ("pytorch", 4, 2, 7, 4),
+        ("pytorch", 4, 4, 7, 4),
+        ("pytorch", 4, 5, 7, 8),
+        ("pytorch", 4, 0, 7, 4),
+        ("pytorch", 0, 2, 7, 0),
+        ("threads", 3, 7, 1, 9),
+        # tf.data: these, and two samples of each stream.
+        ("tensorflow", 4, 2, 7, 3),
+        ("tensorflow", 4, 2, 1, 10),
+        ("tensorflow", 0, 0, 1, 2),
+    ],
+)
+def test_as_many_batches_are_read_ahead_as_frameworks_do(
+    loader: str, workers: int, prefetch: int, batch_size: int, ahead: int
+) -> None:
+    keys = {
+        "reader.data_loader": loader,
+        "reader.read_threads": workers,
+        "reader.prefetch_size": prefetch,
+        "reader.batch_size": batch_size,
+    }
+    for loop, early in (("rule", 0), ("pipelined", 1)):
+        workload = load_workload("unet3d_h100", {**keys, "train.loop": loop})
+        assert workload.reader.batches_ahead == ahead
+        assert workload.batches_in_flight == 1 + early + ahead

@@ -1,0 +1,309 @@
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.errors import RunError
+from dlemu.world.mpi import make_world
+from dlemu.world.world import Alone
+from tests.lab.mpirun import mpirun
+
+# mpirun outlives a rank's process here, so that the ranks have to notice its death themselves.
+HIDE_DEATH = ["sh", "-c", '"$@" || sleep 40', "sh"]
+PLACES = {
+    "a,a,a,a": [[0, 1, 0, 4], [0, 1, 1, 4], [0, 1, 2, 4], [0, 1, 3, 4]],
+    "a,a,a,b": [[0, 2, 0, 3], [0, 2, 1, 3], [0, 2, 2, 3], [1, 2, 0, 1]],
+    "a,b,a,b": [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]],
+    "a,b,c,d": [[0, 4, 0, 1], [1, 4, 0, 1], [2, 4, 0, 1], [3, 4, 0, 1]],
+}
+
+
+def ranks_command(folder: Path, hosts: str, case: str, culprit: int = 0) -> list[str]:
+    return [sys.executable, "-m", "tests.lab.ranks", str(folder), hosts, case, str(culprit)]
+
+
+def run_ranks(
+    folder: Path, hosts: str, case: str, culprit: int = 0, wrapper: list[str] | None = None
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return mpirun's exit status and what each rank kept; fail if it hangs."""
+    command = [*(wrapper or []), *ranks_command(folder, hosts, case, culprit)]
+    num_ranks = len(hosts.split(","))
+    environment = {key: os.environ[key] for key in os.environ if key != "OMPI_MCA_btl"}
+    done = subprocess.run(
+        mpirun(num_ranks, *command), timeout=60, capture_output=True, env=environment
+    )
+    print(done.stdout.decode(), done.stderr.decode())
+    files = [folder / f"{rank}.json" for rank in range(num_ranks)]
+    return done.returncode, [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize("hosts", PLACES)
+def test_no_rank_passes_before_the_last_arrives(tmp_path: Path, hosts: str, reached: bool) -> None:
+    status, ranks = run_ranks(tmp_path, hosts if reached else f"{hosts}!", "meet")
+
+    assert status == 0
+    unreached = {"a,a,a,b": "rank 3 on host b", "a,b,a,b": "rank 1 on host b"}
+    unreached["a,b,c,d"] = "rank 1 on host b and rank 2 on host c and rank 3 on host d"
+    notes = [
+        f"{unreached[hosts]} cannot be reached over TCP: there and on rank 0 the barrier tests for "
+        "messages of MPI, and may end a few ms late"
+        for _ in range(not reached and hosts in unreached)
+    ]
+    for times in zip(*(rank.pop("times") for rank in ranks), strict=True):
+        arrived, released = zip(*times, strict=True)
+        assert max(arrived) <= min(released)
+    assert ranks == [
+        {
+            "place": place,
+            "gathered": [0, 10, 20, 30] if rank == 0 else None,
+            "all_gathered": hosts.split(","),
+            "broadcast": {"from": 0},
+            "notes": notes if rank == 0 else [],
+            "maps_shared_memory": False,  # it would leave its file where a rank is killed
+        }
+        for rank, place in enumerate(PLACES[hosts])
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("hosts", ["a,a,a,a", "a,b,b,c"])
+def test_a_waiting_rank_leaves_the_core_to_others(tmp_path: Path, hosts: str) -> None:
+    """It looks once a message; in 2 s it takes less CPU than to count to half a million."""
+    _, ranks = run_ranks(tmp_path, hosts, "wait")
+    for rank in ranks:
+        assert rank["looks"] <= 4, ranks
+        assert rank["waited"] <= rank["counted"] / 2, ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("hosts", "culprit"), [("a,a,a,a", 2), ("a,a,b,b", 0), ("a,a,b,b", 2), ("a,a,b,b", 3)]
+)
+def test_an_error_ends_all_ranks_and_names_its_own(
+    tmp_path: Path, hosts: str, culprit: int
+) -> None:
+    status, ranks = run_ranks(tmp_path, hosts, "raise", culprit)
+
+    assert status == 1
+    told = f"PeerError: rank {culprit} on host {hosts[2 * culprit]}: /data/img_1.npz: is gone"
+    own = "RunError: /data/img_1.npz: is gone"
+    assert [rank["error"] for rank in ranks] == [
+        own if rank == culprit else told for rank in range(4)
+    ]
+
+
+@pytest.mark.mpi
+def test_an_unforeseen_exception_is_told_too(tmp_path: Path) -> None:
+    status, ranks = run_ranks(tmp_path, "a,a,a", "bug", culprit=1)
+    assert status == 1
+    told = {"error": "PeerError: rank 1 on host a: ZeroDivisionError('1/0')"}
+    assert ranks == [told, {}, told]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("hosts", "culprit", "witnesses"),
+    [
+        ("a,a,a,a", 3, [0, 1, 2]),
+        ("a,a,b,b", 1, [0, 2, 3]),
+        ("a,a,b,b", 3, [0, 1, 2]),
+        ("a,a,b,b", 0, [1, 2, 3]),
+        ("a,a,b,b", 2, [0, 1, 3]),
+        # Where hosts cannot reach each other, only its own host hears of a first rank, and ends.
+        ("a,a,b,b!", 0, [1]),
+        ("a,a,b,b!", 2, [3]),
+    ],
+)
+def test_a_killed_rank_is_noticed_and_named(
+    tmp_path: Path, hosts: str, culprit: int, witnesses: list[int]
+) -> None:
+    status, _ = run_ranks(tmp_path, hosts, "kill", culprit, wrapper=HIDE_DEATH)
+
+    assert status != 0
+    for rank in witnesses:
+        error = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
+        assert f": rank {culprit} on host {hosts[2 * culprit]} ended without a word" in error
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("hosts", "culprit"), [("a,a", 1), ("a,b", 1), ("a,b!", 1)])
+def test_what_no_rank_says_is_an_error(tmp_path: Path, hosts: str, culprit: int) -> None:
+    status, ranks = run_ranks(tmp_path, hosts, "noise", culprit)
+    assert status == 1
+    assert ranks[0]["error"] == (
+        f"RunError: rank {culprit} on host {hosts[2]} sent what no rank sends at a barrier: "
+        "b'\\xffnoise'"
+    )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("hosts", "culprit"), [("a,a,a", 0), ("a,a,b", 1), ("a,b,b", 2)])
+def test_rank_0_is_the_last_to_leave(tmp_path: Path, hosts: str, culprit: int) -> None:
+    """Else the launcher complains at length that it had to end the others."""
+    command = mpirun(3, *ranks_command(tmp_path, hosts, "slow", culprit))
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_stuck_may_end_from_another_thread(tmp_path: Path) -> None:
+    """As the watchdog does; the launcher has nothing to complain of."""
+    command = mpirun(3, *ranks_command(tmp_path, "a,a,b", "watchdog", 1))
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    told = {"error": "PeerError: rank 1 on host a: no step has finished"}
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)] == [told] * 2
+
+
+@pytest.mark.mpi
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    status, _ = run_ranks(tmp_path, "a,b,c,c", "kill", culprit=1)
+    assert status != 0
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_an_error_ends_a_rank_that_is_stuck(tmp_path: Path, culprit: int) -> None:
+    status, ranks = run_ranks(tmp_path, "a,a,b", "stuck", culprit)
+    assert status == 1
+    assert {"error": "RunError: /data/img_1.npz: is gone"} in ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("hosts", "culprit"),
+    [
+        ("a,a,a,a", 0),
+        ("a,a,a,a", 3),
+        ("a,a,b,b", 0),
+        ("a,a,b,b", 1),
+        ("a,a,b,b", 2),
+        ("a,a,b,b", 3),
+    ],
+)
+def test_a_timeout_names_the_rank_that_is_missing(tmp_path: Path, hosts: str, culprit: int) -> None:
+    status, ranks = run_ranks(tmp_path, hosts, "timeout", culprit)
+
+    assert status == 1
+    assert len(ranks) == 3
+    for rank in ranks:
+        assert rank["error"].endswith(
+            f" s at a barrier for rank {culprit} on host {hosts[2 * culprit]}"
+        )
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_mpirun_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    command = ranks_command(tmp_path, "a,a,b", "hang", 1)
+    with subprocess.Popen(mpirun(3, *command), stderr=subprocess.DEVNULL) as launcher:
+        wait_until(lambda: len(processes_with(str(tmp_path))) == 4, "mpirun and its three ranks")
+        time.sleep(1.0)  # until they are at the barrier
+        launcher.send_signal(number)
+        assert launcher.wait(timeout=60) != 0
+    wait_until(lambda: not processes_with(str(tmp_path)), "the ranks have ended")
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def processes_with(argument: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if argument.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def test_alone_is_a_world_of_one() -> None:
+    with Alone() as world:
+        world.barrier(timeout=0.0)
+        assert (world.rank, world.num_ranks, world.local_rank, world.num_local_ranks) == (
+            0,
+            1,
+            0,
+            1,
+        )
+        assert (world.host, world.host_index, world.num_hosts) == (socket.gethostname(), 0, 1)
+        assert world.gather("a") == world.all_gather("a") == ["a"]
+        assert world.broadcast("a") == "a"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"},
+        {"PMI_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_process_needs_no_mpi(environment: dict[str, str]) -> None:
+    assert isinstance(make_world(environment), Alone)
+    assert "mpi4py.MPI" not in sys.modules
+
+
+@pytest.mark.parametrize("value", ["", "x", "0", "-1", "4.0", "²", "1e3"])
+@pytest.mark.parametrize("key", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_launcher_that_says_no_number_is_named(key: str, value: str) -> None:
+    with pytest.raises(RunError) as raised:
+        make_world({key: value})
+    assert str(raised.value) == (
+        f"the launcher's {key} must be the number of ranks, got {value!r}; start dlemu with mpirun "
+        f"or srun, or unset {key}"
+    )
+
+
+def make_world_apart(num_ranks: int, *options: str) -> str:
+    """Return what a process that no mpirun started says when told of so many ranks."""
+    code = (
+        "from dlemu.errors import RunError\n"
+        "from dlemu.world.mpi import make_world\n"
+        f"try: make_world({{'OMPI_COMM_WORLD_SIZE': '{num_ranks}'}})\n"
+        "except RunError as error: print(error)\n"
+    )
+    return subprocess.check_output([sys.executable, *options, "-c", code], text=True, timeout=30)
+
+
+def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
+    error = make_world_apart(4, "-S")  # no site-packages, so no mpi4py
+    assert error == (
+        "started as one of several ranks, but MPI cannot be loaded (No module named 'mpi4py'); "
+        "pip install 'dlemu[mpi]'\n"
+    )
+
+
+@pytest.mark.mpi
+def test_a_launcher_of_another_mpi_is_refused() -> None:
+    pytest.importorskip("mpi4py")
+    error = make_world_apart(4)
+    assert error.startswith(
+        "the launcher started 4 ranks, but mpi4py is in a world of 1: they belong to different MPIs"
+    )
+
+
+@pytest.mark.mpi
+def test_make_world_takes_what_mpirun_started() -> None:
+    code = (
+        "from dlemu.world.mpi import make_world\n"
+        "with make_world() as w: print(w.all_gather(w.rank))"
+    )
+    output = subprocess.check_output(mpirun(3, sys.executable, "-c", code), text=True, timeout=30)
+    assert output == "[0, 1, 2]\n" * 3
