@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.content import Content
-from dlemu.formats import PAGE_BYTES, Crc, FileSamples, Sink
+from dlemu.formats import Crc, FileSamples, Sink
 from dlemu.storage.extents import aligned_buffer
+from dlemu.units import PAGE_BYTES
 
 PIECE_BYTES = 1 << 20
 """Bytes made, checked and written at once: large for a drive, and still in the CPU's cache."""

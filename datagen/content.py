@@ -11,6 +11,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.units import ceil_div
+
 _BLOCK_BYTES = 4096
 _WORDS = _BLOCK_BYTES // 8
 _POOL_BLOCKS = 256  # 1 MiB; a larger pool would drop out of the CPU's cache
@@ -35,7 +37,7 @@ class Content:
     def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
         """Fill `out`, contiguous, with the sample's bytes from `offset` on."""
         first, skip = divmod(offset, _BLOCK_BYTES)
-        num_blocks = -(-(skip + len(out)) // _BLOCK_BYTES)
+        num_blocks = ceil_div(skip + len(out), _BLOCK_BYTES)
         assert 0 <= sample < 1 << 64 - _BLOCK_BITS and first + num_blocks <= 1 << _BLOCK_BITS
         keys = self._keys_of(sample, first, num_blocks)
         block = done = 0

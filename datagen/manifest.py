@@ -24,7 +24,7 @@ from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS, FileSamples, tfrecord
 from dlemu.storage.regular import check_regular, read_regular
-from dlemu.units import counted, format_bytes
+from dlemu.units import ceil_div, counted, format_bytes
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import FileName, FormatName, Section
@@ -139,7 +139,7 @@ class Recipe:
         return self._per_file(tfrecord.index_bytes) if self.layout.format == "tfrecord" else None
 
     def _per_file(self, count: Callable[[Samples], Samples]) -> Samples:
-        groups = range(-(-self.layout.num_files // _files_at_once(self.layout)))
+        groups = range(ceil_div(self.layout.num_files, _files_at_once(self.layout)))
         return np.concatenate([count(_sizes_of_files(self.layout, group)) for group in groups])
 
     def to_tree(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
 from dlemu.storage.regular import open_regular
+from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 
 _MOST_SIZES = 512
@@ -121,7 +122,7 @@ def largest_file(
 
 def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, around: float) -> float:
     """Return the mean size of a sample by the sizes of many files; `around`: headers of a file."""
-    looked_at = paths[:: -(-len(paths) // _MOST_SIZES)]
+    looked_at = paths[:: ceil_div(len(paths), _MOST_SIZES)]
     size = float(np.mean([(folder / path).stat().st_size for path in looked_at]))
     return (size - around) / wanted.samples_per_file
 

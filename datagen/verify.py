@@ -16,8 +16,9 @@ from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manif
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.datagen.write import FileWriter, writing
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.formats import FORMATS
 from dlemu.storage.regular import open_regular, read_regular
+from dlemu.units import round_up
 from dlemu.world.world import World
 
 
@@ -256,7 +257,7 @@ class _Reader:
     def _compare(self, piece: NDArray[np.uint8], offset: int) -> None:
         if self.stopped:
             raise Stopped
-        whole = -(-len(piece) // PAGE_BYTES) * PAGE_BYTES
+        whole = round_up(len(piece))
         done = 0
         while done < len(piece):
             count = os.preadv(self._file, [self._read[done:whole].data], offset + done)

@@ -38,9 +38,9 @@ from dlemu.datagen.manifest import (
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
-from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.formats import FORMATS
 from dlemu.storage.regular import read_regular
-from dlemu.units import counted, format_bytes
+from dlemu.units import counted, format_bytes, round_up
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
@@ -301,7 +301,7 @@ def _check_space(
     need = len(sizes) * FILE_TYPE.itemsize
     for written in (sizes, index_sizes):
         if written is not None:
-            need += int((-(-written[missing] // PAGE_BYTES) * PAGE_BYTES).sum())
+            need += int(round_up(written[missing]).sum())
     if need > have:
         raise RunError(
             f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
@@ -451,7 +451,7 @@ class FileWriter:
         if self.stopped:
             raise Stopped
         num_bytes = len(piece)
-        whole = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+        whole = round_up(num_bytes)
         padded = self._buffer[:whole]  # which the piece is the start of
         padded[num_bytes:] = 0
         _write_all(self._file, padded, offset)

@@ -1,6 +1,16 @@
 """Bytes, seconds and rates to text, and "512GiB" to bytes."""
 
 import re
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+N = TypeVar("N", int, "NDArray[np.int64]")
+
+PAGE_BYTES = 4096
+"""Size and alignment of pages, of O_DIRECT's reads, and of what cuFile reads into GPU memory."""
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
@@ -78,3 +88,13 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def ceil_div(number: N, divisor: int) -> N:
+    """Return the quotient, rounded up; of an array, each."""
+    return -(-number // divisor)
+
+
+def round_up(num_bytes: N, unit: int = PAGE_BYTES) -> N:
+    """Return the least multiple of `unit` that is not smaller; of an array, each."""
+    return -(-num_bytes // unit) * unit

@@ -2,11 +2,20 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.units import counted, format_bytes, format_rate, format_seconds, parse_bytes
+from dlemu.units import (
+    ceil_div,
+    counted,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+    round_up,
+)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +130,9 @@ def test_one_is_not_several() -> None:
         "2 files",
         "1,000 files",
     ]
+
+
+def test_rounding_up_of_numbers_and_arrays() -> None:
+    assert [ceil_div(number, 3) for number in (0, 1, 3, 4)] == [0, 1, 1, 2]
+    assert [round_up(number) for number in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
+    assert round_up(np.array([0, 5, 6]), 3).tolist() == [0, 6, 6]

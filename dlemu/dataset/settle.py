@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dlemu.dataset.layout import DatasetSize, dataset_size
 from dlemu.host.limits import host_memory_bytes
-from dlemu.units import format_bytes
+from dlemu.units import ceil_div, format_bytes
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
@@ -28,7 +28,7 @@ def accelerators_of(rank: int, num_ranks: int, total: int) -> range:
 
     Rank 0, which speaks for all, has some where any rank has.
     """
-    return range(-(-rank * total // num_ranks), -(-(rank + 1) * total // num_ranks))
+    return range(ceil_div(rank * total, num_ranks), ceil_div((rank + 1) * total, num_ranks))
 
 
 def measure_memory(workload: Workload, world: World) -> Memory:

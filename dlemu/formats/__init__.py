@@ -5,9 +5,9 @@ serves every way of reading. docs/formats.md has the layouts.
 """
 
 from dlemu.formats import hdf5, npy, npz, tfrecord
-from dlemu.formats.format import PAGE_BYTES, Crc, FileSamples, Format, Places, Read, Sink
+from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink
 from dlemu.workload.model import FormatName
 
 FORMATS: dict[FormatName, Format] = {"npz": npz, "npy": npy, "hdf5": hdf5, "tfrecord": tfrecord}
 
-__all__ = ["FORMATS", "PAGE_BYTES", "Crc", "FileSamples", "Format", "Places", "Read", "Sink"]
+__all__ = ["FORMATS", "Crc", "FileSamples", "Format", "Places", "Read", "Sink"]

@@ -12,9 +12,6 @@ Read = Callable[[int, int], bytes]
 Crc = Callable[[NDArray[np.uint8], int], int]
 """`crc(data, value)` returns the checksum of what had `value` before, followed by `data`."""
 
-PAGE_BYTES = 4096
-"""Payloads start at a multiple of it where the format allows: O_DIRECT then copies nothing."""
-
 
 @dataclass(frozen=True)
 class Places:

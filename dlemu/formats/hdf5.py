@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import PAGE_BYTES, FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.units import PAGE_BYTES
 
 streamed = False
 

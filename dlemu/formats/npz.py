@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.formats import npy
-from dlemu.formats.format import PAGE_BYTES, Crc, FileSamples, Places, Read, Sink
+from dlemu.formats.format import Crc, FileSamples, Places, Read, Sink
+from dlemu.units import PAGE_BYTES
 
 streamed = True
 

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError
-
-PAGE_BYTES = 4096
-"""What O_DIRECT and cuFile want offsets, sizes and addresses to be a multiple of."""
+from dlemu.units import PAGE_BYTES, round_up
 
 # What is called, with its arguments; all return a CUresult. The suffix names the 64-bit interface.
 _FUNCTIONS: dict[str, list[type]] = {
@@ -126,7 +124,7 @@ class DeviceMemory:
         base = ctypes.c_uint64()
         _call("cuMemAlloc_v2", ctypes.byref(base), num_bytes + PAGE_BYTES)
         self._base = base.value
-        self.address = -(-self._base // PAGE_BYTES) * PAGE_BYTES
+        self.address = round_up(self._base)
         self.num_bytes = num_bytes
 
     def fill(self, source: int, num_bytes: int) -> None:

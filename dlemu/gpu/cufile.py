@@ -30,8 +30,8 @@ from dlemu.gpu.availability import (
     find_library,
     library_version,
 )
-from dlemu.gpu.cuda import PAGE_BYTES
 from dlemu.storage.path_bytes import PathBytes
+from dlemu.units import PAGE_BYTES, round_up
 
 __all__ = [
     "Availability",
@@ -261,7 +261,7 @@ class DeviceBuffer:
 def aligned(offset: int, num_bytes: int) -> tuple[int, int, int]:
     """Return (start, length, head): the aligned read that holds these bytes, from `head` on."""
     start = offset // PAGE_BYTES * PAGE_BYTES
-    end = -(-(offset + num_bytes) // PAGE_BYTES) * PAGE_BYTES
+    end = round_up(offset + num_bytes)
     return start, end - start, offset - start
 
 

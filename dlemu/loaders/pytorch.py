@@ -37,7 +37,7 @@ from dlemu.loaders.pipes import Requests, SharedMemory, Starter, lean_context
 from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import Steps, Takers
 from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.storage.extents import round_up
+from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_SECONDS = 1.0

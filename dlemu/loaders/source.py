@@ -14,8 +14,8 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.loaders.checksums import CHECKSUMS
-from dlemu.storage.extents import round_up, settle_direct
-from dlemu.units import counted, format_bytes
+from dlemu.storage.extents import settle_direct
+from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload
 
 Memory = NDArray[np.uint8]
@@ -176,9 +176,7 @@ def sample_bytes(source: Source) -> int:
     layout = source.layout
     if source.dataset.known_places:
         if layout.stdev_bytes == 0:
-            return (
-                -(-int(np.ceil(layout.mean_bytes)) // layout.element_bytes) * layout.element_bytes
-            )
+            return round_up(int(np.ceil(layout.mean_bytes)), layout.element_bytes)
         return max(
             int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
             for start in range(0, layout.num_samples, 65536)
@@ -189,7 +187,7 @@ def sample_bytes(source: Source) -> int:
             largest = largest_file(source.dataset.folder, map(layout.path, range(layout.num_files)))
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
-    mean = -(-largest // layout.samples_per_file)
+    mean = ceil_div(largest, layout.samples_per_file)
     return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
 
 

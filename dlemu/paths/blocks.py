@@ -24,10 +24,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from dlemu.errors import DlemuError, RunError
-from dlemu.gpu.cuda import PAGE_BYTES, DeviceMemory, Gpu, HostMemory
+from dlemu.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.paths.latency import Latencies
 from dlemu.storage.path_bytes import PathBytes
+from dlemu.units import PAGE_BYTES
 
 DataPath = Literal["host_buffered", "host_direct", "host_direct_gpu_copy", "cufile"]
 Pattern = Literal["seq_read", "random_read", "seq_write", "random_write", "seq_mix", "random_mix"]

@@ -27,9 +27,8 @@ from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
-from dlemu.units import format_bytes, format_seconds
+from dlemu.units import PAGE_BYTES, format_bytes, format_seconds
 
-ALIGNMENT = 4096
 LARGEST_FILE = 2 << 30
 """What the published runs gave each worker for large blocks (gdsio -s 2048M)."""
 SMALLEST_FILE = 16 << 20
@@ -67,9 +66,9 @@ class PathsPlan:
         if min(self.workers) < 1:
             raise WorkloadError(f"workers must be at least 1, got {min(self.workers)}")
         for size in self.io_sizes:
-            if size <= 0 or size % ALIGNMENT:
+            if size <= 0 or size % PAGE_BYTES:
                 raise WorkloadError(
-                    f"io_sizes must be multiples of {ALIGNMENT} bytes, got {size}: O_DIRECT and "
+                    f"io_sizes must be multiples of {PAGE_BYTES} bytes, got {size}: O_DIRECT and "
                     "cuFile take nothing else"
                 )
         if self.file_size is not None and self.file_size < max(self.io_sizes):

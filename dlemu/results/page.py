@@ -1,6 +1,7 @@
 """A page of stored runs: tables, the epochs, what the hosts did meanwhile. One HTML file."""
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from dlemu.results.records import CONFIG
 from dlemu.results.stored import Stored
 from dlemu.results.text import ROWS, render_run
 from dlemu.terminal import shown
+from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 
 _STYLE = """\
@@ -122,7 +124,7 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
         ],
         x_range=ends,
         y_range=(max(0.0, min(*rule, *whole, wanted) - 5), 100.0),
-        x_ticks=[(number, str(number)) for number in numbers[:: -(-len(numbers) // 20)]],
+        x_ticks=[(number, str(number)) for number in numbers[:: ceil_div(len(numbers), 20)]],
     )
     for path in sorted(folder.glob("host.*.jsonl")):
         yield from _host(path)
@@ -240,7 +242,7 @@ def _round_steps(low: float, high: float) -> list[float]:
     while power > span:
         power /= 10
     step = next(s for s in (0.1, 0.2, 0.25, 0.5, 1, 2) if span / (s * power) <= 6) * power
-    first = -(-low // step)
+    first = math.ceil(low / step)
     return [round((first + i) * step, 9) for i in range(int((high - first * step) // step) + 1)]
 
 

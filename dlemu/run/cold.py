@@ -8,7 +8,7 @@ from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
 from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
-from dlemu.units import format_seconds
+from dlemu.units import ceil_div, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
@@ -81,7 +81,7 @@ def make_cold(
 
 def _sample(files: Sequence[int], num_ranks: int) -> list[int]:
     """Return this rank's part of the host's sample: other files in each run."""
-    return random.sample(files, min(len(files), -(-_SAMPLED // num_ranks)))
+    return random.sample(files, min(len(files), ceil_div(_SAMPLED, num_ranks)))
 
 
 def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:

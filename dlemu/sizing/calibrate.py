@@ -33,7 +33,7 @@ from dlemu.sizing.formula import Calibration, CalibrationFile
 from dlemu.sizing.formula import calibrate as fit
 from dlemu.storage.probe import probe_rate
 from dlemu.terminal import say
-from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
@@ -189,14 +189,14 @@ def _prepare(
     batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
     file_bytes = workload.dataset.mean_bytes * per_file
     fitting = int(room / file_bytes)
-    least = -(-_LEAST_BATCHES * batch // per_file)
+    least = ceil_div(_LEAST_BATCHES * batch, per_file)
     if fitting < least:
         raise RunError(
             f"{_IN_MEMORY} may take {fitting} files of {format_bytes(file_bytes)} "
             f"({format_bytes(room)}), calibrate needs {least} there, {_LEAST_BATCHES} batches; "
             "free memory, or scale dataset.record_length_bytes and train.computation_time down"
         )
-    wanted = -(-_readers(workload, world) * _LEAST_STEPS * batch // per_file)
+    wanted = ceil_div(_readers(workload, world) * _LEAST_STEPS * batch, per_file)
     memory = workload.with_keys(
         {
             "dataset.num_files_train": max(least, min(fitting, wanted)),
@@ -340,7 +340,7 @@ def _payload_rate(workload: Workload, outcome: Outcome) -> float:
 def _readers(workload: Workload, world: World) -> int:
     """Return accelerators whose workers keep every CPU of the host busy, with some to spare."""
     cpus = os.cpu_count() or 1
-    return max(2, world.num_ranks, -(-cpus // max(1, workload.reader.read_threads)))
+    return max(2, world.num_ranks, ceil_div(cpus, max(1, workload.reader.read_threads)))
 
 
 def _num_samples(workload: Workload) -> int:

@@ -47,7 +47,7 @@ from dlemu.sizing.search import Event, Point, search
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.storage.probe import probe_rate
 from dlemu.terminal import say
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
@@ -271,7 +271,7 @@ class _Search:
 def _too_few_files(workload: Workload, world: World) -> str:
     """Return why no more than size.max_accelerators can be run."""
     more = workload.size.max_accelerators + 1
-    need = needed(workload, -(-more // world.num_ranks))
+    need = needed(workload, ceil_div(more, world.num_ranks))
     return (
         f"{more} need {need} open files in a rank, more than a process may have here; use more "
         f"ranks, or raise the limit as root: ulimit -n {need}"

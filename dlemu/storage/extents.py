@@ -24,12 +24,11 @@ import numpy as np
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.regular import open_regular, open_sized
+from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int
 Check = Callable[[memoryview], object]
 
-ALIGNMENT = 4096
-"""Of offset, length and address of an O_DIRECT read: enough for every file system and drive."""
 HEAD_BYTES = 4096
 """First bytes of a file, in which the formats' headers lie."""
 _MOST_VECTORS = os.sysconf("SC_IOV_MAX")
@@ -308,9 +307,9 @@ class ExtentReader:
     def _cut(self, file: File, start: int, stop: int, ahead: bool) -> Iterator[tuple[int, int]]:
         """Yield first and last byte of each read."""
         if self.direct:
-            start -= start % ALIGNMENT
+            start -= start % PAGE_BYTES
             if ahead:  # so much more as makes whole pieces of all
-                stop = start + -(-(stop - start) // self._piece_bytes) * self._piece_bytes
+                stop = start + round_up(stop - start, self._piece_bytes)
                 stop = min(file.num_bytes, stop)
         for first in range(start, stop, self._piece_bytes):
             yield first, min(first + self._piece_bytes, stop)
@@ -374,7 +373,7 @@ class _HugePages:
         taken = round_up(num_bytes)
         with self._lock:
             if taken > len(self._left):
-                self._left = self._map(-(-taken // self._PAGE) * self._PAGE)
+                self._left = self._map(round_up(taken, self._PAGE))
             cut, self._left = self._left[:num_bytes], self._left[taken:]
         return cut
 
@@ -399,11 +398,6 @@ def aligned_buffer(num_bytes: int) -> memoryview:
     return _huge_pages.cut(num_bytes)
 
 
-def round_up(num_bytes: int) -> int:
-    """Return the next multiple of what O_DIRECT wants."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
 def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     """Return whether files like `path` are to be read with O_DIRECT.
 
@@ -413,12 +407,12 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     """
     if odirect is False:
         return False
-    reader = ExtentReader(direct=False, piece_bytes=ALIGNMENT)
+    reader = ExtentReader(direct=False, piece_bytes=PAGE_BYTES)
     reader.close_file(reader.open(str(path)))  # says what is wrong, should it not be O_DIRECT
     try:
         descriptor = open_regular(path, os.O_DIRECT)
         try:
-            os.preadv(descriptor, [aligned_buffer(ALIGNMENT)], 0)
+            os.preadv(descriptor, [aligned_buffer(PAGE_BYTES)], 0)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -493,7 +487,7 @@ def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: 
         got = os.preadv(file.descriptor, into[:_MOST_VECTORS], start)
         done = got
         while got < want:
-            if done == 0 or (direct and got % ALIGNMENT):
+            if done == 0 or (direct and got % PAGE_BYTES):
                 raise DatasetError(
                     f"{file.path} ends at byte {start + got}, but held {file.num_bytes} "
                     f"bytes when it was opened: it was cut while it was being read"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlemu.errors import RunError
 from dlemu.storage.regular import open_sized
+from dlemu.units import ceil_div
 
 _PAGE = mmap.PAGESIZE
 _THREADS = 8  # opening files waits for the storage, mostly
@@ -179,7 +180,7 @@ def _take(paths: Iterator[Path | str], lock: threading.Lock) -> list[Path | str]
 
 def _resident_pages(file: int, size: int) -> tuple[int, int] | None:
     """Return how many pages of an open file are in memory, and how many it has."""
-    pages = -(-size // _PAGE)
+    pages = ceil_div(size, _PAGE)
     if not pages:
         return 0, 0
     resident = resident_by_cachestat(file)
@@ -207,7 +208,7 @@ def resident_by_mincore(file: int, size: int) -> int | None:
     if address in (None, ctypes.c_void_p(-1).value):
         return None
     try:
-        pages = ctypes.create_string_buffer(-(-size // _PAGE))
+        pages = ctypes.create_string_buffer(ceil_div(size, _PAGE))
         if _LIBC.mincore(address, size, pages):
             return None
         return sum(pages.raw.translate(_LOWEST_BIT))

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from dlemu.units import parse_bytes
+from dlemu.units import ceil_div, parse_bytes
 
 FormatName = Literal["npz", "npy", "hdf5", "tfrecord"]
 ShuffleName = Literal["off", "seed", "random"]
@@ -337,7 +337,7 @@ class Reader(Section):
     @property
     def prefetch_factor(self) -> int:
         """Batches that each worker may make ahead: what DLIO gives PyTorch for prefetch_size."""
-        return max(1, -(-self.prefetch_size // self.num_streams))
+        return max(1, ceil_div(self.prefetch_size, self.num_streams))
 
     @property
     def batches_ahead(self) -> int:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, PAGE_BYTES, FileSamples, Format, Places
+from dlemu.formats import FORMATS, FileSamples, Format, Places
+from dlemu.units import PAGE_BYTES
 from dlemu.workload.model import FormatName
 
 SEED = 11

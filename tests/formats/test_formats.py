@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from dlemu import formats
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, PAGE_BYTES, FileSamples
+from dlemu.formats import FORMATS, FileSamples
 from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.units import PAGE_BYTES
 from dlemu.workload.model import FormatName
 from tests.formats.contract import FormatContract, content, file_samples, locate, write_file
 

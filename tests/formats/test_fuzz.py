@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, PAGE_BYTES
+from dlemu.formats import FORMATS
+from dlemu.units import PAGE_BYTES
 from dlemu.workload.model import FormatName
 from tests.formats.contract import content, file_samples, write_file
 

@@ -22,10 +22,11 @@ from typing import NamedTuple
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
-from dlemu.gpu.cuda import PAGE_BYTES, DeviceMemory, Gpu
+from dlemu.gpu.cuda import DeviceMemory, Gpu
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
+from dlemu.units import PAGE_BYTES, round_up
 
 _CLOSE_SECONDS = 5.0
 
@@ -89,7 +90,7 @@ def spread_batch(
             last = Extent(file, _down(offset), offset + kept[index], stop, end)
             extents.append(last)
         begins[index] = last.at + offset - last.start
-        end = last.at + _up(last.keep - last.start)
+        end = last.at + round_up(last.keep - last.start)
     return Spread(extents, begins, kept)
 
 
@@ -116,7 +117,7 @@ class DeviceReader:
         self._format = FORMATS[layout.format]
         self._places = lru_cache(256)(self._find_places)
         piece = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
-        self._piece_bytes = _up(piece)
+        self._piece_bytes = round_up(piece)
         # Of a file of one sample no more is kept than training gets.
         resize = workload.dataset.record_length_bytes_resize
         self._most = resize if layout.samples_per_file == 1 else None
@@ -125,7 +126,7 @@ class DeviceReader:
         if self._most is not None:
             room = min(room, self._most)
         # A page more at each end, and one between samples.
-        self._slot_bytes = reader.batch_size * (_up(room) + 3 * PAGE_BYTES)
+        self._slot_bytes = reader.batch_size * (round_up(room) + 3 * PAGE_BYTES)
         self._num_slots = source.batches_in_flight
         num_threads = reader.num_streams * reader.io_depth
         nowhere = self._num_slots * self._slot_bytes
@@ -215,7 +216,7 @@ class DeviceReader:
             )
         spread = spread_batch(files, offsets, lengths, most=self._most)
         last = spread.extents[-1]
-        if last.at + _up(last.keep - last.start) > self._slot_bytes:
+        if last.at + round_up(last.keep - last.start) > self._slot_bytes:
             raise DatasetError(
                 f"{self._path(last.file)}: the batch of step {task.step} is larger than its files "
                 f"told; dlemu verify lists what is damaged"
@@ -246,7 +247,7 @@ class DeviceReader:
                     )
                 while at < extent.stop:
                     kept = at < extent.keep
-                    part = _up((extent.keep if kept else extent.stop) - at)
+                    part = round_up((extent.keep if kept else extent.stop) - at)
                     into = slot + extent.at + at - extent.start if kept else nowhere
                     got = file.read(self._buffer, min(part, self._piece_bytes), at, into)
                     if got == 0:
@@ -289,7 +290,3 @@ class DeviceReader:
 
 def _down(num_bytes: int) -> int:
     return num_bytes // PAGE_BYTES * PAGE_BYTES
-
-
-def _up(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
