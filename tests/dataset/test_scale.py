@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.scale import PARTS, costs
+from tests.lab.scale import PARTS, costs
 
 MOST_BYTES = {
     "names": 2,

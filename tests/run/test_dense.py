@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.emulate import step_cost
 from dlemu.loaders import Batch
 from dlemu.results.records import Steps, read_steps
+from tests.lab.step_cost import step_cost
 
 NUM_STEPS = 6
 COMPUTATION_TIME = 0.25

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import events, published
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
 from dlemu.sizing.formula import (
@@ -23,6 +22,7 @@ from dlemu.sizing.formula import (
     predict,
 )
 from dlemu.workload.model import Drive, load_workload, read_yaml
+from tests.lab import events, published
 
 UNET3D = PredictionInput(
     computation_time=0.323,

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.sizing_truth import WORKLOADS, bytes_per_step, dataset, rate_for, search
 from dlemu.cli.main import run as run_command
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -33,6 +32,7 @@ from dlemu.sizing.search import Point, Sizing
 from dlemu.sizing.targets import Target, find_targets
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
+from tests.lab.held_drive import WORKLOADS, bytes_per_step, dataset, rate_for, search
 from tests.lab.mpirun import mpirun
 
 TINY = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.search import Storage, sized
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
 from dlemu.sizing.search import Event, Point, Sizing, _History, search
+from tests.lab.noisy_storage import Storage, sized
 
 Measure = Callable[[int], Point]
 

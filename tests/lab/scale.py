@@ -1,0 +1,164 @@
+"""What each part of dlemu costs for so many files: python -m tests.lab.scale PART FOLDER FILES ...
+
+Each part that grows with a dataset is run on its own, in a process of its own. No sample is read:
+this is names, numbers and records. benchmarks/scale.py prints a table.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.datagen.manifest import FILE_TYPE, Manifest, Recipe, read_manifest
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.plan import EpochPlan, make_plan
+from dlemu.results.metrics import measure
+from dlemu.results.records import STEP, Steps, read_steps, write_steps
+from dlemu.storage.pagecache import drop
+from dlemu.workload.model import Workload, load_workload
+
+NUM_ACCELERATORS = 1024
+NUM_RANKS = 128
+FEWEST = 100_000
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part took."""
+
+    cpu_seconds: float
+    peak_bytes: int
+    """Beyond what the process had before."""
+
+
+def cosmoflow(num_files: int) -> Workload:
+    """Return a workload of so many files of one sample, each its own batch: the most steps."""
+    return load_workload("cosmoflow_h100", {"dataset.num_files_train": num_files})
+
+
+def name_files(num_files: int, folder: Path) -> None:
+    """Name every file once, as the cold start of a run does."""
+    layout = layout_of(cosmoflow(num_files))
+    deque((layout.path(file) for file in range(num_files)), maxlen=0)
+
+
+def size_files(num_files: int, folder: Path) -> None:
+    """Draw the sizes of all samples, as datagen and verify do."""
+    Recipe.of(cosmoflow(num_files)).file_sizes()
+
+
+def plan(num_files: int, folder: Path) -> EpochPlan:
+    """Plan an epoch, as every rank does."""
+    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"})
+    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+
+
+def plan_streams(num_files: int, folder: Path) -> EpochPlan:
+    """The same of files that are read from end to end, ten samples each, with a shuffle buffer."""
+    keys: dict[str, object] = {
+        "dataset.num_files_train": num_files // 10,
+        "dataset.num_samples_per_file": 10,
+        "reader.shuffle_size": 1000,
+        "reader.data_loader": "pytorch",
+    }
+    workload = load_workload("cosmoflow_h100", keys)
+    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+
+
+def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
+    """The same as tf.data reads them: each batch by all streams."""
+    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"})
+    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+
+
+def write_manifest(num_files: int, folder: Path) -> None:
+    """Write a manifest and read it back."""
+    files = np.ones(num_files, FILE_TYPE)
+    Manifest(Recipe.of(cosmoflow(num_files)), files, num_bytes=num_files).write(folder)
+    read_manifest(folder)
+
+
+def drop_pages(num_files: int, folder: Path) -> None:
+    """Drop files from the page cache; here one file many times, for want of inodes."""
+    (folder / "file").write_bytes(bytes(4096))
+    drop(f"{folder}/file" for _ in range(num_files))
+
+
+def write_records(num_files: int, folder: Path) -> None:
+    """Write an epoch's records of one rank of 128, as each does, and read them back."""
+    write_steps(folder, 0, records(num_files // NUM_ACCELERATORS, NUM_ACCELERATORS // NUM_RANKS))
+    read_steps(folder)
+
+
+def measure_records(num_files: int, folder: Path) -> None:
+    """Compute the metrics of an epoch from the records of all accelerators, as rank 0 does."""
+    each = NUM_ACCELERATORS // NUM_RANKS
+    steps = num_files // NUM_ACCELERATORS
+    measure([records(steps, each, first=rank * each) for rank in range(NUM_RANKS)])
+
+
+def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
+    """Return records of steps that took one second each."""
+    steps = np.zeros((num_steps, num_accelerators), STEP)
+    steps["step"] = np.arange(num_steps)[:, None]
+    steps["accelerator"] = first + np.arange(num_accelerators)
+    steps["num_samples"] = 1
+    steps["compute"] = steps["computation_time"] = 1.0
+    return steps.ravel()
+
+
+PARTS: dict[str, tuple[str, Callable[[int, Path], object]]] = {
+    "names": ("all files' names, one after the other", name_files),
+    "sizes": ("all files' sizes", size_files),
+    "plan": ("an epoch's plan", plan),
+    "streams": ("the same, of streams through shuffle buffers", plan_streams),
+    "tf.data": ("the same, as tf.data reads them", plan_interleaved),
+    "manifest": ("manifest, written and opened", write_manifest),
+    "drop": ("cold start: files dropped from the page cache", drop_pages),
+    "records": ("an epoch's records, a rank of 128, written and read", write_records),
+    "metrics": ("an epoch's records of all, on rank 0, and the metrics", measure_records),
+}
+
+
+def costs_here(part: str, sizes: Sequence[int], folder: Path) -> Iterator[Cost]:
+    """Run a part in this process, with so many files each time."""
+    run = PARTS[part][1]
+    run(FEWEST // 10, folder)  # what is imported and kept once
+    for num_files in sizes:
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        begin = time.process_time()
+        run(num_files, folder)
+        yield Cost(time.process_time() - begin, max(0, _memory("VmHWM") - before))
+
+
+def costs(part: str, sizes: Sequence[int]) -> list[Cost]:
+    """Run a part in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="dlemu-scale.") as folder:
+        words = [sys.executable, "-m", "tests.lab.scale", part, folder]
+        done = subprocess.run([*words, *map(str, sizes)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return [Cost(*each) for each in json.loads(done.stdout)]
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def main(part: str, folder: Path, counts: Sequence[int]) -> None:
+    """Print the cost of a part for each count, as JSON."""
+    here = costs_here(part, counts, folder)
+    print(json.dumps([[each.cpu_seconds, each.peak_bytes] for each in here]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), [int(count) for count in sys.argv[3:]])
