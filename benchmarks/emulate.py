@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.machine import describe_machine, markdown, spread
 from benchmarks.peer import is_there, run_dlio
 from dlemu.clock import WallClock, timer_error
-from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
+from dlemu.datagen import Manifest, Recipe, read_manifest
 from dlemu.loaders import Batch
 from dlemu.results.records import read_steps
 from dlemu.run.replay import replay_epoch

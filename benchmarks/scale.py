@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe_machine, markdown
-from dlemu.datagen.manifest import FILE_TYPE, Manifest, Recipe, read_manifest
+from dlemu.datagen import Manifest, Recipe, read_manifest
+from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.results.metrics import measure
