@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
-from dlemu.dataset.enough import datagen_command
 from dlemu.dataset.layout import Layout
+from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.results.folders import hold
