@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
 from dlemu.clock import WallClock, timer_error
-from dlemu.datagen.manifest import Manifest, Recipe, read_manifest
+from dlemu.datagen import Manifest, Recipe, read_manifest
 from dlemu.results.records import read_steps
 from dlemu.workload.model import load_workload
 from tests.lab.mpirun import mpirun

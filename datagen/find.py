@@ -1,13 +1,12 @@
-"""Finds the dataset of a job: by its manifest, or, where there is none, by looking at the files."""
+"""Finds the dataset of a job: by its manifest, or else by a look at its files."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from dlemu.datagen.manifest import read_manifest
 from dlemu.datagen.survey import survey
-from dlemu.dataset.enough import datagen_command
-from dlemu.dataset.layout import Dataset, DatasetSize, layout_of
-from dlemu.dataset.settle import num_accelerators, settle_size
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
 from dlemu.storage.pagecache import OnFile
 from dlemu.workload.model import Workload
@@ -23,33 +22,33 @@ def find_dataset(
 ) -> Dataset:
     """Return the dataset in the workload's data folder. All ranks call it; rank 0 looks.
 
-    `watch` is entered on rank 0, with a name for what it does then; `at` is called with each file
-    that it opens.
+    `watch` is entered on rank 0 with a text that says what rank 0 does; `at` is called with each
+    file before it is opened.
 
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
     """
     auto = workload.dataset.num_files_train == "auto"
-    accelerators = num_accelerators(workload, world)
-    workload, size, _ = settle_size(workload, world, accelerators=accelerators)
+    workload = resolve_auto(workload, world)
 
     def look() -> Dataset:
         with watch(f"while looking at the dataset in {workload.data_folder}"):
-            return _look_at(workload, size if auto else None, at)
+            return _look_at(workload, auto, at)
 
     return world.on_first(look)
 
 
-def _look_at(workload: Workload, wanted: DatasetSize | None, at: OnFile) -> Dataset:
+def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
+    """Return the dataset; with `auto`, one with more files than the workload's will do."""
     folder = workload.data_folder
     manifest = read_manifest(folder)
     if manifest is not None:
         have = manifest.layout.num_files
-        if wanted is not None:
-            if have < wanted.num_files:
+        if auto:
+            if have < workload.num_files:
                 raise DatasetError(
                     f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
-                    f"{wanted.num_files:,} (dlemu datasize says why); extend it with dlemu "
+                    f"{workload.num_files:,} (dlemu datasize says why); extend it with dlemu "
                     f"datagen, or set dataset.num_files_train={have}"
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})

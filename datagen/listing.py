@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
+from dlemu.storage.atomic import PARTIAL
 
 WORK = ".dlemu"
 """Folder in which an unfinished dataset's journals are."""
-PARTIAL = ".partial"
-"""Behind the name of a file that is being written."""
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 

@@ -1,6 +1,5 @@
 """Compare a dataset with its manifest: sizes by one listing, content byte for byte; repair it."""
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,32 +11,37 @@ from numpy.typing import NDArray
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
-from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest, sync_folder
-from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, work_through
-from dlemu.datagen.write import FileWriter, writing
+from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
+from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
+from dlemu.datagen.write import FileWriter, direct_if_possible, writing
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
+from dlemu.storage.atomic import sync_folder
 from dlemu.storage.regular import open_regular, read_regular
 from dlemu.units import round_up
 from dlemu.world.world import World
 
+_STRAY = "does not belong to the dataset; move it elsewhere"
+_IGNORED = "does not belong to the dataset; nothing reads it"
+_PARTIAL = "is left of an interrupted writing; dlemu datagen removes it"
+
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """A file that is not as it was written, or that nobody wrote."""
+    """A file that is damaged or missing, or that does not belong to the dataset."""
 
     path: str
     """Below the data folder."""
     problem: str
     file: int | None = field(default=None, compare=False)
-    """Its number, or its index's; None: it is no file of the dataset."""
+    """Its file number, or that of the file whose index it is; None: not of the dataset."""
     harmless: bool = False
-    """It is no file of the dataset, and nothing reads it."""
+    """It is not of the dataset, and nothing reads it."""
     repaired: bool = False
 
     @property
     def extra(self) -> bool:
-        """Whether it is no file of the dataset."""
+        """Whether it does not belong to the dataset."""
         return self.file is None
 
 
@@ -64,7 +68,7 @@ def verify(
     if not repair:
         return _find(folder, _manifest(folder), full, world, on_progress)
     with writing(folder, world, "start dlemu verify --repair again"):
-        world.barrier()  # from here on no datagen changes the manifest
+        world.barrier()  # rank 0 has the lock: no datagen changes the manifest from here on
         manifest = _manifest(folder)
         faults = _find(folder, manifest, full, world, on_progress)
         return _repair(folder, manifest, faults, world, on_progress)
@@ -83,17 +87,16 @@ def _manifest(folder: Path) -> Manifest:
 def _find(
     folder: Path, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
 ) -> list[Fault]:
-    sound, faults = world.on_first(lambda: _compare_sizes(folder, manifest))
+    """Return all faults, by path."""
+    sized, faults = world.on_first(lambda: _compare_sizes(folder, manifest))
     if full:
         content = Content(manifest.layout.seed)
-        readers = [_Reader(folder, manifest, content, sound) for _ in range(FILES_IN_FLIGHT)]
-        files = np.flatnonzero(sound.any(axis=0))
+        readers = [_Reader(folder, manifest, content, sized) for _ in range(FILES_IN_FLIGHT)]
         work_through(
-            files[world.rank :: world.num_ranks],
+            np.flatnonzero(sized.any(axis=0)),
             readers,
+            num_bytes=int(manifest.files["bytes"][sized[0]].sum()),
             world=world,
-            files_total=len(files),
-            bytes_total=int(manifest.files["bytes"][sound[0]].sum()),
             on_progress=on_progress,
         )
         found = [fault for reader in readers for fault in reader.faults]
@@ -102,17 +105,17 @@ def _find(
 
 
 def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
-    """Return which files and which indexes have their sizes, (2, files), and all faults."""
+    """Return which files and which indexes have the right size, bool (2, files), and all faults."""
     layout, recipe = manifest.layout, manifest.recipe
     stored = manifest.files["bytes"]
-    # The sum first: a damaged number of samples might take all memory to draw.
+    # The sum first: with a damaged number of samples, file_sizes() could need too much memory.
     if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
         raise DatasetError(
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
         )
     listing = list_files(folder, layout)
     (found,) = listing.found
-    sound = np.zeros((2, layout.num_files), np.bool_)
+    sized = np.zeros((2, layout.num_files), np.bool_)
     faults = [Fault(path, _STRAY) for path in listing.strays]
     faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
     faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
@@ -124,98 +127,31 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
     ):
         if wanted is None:
             continue
-        sound[place] = sizes == wanted
+        sized[place] = sizes == wanted
         for file in np.flatnonzero(sizes != wanted).tolist():
             problem = f"has {sizes[file]} bytes, should have {wanted[file]}"
             problem = "is missing" if sizes[file] < 0 else problem
             faults.append(Fault(path(file), problem, file))
-    return sound, faults
-
-
-_STRAY = "does not belong to the dataset; move it elsewhere"
-_IGNORED = "does not belong to the dataset; nothing reads it"
-_PARTIAL = "is left of an interrupted writing; dlemu datagen removes it"
-
-
-def _repair(
-    folder: Path,
-    manifest: Manifest,
-    faults: list[Fault],
-    world: World,
-    on_progress: OnProgress | None,
-) -> list[Fault]:
-    """Write the bad files again; return all faults, with what came of them."""
-    bad = np.array([number for number, fault in enumerate(faults) if not fault.extra], np.int64)
-    if not len(bad):
-        return faults
-    content = Content(manifest.layout.seed)
-    repairers = [_Repairer(folder, manifest, content, faults) for _ in range(FILES_IN_FLIGHT)]
-    files = [fault.file for fault in faults if fault.file is not None and _is_file(fault)]
-    work_through(
-        bad[world.rank :: world.num_ranks],
-        repairers,
-        world=world,
-        files_total=len(bad),
-        bytes_total=int(manifest.files["bytes"][files].sum()),
-        on_progress=on_progress,
-    )
-    done = {number: fault for repairer in repairers for number, fault in repairer.done.items()}
-    for part in world.all_gather(done):
-        for number, fault in part.items():
-            faults[number] = fault
-    return faults
-
-
-def _is_file(fault: Fault) -> bool:
-    """Return whether it is of a file, not of an index."""
-    return fault.path.startswith("train/")
-
-
-class _Repairer(FileWriter):
-    """Writes bad files again."""
-
-    def __init__(
-        self, folder: Path, manifest: Manifest, content: Content, faults: list[Fault]
-    ) -> None:
-        super().__init__(folder, manifest.recipe, content)
-        self.done: dict[int, Fault] = {}
-        self._crcs, self._faults = manifest.files["crc32c"], faults
-
-    def do(self, number: int) -> None:
-        fault = self._faults[number]
-        path, file = self._folder / fault.path, fault.file
-        assert file is not None, "only such faults are repaired"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if _is_file(fault):
-                self.write_file(file, wanted_crc=int(self._crcs[file]))
-            else:
-                self.write_index(file, synced=True)
-            sync_folder(path.parent)
-            self.done[number] = replace(fault, repaired=True)
-        except ValueError as error:
-            self.done[number] = replace(fault, problem=f"{fault.problem} ({error})")
-        self.files_done += 1
+    return sized, faults
 
 
 class _Differs(Exception):
     """The file has another byte at this offset."""
 
 
-class _Reader:
-    """Reads files and compares them, one after the other."""
+class _Reader(Worker):
+    """Reads files and their indexes, and compares them with what was generated."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, content: Content, sound: NDArray[np.bool_]
+        self, folder: Path, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
     ) -> None:
-        self.files_done = self.bytes_done = 0
-        self.stopped = False
+        super().__init__()
         self.faults: list[Fault] = []
         self._folder, self._manifest, self._content = folder, manifest, content
         self._format = FORMATS[manifest.layout.format]
-        self._has_file, self._has_index = sound
+        self._has_file, self._has_index = sized
         self._made, self._read = piece_buffer(), piece_buffer()
-        self._file = -1
+        self._file = -1  # descriptor of the file that is being read
 
     def do(self, file: int) -> None:
         layout = self._manifest.layout
@@ -223,28 +159,27 @@ class _Reader:
             self._check(layout.index_path(file), self._check_index, file)
         if self._has_file[file]:
             self._check(layout.path(file), self._check_file, file)
-        self.files_done += 1
 
-    def _check(self, path: str, check: Callable[[str, int], str], file: int) -> None:
+    def _check(self, path: str, check: Callable[[Path, int], str], file: int) -> None:
         try:
-            problem = check(path, file)
+            problem = check(self._folder / path, file)
         except _Differs as difference:
             problem = f"differs from what was written at byte {difference}"
-        except DatasetError:  # changed since its size was seen
+        except DatasetError:  # replaced since the listing
             problem = "is no file"
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         if problem:
             self.faults.append(Fault(path, problem, file))
 
-    def _check_index(self, path: str, file: int) -> str:
+    def _check_index(self, path: Path, file: int) -> str:
         """Return what is wrong, "" if nothing is."""
-        same = read_regular(self._folder / path) == self._manifest.recipe.write_index(file)
+        same = read_regular(path) == self._manifest.recipe.write_index(file)
         return "" if same else "differs from what was written"
 
-    def _check_file(self, path: str, file: int) -> str:
-        """Return what is wrong, "" if nothing is."""
-        self._file = _open(self._folder / path)
+    def _check_file(self, path: Path, file: int) -> str:
+        """Return what is wrong, "" if nothing is. With O_DIRECT, the drive is read, not memory."""
+        self._file = direct_if_possible(lambda flags: open_regular(path, flags), os.O_DIRECT)
         try:
             assembly = Assembly(self._content, self._made, self._compare)
             self._format.write(assembly, self._manifest.recipe.file_samples(file))
@@ -261,7 +196,7 @@ class _Reader:
         done = 0
         while done < len(piece):
             count = os.preadv(self._file, [self._read[done:whole].data], offset + done)
-            if count == 0:  # cut since its size was seen
+            if count == 0:  # truncated since the listing
                 raise _Differs(offset + done)
             done += count
         found = self._read[: len(piece)]
@@ -270,11 +205,59 @@ class _Reader:
         self.bytes_done += len(piece)
 
 
-def _open(path: Path) -> int:
-    """Return a descriptor that reads from the drive, not from memory, where that can be had."""
-    try:
-        return open_regular(path, os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return open_regular(path)
+def _repair(
+    folder: Path,
+    manifest: Manifest,
+    faults: list[Fault],
+    world: World,
+    on_progress: OnProgress | None,
+) -> list[Fault]:
+    """Write the bad files again; return all faults, updated by what became of them."""
+    bad = np.flatnonzero([not fault.extra for fault in faults])
+    if not len(bad):
+        return faults
+    content = Content(manifest.layout.seed)
+    repairers = [_Repairer(folder, manifest, content, faults) for _ in range(FILES_IN_FLIGHT)]
+    files = [fault.file for fault in faults if fault.file is not None and not _is_index(fault)]
+    work_through(
+        bad,
+        repairers,
+        num_bytes=int(manifest.files["bytes"][files].sum()),
+        world=world,
+        on_progress=on_progress,
+    )
+    done = {number: fault for repairer in repairers for number, fault in repairer.done.items()}
+    for part in world.all_gather(done):
+        for number, fault in part.items():
+            faults[number] = fault
+    return faults
+
+
+def _is_index(fault: Fault) -> bool:
+    return fault.path.startswith("index/")
+
+
+class _Repairer(FileWriter):
+    """Writes bad files again; its "files" are numbers of faults."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, content: Content, faults: list[Fault]
+    ) -> None:
+        super().__init__(folder, manifest.recipe, content)
+        self.done: dict[int, Fault] = {}
+        self._crcs, self._faults = manifest.files["crc32c"], faults
+
+    def do(self, number: int) -> None:
+        fault = self._faults[number]
+        path, file = self._folder / fault.path, fault.file
+        assert file is not None, "only files of the dataset are repaired"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if _is_index(fault):
+                self.write_index(file, sync=True)
+            else:
+                self.write_file(file, wanted_crc=int(self._crcs[file]))
+            sync_folder(path.parent)
+            self.done[number] = replace(fault, repaired=True)
+        except ValueError as error:
+            self.done[number] = replace(fault, problem=f"{fault.problem} ({error})")

@@ -1,26 +1,26 @@
-"""Files worked through in threads on every rank, and how far all of them are."""
+"""Threads on every rank that work through files, and how far all ranks are."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlemu.dataset.layout import Samples
 from dlemu.world.world import World
 
 FILES_IN_FLIGHT = 4
-"""Files that a rank has in work at once: the drive has something while the CPU computes, and syncs
-of small files share the file system's commits. A MiB of memory each, which the CPUs' caches feel:
-with 8 a drive was hardly faster, and CPU time a tenth more.
+"""Files that a rank works on at once: the drive is busy while the CPU computes, and syncs of small
+files share the file system's commits. Each takes a MiB of memory, which must fit the CPU's cache:
+with 8 a drive was hardly faster, and took a tenth more CPU time.
 """
-_SECONDS = 1.0
+_MEETING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class FileProgress:
     """How far all ranks together are."""
 
     files_done: int
@@ -28,64 +28,63 @@ class Progress:
     bytes_done: int
     bytes_total: int
     seconds: float
-    """Since the start; what was there before is in neither number."""
+    """Since the start. Files that were complete before are not counted."""
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[FileProgress], None]
 
 
 class Stopped(Exception):
     """Raised by a worker that was told to stop in the middle of a file."""
 
 
-class Worker(Protocol):
-    """Does one file after another, in a thread of its own."""
+class Worker(ABC):
+    """Works on one file after another, in a thread of its own."""
 
-    files_done: int
-    bytes_done: int
-    stopped: bool
-    """Set from outside: something failed elsewhere."""
+    def __init__(self) -> None:
+        self.files_done = self.bytes_done = 0
+        self.stopped = False
+        """Set by the main thread: something failed elsewhere, or all is done."""
 
+    @abstractmethod
     def do(self, file: int) -> None:
-        """Do a file. Raises what stops everything."""
-        ...
+        """Work on a file. An exception ends the work of all ranks."""
 
 
 def work_through(
-    files: NDArray[np.int64],
+    files: Samples,
     workers: Sequence[Worker],
     *,
+    num_bytes: int,
     world: World,
-    files_total: int,
-    bytes_total: int,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress | None = None,
 ) -> None:
-    """Let this rank's workers do its files; return when those of all ranks have done theirs.
+    """Let this rank's workers do its share of `files`; return when all ranks are done.
 
-    Ranks meet once a second: so they learn how far all are, and soon that one of them failed. One
-    that has no more to do sleeps there.
+    All ranks call it with the same files, of `num_bytes` bytes in total. They meet once a second:
+    that is how progress is summed up, and how they learn that another rank failed.
     """
     start = time.perf_counter()
-    left = iter(files)
+    left = iter(files[world.rank :: world.num_ranks])
     with ThreadPoolExecutor(len(workers)) as pool:
         futures = {pool.submit(_run, worker, left) for worker in workers}
         try:
             finished = False
             while not finished:
-                done, pending = wait(futures, _SECONDS, FIRST_EXCEPTION)
+                done, pending = wait(futures, _MEETING_SECONDS, FIRST_EXCEPTION)
                 for future in done:
-                    future.result()
+                    future.result()  # raises the worker's exception
                 files_done = sum(worker.files_done for worker in workers)
                 bytes_done = sum(worker.bytes_done for worker in workers)
                 states = world.all_gather((files_done, bytes_done, not pending))
                 finished = all(state[2] for state in states)
                 if on_progress is not None and world.rank == 0:
                     on_progress(
-                        Progress(
+                        FileProgress(
                             files_done=sum(state[0] for state in states),
-                            files_total=files_total,
+                            files_total=len(files),
                             bytes_done=sum(state[1] for state in states),
-                            bytes_total=bytes_total,
+                            bytes_total=num_bytes,
                             seconds=time.perf_counter() - start,
                         )
                     )
@@ -96,7 +95,8 @@ def work_through(
 
 def _run(worker: Worker, left: Iterator[np.int64]) -> None:
     while not worker.stopped:
-        file = next(left, None)  # one step to other threads
+        file = next(left, None)  # atomic under the GIL, so threads may share the iterator
         if file is None:
             return
         worker.do(int(file))
+        worker.files_done += 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dlemu.datagen import generate
     from dlemu.datagen.verify import verify
+    from dlemu.dataset.rule import dataset_size
     from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
     from dlemu.loaders import Batch
     from dlemu.results.metrics import Metrics, measure
@@ -41,6 +42,7 @@ _MODULES = {
     "Workload": "workload.model",
     "WorkloadError": "errors",
     "World": "world.world",
+    "dataset_size": "dataset.rule",
     "generate": "datagen",
     "load_workload": "workload.model",
     "make_loader": "training.loader",
@@ -63,6 +65,7 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "World",
+    "dataset_size",
     "generate",
     "load_workload",
     "make_loader",

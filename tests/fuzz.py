@@ -39,7 +39,8 @@ import numpy as np
 import yaml
 
 from dlemu.cli.main import run
-from dlemu.dataset.layout import dataset_size, layout_of
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DlemuError
 from dlemu.formats import tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile

@@ -253,13 +253,11 @@ def _usage() -> str:
 
 def _datasize(workload: Any, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
-    from dlemu.dataset.settle import num_accelerators, settle_size
-    from dlemu.results.text import render_datasize
+    from dlemu.dataset.rule import required_size
 
-    accelerators = num_accelerators(workload, world)
-    _, size, memory = settle_size(workload, world, accelerators=accelerators)
+    size = required_size(workload, world)
     if world.rank == 0:
-        say(render_datasize(workload, size, num_accelerators=accelerators, memory=memory.text))
+        say(str(size))
     return 0
 
 
@@ -267,10 +265,9 @@ def _datagen(workload: Any, world: World, words: Words) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
     from dlemu.cli.progress import show_progress
     from dlemu.datagen import generate
-    from dlemu.dataset.settle import num_accelerators, settle_size
+    from dlemu.dataset.rule import resolve_auto
 
-    accelerators = num_accelerators(workload, world)
-    workload, _, _ = settle_size(workload, world, accelerators=accelerators)
+    workload = resolve_auto(workload, world)
     with show_progress("datagen", quiet=world.rank != 0) as progress:
         manifest = generate(workload, world=world, on_progress=progress)
     if world.rank == 0:

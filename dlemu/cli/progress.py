@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dlemu.datagen import Progress
+from dlemu.datagen import FileProgress
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_rate, format_seconds
 
@@ -15,8 +15,8 @@ _PLAIN_SECONDS = 5.0
 @contextmanager
 def show_progress(
     title: str, *, quiet: bool = False
-) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a function that shows the Progress it is called with; None where `quiet`."""
+) -> Iterator[Callable[[FileProgress], None] | None]:
+    """Yield a function that shows the FileProgress it is called with; None where `quiet`."""
     if quiet:
         yield None
         return
@@ -36,7 +36,7 @@ def show_progress(
     ) as bar:
         task = bar.add_task(title, total=None, text="")
 
-        def show(progress: Progress) -> None:
+        def show(progress: FileProgress) -> None:
             bar.update(
                 task,
                 completed=progress.bytes_done,
@@ -47,7 +47,7 @@ def show_progress(
         yield show
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: FileProgress) -> str:
     """Return "12/168 files, 1.7 of 22.9 GiB, 1.2 GB/s, 0:18 left"."""
     rate = progress.bytes_done / progress.seconds if progress.seconds > 0 else 0.0
     left = (progress.bytes_total - progress.bytes_done) / rate if rate else float("inf")
@@ -64,7 +64,7 @@ class _Plain:
         self._title = title
         self._last = time.perf_counter()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: FileProgress) -> None:
         now = time.perf_counter()
         if now - self._last >= _PLAIN_SECONDS:
             self._last = now

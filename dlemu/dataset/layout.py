@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,6 @@ from dlemu.workload.sections import FormatName
 
 Samples = NDArray[np.int64]
 
-STEPS_PER_EPOCH = 500
-"""Least steps of an epoch (MLPerf Storage rules, "dataset size")."""
-MEMORY_MULTIPLE = 5
-"""Least size of a dataset, in units of the hosts' memory (same source)."""
 _STRATA = 64
 """Consecutive samples draw their sizes from that many different parts of the distribution."""
 _LEAST_SHARE = 0.01
@@ -143,38 +138,6 @@ def check_layout(layout: Layout) -> None:
             )
     if stdev > 0:
         _quantiles(mean, stdev)  # refuses what no such distribution has
-
-
-class DatasetSize(NamedTuple):
-    """What the benchmark's rule asks for."""
-
-    samples_for_steps: int
-    samples_for_memory: float
-    num_samples: int
-    num_files: int
-    num_bytes: float
-    won: Literal["steps", "memory"]
-
-
-def dataset_size(workload: Workload, *, num_accelerators: int, host_memory: int) -> DatasetSize:
-    """Return the dataset that a job needs: 500 steps, and five times the hosts' memory.
-
-    `host_memory` is in bytes, summed over the hosts. Source: MLPerf Storage v1.0 rules; files are
-    rounded up as in v3.0, so that neither bound is missed.
-    """
-    length = workload.dataset.mean_bytes
-    per_file = workload.dataset.num_samples_per_file
-    for_steps = STEPS_PER_EPOCH * workload.reader.batch_size * num_accelerators
-    for_memory = MEMORY_MULTIPLE * host_memory / length
-    num_files = math.ceil(max(for_steps, for_memory) / per_file)
-    return DatasetSize(
-        samples_for_steps=for_steps,
-        samples_for_memory=for_memory,
-        num_samples=num_files * per_file,
-        num_files=num_files,
-        num_bytes=num_files * per_file * length,
-        won="steps" if for_steps >= for_memory else "memory",
-    )
 
 
 def hashed(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.uint64]:

@@ -1,7 +1,5 @@
 """Output folders: made late, held by one command at a time, never left empty."""
 
-import errno
-import fcntl
 import itertools
 import os
 import re
@@ -12,11 +10,15 @@ from pathlib import Path
 
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.results.records import CONFIG, SUMMARY, UNFINISHED, read_summary
+from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.workload.model import Workload
 
 _TRIES = 20
 """A folder may vanish while it is being opened: another command removes the empty ones it made."""
-_EMPTY_RUN = re.compile(r"summary\.json|config\.yaml|host\.\d+\.jsonl|\..+\.part")
+_EMPTY_RUN = re.compile(
+    r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
+    r"|\..+\.part"  # temporary files of earlier versions
+)
 _RECORDS = re.compile(r"steps\.\d+\.npy|(run|warmup)\.\d+(\.attempt-\d+)?")
 
 
@@ -56,8 +58,7 @@ def hold(given: str | Path | None, name: str, *, key: str = "output.folder") -> 
         yield folder
     finally:
         _remove_empty(made)
-        fcntl.flock(lock, fcntl.LOCK_UN)  # workers may have inherited the descriptor
-        os.close(lock)
+        unlock_folder(lock)
 
 
 @contextmanager
@@ -155,11 +156,11 @@ def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]
         FileExistsError: it is there, and should be new.
         WorkloadError: it cannot be made, or another command holds it.
     """
-    failure = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    failure = OSError()
     for _ in range(_TRIES):
         try:
             made = _make(folder, new=new)
-            lock = _lock(folder)
+            return lock_folder(folder), made
         except BlockingIOError:
             raise WorkloadError(
                 f"{key} {folder} is in use by another dlemu; wait for its end, or name another"
@@ -168,28 +169,7 @@ def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]
             if new and isinstance(error, FileExistsError) and os.path.lexists(folder):
                 raise
             failure = error
-            continue
-        if lock is not None:
-            return lock, made
     raise _refusal(folder, key, failure)
-
-
-def _lock(folder: Path) -> int | None:
-    """Return the descriptor of a folder's lock, None where it was renamed before it was locked.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            return descriptor
-    except OSError:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
 
 
 def _make(folder: Path, *, new: bool = False) -> list[Path]:

@@ -14,7 +14,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -25,6 +25,7 @@ from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.storage.atomic import partial_path, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.workload.model import Workload
 
@@ -88,8 +89,9 @@ def write_steps(folder: Path, rank: int, steps: Steps) -> None:
     """
     array = io.BytesIO()  # NumPy's own writing to a file hides why it failed
     np.save(array, steps)
-    with _whole(folder / f"steps.{rank}.npy") as part:
-        part.write_bytes(array.getbuffer())
+    path = folder / f"steps.{rank}.npy"
+    with named(path):
+        write_atomically(path, array.getbuffer(), sync=False)
 
 
 def read_steps(folder: Path) -> Steps:
@@ -162,10 +164,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    with _whole(path) as part, part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    with named(path):
+        write_atomically(path, text.encode())
 
 
 def check_writable(path: Path) -> None:
@@ -174,7 +174,7 @@ def check_writable(path: Path) -> None:
     Raises:
         RunError: the disk is full or read-only, or the path is a folder's.
     """
-    part = _part(path)
+    part = partial_path(path)
     with named(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -228,28 +228,6 @@ class JsonLines:
                 file.truncate(size)
                 raise
         self.values += values
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path` if all goes well, and is removed if not.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
-    part = _part(path)
-    with named(path):
-        try:
-            yield part
-            part.replace(path)
-        except OSError:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)  # a full disk has room for the summary again
-            raise
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 @contextmanager

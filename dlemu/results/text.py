@@ -94,29 +94,6 @@ def verdict_line(
     return "; ".join([*parts, *judgement.remarks])
 
 
-def render_datasize(workload: Workload, size: Any, *, num_accelerators: int, memory: str) -> str:
-    """Return both terms of the dataset's size and which one won."""
-    reader, dataset = workload.reader, workload.dataset
-    mean = dataset.mean_bytes
-    marks = {size.won: "  <- decides"}
-    return "\n".join(
-        [
-            f"{workload.name}: {counted(num_accelerators, 'emulated accelerator')}, "
-            f"batches of {reader.batch_size}, samples of {format_bytes(mean)}",
-            f"samples for 500 steps      {size.samples_for_steps:>16,}   "
-            f"500 x {reader.batch_size} x {num_accelerators}{marks.get('steps', '')}",
-            f"samples for 5 x memory     {size.samples_for_memory:>16,.1f}   "
-            f"5 x {memory} / {mean:g} B{marks.get('memory', '')}",
-            f"files                      {size.num_files:>16,}   "
-            f"of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}",
-            f"total                      {size.num_bytes / 2**30:>16,.1f} GiB",
-            "",
-            f"dlemu datagen workload={workload.name} dataset.num_files_train={size.num_files} "
-            "dataset.data_folder=/path/on/the/storage",
-        ]
-    )
-
-
 def _table(
     workload: Workload, metrics: Metrics, accelerator: str = "emulated accelerator"
 ) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dlemu.dataset.layout import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
+from dlemu.dataset.rule import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
 from dlemu.errors import WorkloadError
 from dlemu.workload.idle import leaves
 from dlemu.workload.model import Workload, load_workload
@@ -122,7 +122,9 @@ def _refused_size(workload: Workload, size: DatasetSize) -> Iterator[str]:
     """Yield a dataset that is smaller than the rule asks for."""
     if workload.dataset.num_files_train == "auto" or workload.num_files >= size.num_files:
         return
-    reason = f"{STEPS_PER_EPOCH} steps" if size.won == "steps" else f"{MEMORY_MULTIPLE} x memory"
+    reason = (
+        f"{STEPS_PER_EPOCH} steps" if size.decided_by == "steps" else f"{MEMORY_MULTIPLE} x memory"
+    )
     yield (
         f"dataset.num_files_train must be at least {size.num_files} ({reason}), got "
         f"{workload.num_files}, generate with dataset.num_files_train=auto"

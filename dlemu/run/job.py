@@ -20,7 +20,7 @@ from dlemu.clock import Clock, WallClock
 from dlemu.datagen.find import find_dataset
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
-from dlemu.dataset.settle import accelerators_of, num_accelerators
+from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make

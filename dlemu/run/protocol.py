@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlemu.dataset.layout import DatasetSize, dataset_size
-from dlemu.dataset.settle import measure_memory, num_accelerators
+from dlemu.dataset.rule import required_size
 from dlemu.ending import last_act
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results.folders import hold_for_runs
@@ -32,7 +31,7 @@ def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
         WorkloadError: division=closed does not allow a key or a value.
     """
     if workload.division == "closed":
-        size = _wanted_size(workload, world)
+        size = required_size(workload, world)
         try:
             workload = check_closed(workload, size)
         except WorkloadError:
@@ -108,14 +107,6 @@ def _run_all(
         summary["runs"].append(row)
         write_summary(base, summary)
     return outcomes
-
-
-def _wanted_size(workload: Workload, world: World) -> DatasetSize:
-    return dataset_size(
-        workload,
-        num_accelerators=num_accelerators(workload, world),
-        host_memory=measure_memory(workload, world).num_bytes,
-    )
 
 
 def _write_failure(base: Path, summary: dict[str, Any], error: BaseException) -> None:

@@ -8,7 +8,6 @@
 The result file is what `dlemu predict predict.calibration=FILE` takes.
 """
 
-import fcntl
 import math
 import os
 import shutil
@@ -20,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
-from dlemu.dataset.enough import datagen_command
 from dlemu.dataset.layout import Layout
+from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.results.folders import hold
@@ -31,6 +30,7 @@ from dlemu.results.verdict import limit_in_memory
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.formula import Calibration, CalibrationFile
 from dlemu.sizing.formula import calibrate as fit
+from dlemu.storage.locks import locked
 from dlemu.storage.probe import probe_rate
 from dlemu.terminal import say
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
@@ -140,24 +140,14 @@ def _scratch_folder() -> Iterator[Path]:
     Each is locked while it is in use; the lock ends with the last process that holds it.
     """
     with ExitStack() as held:
-        with _locked(_IN_MEMORY):  # so that none is seen before it is locked
+        with locked(_IN_MEMORY, seconds=math.inf):  # so that none is seen before it is locked
             for left in _IN_MEMORY.glob(f"{_SCRATCH}*"):
-                with suppress(OSError), _locked(left, fcntl.LOCK_NB):
+                with suppress(OSError), locked(left):
                     shutil.rmtree(left)
             folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}.", dir=_IN_MEMORY))
-            held.enter_context(_locked(folder))
+            held.enter_context(locked(folder))
             held.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-
-
-@contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _prepare(

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from dlemu.datagen import read_manifest
-from dlemu.dataset.enough import Enough, datagen_command
 from dlemu.dataset.layout import Layout
-from dlemu.dataset.settle import measure_memory
+from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
@@ -109,7 +108,7 @@ class _Search:
         self._folder = folder
         self._workload, self._layout = world.on_first(lambda: _settled(workload))
         memory = measure_memory(workload, world)
-        self._enough = Enough(self._workload, self._layout, memory.num_bytes)
+        self._enough = SizeCheck(self._workload, self._layout, memory)
         self._estimate = 1.0
         self._bound = ""
         most = most_accelerators(self._workload) * world.num_ranks
@@ -241,7 +240,7 @@ class _Search:
             self._say(f"the prediction for {drive.name} is {self._estimate:.1f} accelerators")
         else:
             self._estimate = self._probe()
-        most = min(size.max_accelerators, self._enough.most)
+        most = min(size.max_accelerators, self._enough.most_accelerators)
         # The first that should fail: it says where the threshold is met, one that passes does not.
         return max(1, min(math.floor(self._estimate) + 1, most))
 

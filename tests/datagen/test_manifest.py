@@ -18,7 +18,7 @@ import pytest
 import tfrecord
 
 from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify, write
-from dlemu.datagen import manifest as manifest_module
+from dlemu.datagen import recipe as recipe_module
 from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
@@ -328,7 +328,7 @@ def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None
 
 
 def test_repair_waits_for_a_datagen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    monkeypatch.setattr(write, "_LOCK_SECONDS", 0.1)
     generated(tmp_path)
     with (
         write.writing(tmp_path, Alone(), ""),
@@ -341,7 +341,7 @@ def test_a_dataset_of_the_first_version_stays_as_it_is(tmp_path: Path) -> None:
     """Its HDF5 files have no second name of their samples, in headers of the same size."""
     workload = workload_of(tmp_path / "new", format="hdf5", num_samples_per_file=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_module, "_VERSION", 1)
+        patch.setattr(recipe_module, "VERSION", 1)
         generate(workload.with_keys({"dataset.data_folder": str(tmp_path / "old")}), world=Alone())
     generate(workload, world=Alone())
     old, new = read_manifest(tmp_path / "old"), read_manifest(tmp_path / "new")

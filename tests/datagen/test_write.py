@@ -19,10 +19,20 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, Progress, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import (
+    Content,
+    FileProgress,
+    Recipe,
+    generate,
+    read_manifest,
+    survey,
+    verify,
+    write,
+)
 from dlemu.datagen.assemble import joined_crc
+from dlemu.datagen.journal import to_entries
+from dlemu.datagen.prepare import _check_space
 from dlemu.datagen.work import FILES_IN_FLIGHT
-from dlemu.datagen.write import _check_space, _entries
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
 from dlemu.units import format_bytes
@@ -219,12 +229,12 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     work = tmp_path / ".dlemu"
     work.mkdir()
     (work / "recipe.json").write_text(json.dumps(Recipe.of(workload).to_tree()))
-    entries = bytearray(_entries(np.arange(6), manifest.files["crc32c"]).tobytes())
+    entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
     entries[4 * 16 + 9] ^= 1
-    strange = _entries(np.array([-1, 6, -7, 1 << 62]), np.zeros(4, np.uint32))
-    (work / "rank6.journal").write_bytes(strange.tobytes())
+    strange = to_entries(np.array([-1, 6, -7, 1 << 62]), np.zeros(4, np.uint32))
+    (work / "rank6.journal").write_bytes(strange)
     (work / "rank5.journal").write_bytes(entries[3 * 16 : 5 * 16])
 
     assert generate(workload, world=Alone()).files_written == 3
@@ -273,11 +283,11 @@ def test_indexes_are_synced_before_the_manifest_says_that_they_are_there(
 
 def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused, and the first goes on; a third finds the dataset complete."""
-    monkeypatch.setattr(write, "_LOOKING_SECONDS", 0.1)
+    monkeypatch.setattr(write, "_LOCK_SECONDS", 0.1)
     workload = workload_of(tmp_path)
     refused: list[str] = []
 
-    def second(progress: Progress) -> None:
+    def second(progress: FileProgress) -> None:
         with pytest.raises(DatasetError) as error:
             generate(workload, world=Alone())
         refused.append(str(error.value))
@@ -496,7 +506,7 @@ def test_subfolders_may_be_links_to_other_drives(tmp_path: Path) -> None:
 
 
 def test_progress_counts_what_is_to_be_done(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[FileProgress] = []
     workload = workload_of(tmp_path, num_files_train=5)
 
     manifest = generate(workload, world=Alone(), on_progress=seen.append)

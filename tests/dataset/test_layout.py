@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.dataset.layout import Layout, dataset_size, hashed, layout_of
+from dlemu.dataset.layout import Layout, hashed, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import load_workload
 
@@ -173,44 +173,6 @@ def test_samples_of_one_array_must_be_equal() -> None:
         "dataset.record_length_bytes must be a multiple of 2 where a hdf5 file holds 4 samples, "
         "got 999"
     )
-
-
-def test_the_size_of_the_benchmarks_example() -> None:
-    size = dataset_size(load_workload("unet3d_h100"), num_accelerators=8, host_memory=256 * GIB)
-    assert size.samples_for_steps == 28_000
-    assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
-    assert (size.num_files, size.num_samples, size.won) == (28_000, 28_000, "steps")
-    assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("name", "gib"), [("unet3d_h100", 95.57), ("resnet50_h100", 4.27), ("cosmoflow_h100", 0.26)]
-)
-def test_memory_counts_from_there_on(name: str, gib: float) -> None:
-    workload = load_workload(name)
-
-    def won(memory: float) -> str:
-        size = dataset_size(workload, num_accelerators=4, host_memory=round(4 * memory * GIB))
-        return size.won
-
-    assert won(gib - 0.01) == "steps"
-    assert won(gib + 0.01) == "memory"
-
-
-@given(
-    st.sampled_from(NAMES), st.integers(1, 10_000), st.integers(2**30, 2**46), st.integers(1, 2000)
-)
-@settings(max_examples=100, deadline=None)
-def test_neither_bound_is_missed_by_less_than_a_file(
-    name: str, accelerators: int, memory: int, per_file: int
-) -> None:
-    keys = {"dataset.num_samples_per_file": per_file, "dataset.record_length_bytes_stdev": 0}
-    workload = load_workload(name, keys)
-    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory)
-    assert size.num_samples >= 500 * workload.reader.batch_size * accelerators
-    assert size.num_bytes >= 5 * memory * (1 - 1e-12)
-    wanted = max(size.samples_for_steps, size.samples_for_memory)
-    assert size.num_samples - per_file < wanted
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**40))

@@ -5,11 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.dataset.layout import dataset_size
 from dlemu.results.metrics import Metrics, measure
 from dlemu.results.records import STEP
 from dlemu.results.text import (
-    render_datasize,
     render_metrics,
     render_run,
     verdict_line,
@@ -138,26 +136,6 @@ def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
 def test_two_decimals_decide_as_published_figures_have_them(au: float, whether: bool) -> None:
     metrics = metrics_of((0, 1 / au - 1, 1 / au - 1))
     assert verdict_line(WORKLOAD, metrics).startswith("PASS" if whether else "FAIL")
-
-
-def test_the_datasets_size_shows_both_terms() -> None:
-    workload = load_workload("unet3d_h100")
-    size = dataset_size(workload, num_accelerators=8, host_memory=256 * 2**30)
-    text = render_datasize(workload, size, num_accelerators=8, memory="1 x 256.0 GiB (as given)")
-    assert text == (
-        """\
-unet3d_h100: 8 emulated accelerators, batches of 7, samples of 139.8 MiB
-samples for 500 steps                28,000   500 x 7 x 8  <- decides
-samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (as given) / 1.46601e+08 B
-files                                28,000   of 1 sample, npz
-total                               3,822.9 GiB
-
-dlemu datagen workload=unet3d_h100 dataset.num_files_train=28000 \
-dataset.data_folder=/path/on/the/storage"""
-    )
-    size = dataset_size(workload, num_accelerators=1, host_memory=256 * 2**30)
-    lines = render_datasize(workload, size, num_accelerators=1, memory="256 GiB").splitlines()
-    assert "decides" not in lines[1] and lines[2].endswith("  <- decides")
 
 
 def test_the_demand_is_said_before_the_run() -> None:

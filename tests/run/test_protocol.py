@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.dataset.layout import dataset_size
+from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, read_steps, read_summary, write_steps

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.dataset.enough import datagen_command
+from dlemu.dataset.rule import datagen_command
 from dlemu.workload.commands import command
 from dlemu.workload.compose import compose
 from dlemu.workload.model import load_workload

@@ -1,0 +1,212 @@
+"""Before a dataset is written: what is there, what is missing, and whether it may be written.
+
+Files of another dataset, or of unknown origin, are never touched.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.datagen.journal import read_journals, to_entries
+from dlemu.datagen.listing import WORK, Listing, list_files
+from dlemu.datagen.manifest import (
+    FILE_TYPE,
+    MANIFEST,
+    Manifest,
+    Plan,
+    read_manifest,
+    read_plan,
+)
+from dlemu.datagen.recipe import Recipe
+from dlemu.dataset.layout import Layout, Samples
+from dlemu.errors import DatasetError, RunError
+from dlemu.storage.atomic import sync_folder, write_atomically
+from dlemu.units import counted, format_bytes, round_up
+
+_PLAN = "recipe.json"
+_DONE = "done.journal"
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What is left to do for a dataset."""
+
+    recipe: Recipe
+    missing: Samples
+    """Files that must be written, int64 (files,)."""
+    older: Layout | None = None
+    """The smaller dataset that is extended; its files get the names of the larger one."""
+
+
+def prepare(folder: Path, wanted: Recipe) -> Todo:
+    """Make the folders, start the journal, and return what is left to do.
+
+    Raises:
+        DatasetError: the folder holds another dataset, or files that are not of this one.
+        RunError: the dataset does not fit on the disk.
+    """
+    manifest = read_manifest(folder)
+    plan = read_plan(folder / WORK / _PLAN) if manifest is None else None
+    recipe, older = _choose_recipe(folder, wanted, manifest, plan)
+    layout = recipe.layout
+    listing = list_files(folder, layout, *([] if older is None else [older]))
+    _refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
+    if older is not None:
+        _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
+
+    sizes, index_sizes = recipe.file_sizes(), recipe.index_sizes()
+    whole = _joined([present.sizes for present in listing.found]) == sizes
+    if index_sizes is not None:
+        whole &= _joined([present.index_sizes for present in listing.found]) == index_sizes
+    if manifest is None:
+        known, crcs = read_journals(folder / WORK, layout.num_files)
+    else:
+        known, crcs = np.zeros(layout.num_files, np.bool_), np.zeros(layout.num_files, np.uint32)
+        known[: manifest.layout.num_files] = True
+        crcs[: manifest.layout.num_files] = manifest.files["crc32c"]
+    missing = np.flatnonzero(~(whole & known))
+    for partial in listing.partial:
+        (folder / partial).unlink()
+    if manifest is not None and not len(missing):
+        _make_valid(folder)
+        return Todo(recipe, missing)
+
+    _check_space(folder, sizes, index_sizes, missing)
+    for below in dataset_folders(folder, recipe):
+        below.mkdir(parents=True, exist_ok=True)
+    _make_valid(folder)
+    done = np.flatnonzero(whole & known)
+    plan = Plan(recipe, None if older is None else older.num_files)
+    _begin(folder, plan, to_entries(done, crcs[done]))
+    return Todo(recipe, missing, older)
+
+
+def _begin(folder: Path, plan: Plan, done: bytes) -> None:
+    """Replace all journals by one with the entries `done`, and the manifest by a plan."""
+    work = folder / WORK
+    work.mkdir(exist_ok=True)
+    write_atomically(work / _DONE, done)
+    plan.write(work / _PLAN)
+    sync_folder(work)
+    for path in work.glob("rank*.journal"):
+        path.unlink()
+    sync_folder(folder)
+    # From here on the dataset is unfinished: it has lost files, or files get other names.
+    (folder / MANIFEST).unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def _choose_recipe(
+    folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
+) -> tuple[Recipe, Layout | None]:
+    """Return the recipe to write by, and the layout of the smaller dataset that it extends.
+
+    Raises:
+        DatasetError: the folder holds another dataset.
+    """
+    tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
+    if manifest is not None:
+        found, have = manifest.recipe, manifest.layout.num_files
+        if found.differing(tree) != ["num_files"]:
+            found.refuse(tree, folder, what="a dataset", remedy=other)
+            return found, None
+        if wanted.layout.num_files < have:
+            other = f"datagen extends a dataset, and never makes it smaller; {other}"
+            found.refuse(tree, folder, what="a dataset", remedy=other)
+        return found.of_files(wanted.layout.num_files), manifest.layout
+    if plan is None:
+        return wanted, None
+    other = "use another dataset.data_folder, or finish that one with"
+    plan.recipe.refuse(tree, folder, what="an unfinished dataset", remedy=other)
+    if plan.extends is None:
+        return plan.recipe, None
+    return plan.recipe, plan.recipe.of_files(plan.extends).layout
+
+
+def _joined(sizes: list[Samples]) -> Samples:
+    """Return the files' sizes, of files that still have the name in a smaller dataset, too."""
+    newest, *older = sizes
+    for old in older:
+        newest = np.maximum(newest, np.pad(old, (0, len(newest) - len(old)), constant_values=-1))
+    return newest
+
+
+def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
+    """Refuse to write beside files that are not this dataset's.
+
+    `known`: a manifest or a plan tells what the files of these names hold.
+    """
+    if listing.strays:
+        more = len(listing.strays) - 1
+        others = f" (and {counted(more, 'other file')})" if more else ""
+        raise DatasetError(
+            f"{folder / listing.strays[0]}{others} is no file of this dataset; move it elsewhere, "
+            "or use another dataset.data_folder"
+        )
+    num_files = int((listing.found[0].sizes >= 0).sum())
+    if num_files and not known:
+        raise DatasetError(
+            f"{folder}/train holds {counted(num_files, f'{recipe.layout.format} file')} of these "
+            "names and no manifest, so nobody knows what is in them; use another "
+            "dataset.data_folder, or restore dlemu.json and dlemu.files.npy"
+        )
+
+
+def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, extending: bool) -> None:
+    """Refuse to rename a file to a name that another file has.
+
+    While the smaller dataset is still complete (`extending`), no file may have a new name. When an
+    interrupted extension continues, only a file that exists under both names is refused.
+    """
+    new, old = listing.found
+    for newer, older, path in (
+        (new.sizes, old.sizes, layout.path),
+        (new.index_sizes, old.index_sizes, layout.index_path),
+    ):
+        there = newer >= 0
+        if not extending:
+            there[: len(older)] &= older >= 0
+            there[len(older) :] = False
+        if there.any():
+            taken = folder / path(int(np.argmax(there)))
+            raise DatasetError(
+                f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
+            )
+
+
+def _make_valid(folder: Path) -> None:
+    """Make the empty folder of an evaluation set: without it DLIO does not train."""
+    (folder / "valid").mkdir(exist_ok=True)
+
+
+def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
+    """Return the folders of a dataset's files; a folder comes before those in it."""
+    layout = recipe.layout
+    first = range(min(layout.num_files, max(1, layout.num_subfolders)))
+    paths = [layout.path(file) for file in first]
+    if layout.format == "tfrecord":
+        paths += [layout.index_path(file) for file in first]
+    return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
+
+
+def _check_space(
+    folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
+) -> None:
+    """Refuse a dataset that does not fit on the disk.
+
+    Raises:
+        RunError: with the free bytes, and the bytes that are needed.
+    """
+    system = os.statvfs(folder)
+    have = system.f_bavail * system.f_frsize
+    need = len(sizes) * FILE_TYPE.itemsize
+    for written in (sizes, index_sizes):
+        if written is not None:
+            need += int(round_up(written[missing]).sum())
+    if need > have:
+        raise RunError(
+            f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
+            "free space, use another dataset.data_folder, or lower dataset.num_files_train"
+        )

@@ -1,0 +1,219 @@
+"""All that the bytes of a dataset's files follow from."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import Field
+
+from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats import FORMATS, FileSamples, tfrecord
+from dlemu.units import ceil_div, counted
+from dlemu.workload.commands import word
+from dlemu.workload.model import Workload
+from dlemu.workload.sections import FileName, FormatName, Section
+
+VERSION = 2
+"""Of the manifest. 2: HDF5 files in which `records` leads to the samples as well."""
+_SAMPLES_AT_ONCE = 1 << 16
+_MOST_SAMPLES = 1 << 34
+_MOST_SAMPLE_BYTES = 1 << 42
+Count = Annotated[int, Field(ge=1, le=1 << 62)]
+_MOST_AXES = 30
+"""Of a sample. HDF5 allows 32, of which dlemu takes two: the samples, and a column."""
+
+_KEYS = {
+    "format": "dataset.format",
+    "num_files": "dataset.num_files_train",
+    "samples_per_file": "dataset.num_samples_per_file",
+    "dims": "dataset.record_dims",
+    "mean_bytes": "dataset.record_length_bytes",
+    "stdev_bytes": "dataset.record_length_bytes_stdev",
+    "element_type": "dataset.record_element_type",
+    "element_bytes": "dataset.record_element_type (bytes)",
+    "seed": "dataset.seed",
+    "prefix": "dataset.file_prefix",
+    "num_subfolders": "dataset.num_subfolders_train",
+}
+"""The workload's keys by the fields that they decide."""
+
+
+class StoredRecipe(Section):
+    """A recipe's fields in JSON, each with its bounds."""
+
+    format: FormatName
+    num_files: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
+    samples_per_file: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
+    mean_bytes: Annotated[float, Field(ge=1, le=_MOST_SAMPLE_BYTES)]
+    stdev_bytes: Annotated[float, Field(ge=0, le=_MOST_SAMPLE_BYTES)]
+    element_bytes: Count
+    seed: Annotated[int, Field(ge=0)]
+    prefix: FileName
+    num_subfolders: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
+    element_type: str
+    dims: Annotated[tuple[Count, ...], Field(strict=False, max_length=_MOST_AXES)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a dataset's files follow from, byte for byte."""
+
+    layout: Layout
+    element_type: str
+    dims: tuple[int, ...]
+    version: int = 1
+    """See VERSION: datasets of earlier versions stay as they are."""
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """Return the recipe of a workload's dataset.
+
+        Raises:
+            WorkloadError: sizes cannot be as asked.
+        """
+        dataset = workload.dataset
+        version = VERSION if dataset.format == "hdf5" else 1
+        return cls(layout_of(workload), dataset.record_element_type, dataset.record_dims, version)
+
+    def file_samples(self, file: int) -> FileSamples:
+        """Return the samples of one file."""
+        dtype = np.dtype(self.element_type)
+        samples = self.layout.samples_of(file)
+        return FileSamples(samples, self.sizes(file), dtype, self.dims, self.version > 1)
+
+    def sizes(self, file: int) -> Samples:
+        """Return the payload bytes of a file's samples, int64 (samples,)."""
+        group, place = divmod(file, _files_at_once(self.layout))
+        sizes: Samples = _sizes_of_files(self.layout, group)[place]
+        return sizes
+
+    def write_index(self, file: int) -> bytes | None:
+        """Return the content of a file's index, None where the format has none."""
+        if self.layout.format != "tfrecord":
+            return None
+        return tfrecord.index(self.sizes(file))
+
+    def file_sizes(self) -> Samples:
+        """Return the bytes of each file, int64 (files,)."""
+        return self._per_file(FORMATS[self.layout.format].file_bytes)
+
+    def index_sizes(self) -> Samples | None:
+        """Return the bytes of each index, int64 (files,); None where the format has none."""
+        return self._per_file(tfrecord.index_bytes) if self.layout.format == "tfrecord" else None
+
+    def _per_file(self, count: Callable[[Samples], Samples]) -> Samples:
+        groups = range(ceil_div(self.layout.num_files, _files_at_once(self.layout)))
+        return np.concatenate([count(_sizes_of_files(self.layout, group)) for group in groups])
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON."""
+        return dataclasses.asdict(self.layout) | {
+            "element_type": self.element_type,
+            "dims": list(self.dims),
+        }
+
+    @classmethod
+    def stored(cls, stored: StoredRecipe, version: int) -> Self:
+        """Return the recipe that `to_tree` has stored.
+
+        Raises:
+            ValueError: the fields contradict each other.
+        """
+        tree = stored.model_dump()
+        element_type, dims = tree.pop("element_type"), tree.pop("dims")
+        layout = Layout(**tree)
+        if layout.num_samples > _MOST_SAMPLES:
+            raise ValueError(f"{layout.num_samples} samples are more than a dataset has")
+        try:
+            dtype = np.dtype(element_type)
+        except (TypeError, ValueError, SyntaxError):
+            raise ValueError(f"element_type {element_type[:80]} is unknown") from None
+        if dtype.kind not in "biufc" or dtype.itemsize != layout.element_bytes:
+            raise ValueError(
+                f"element_type {element_type[:80]} has not {layout.element_bytes} bytes"
+            )
+        sizes = layout.mean_bytes, layout.stdev_bytes
+        if dims and sizes != (math.prod(dims) * dtype.itemsize, 0):
+            raise ValueError(f"dims {list(dims)} do not make {layout.mean_bytes:g} bytes")
+        try:
+            check_layout(layout)
+        except (WorkloadError, ArithmeticError) as error:
+            raise ValueError(str(error)) from None
+        return cls(layout, element_type, dims, version)
+
+    def of_files(self, num_files: int) -> "Recipe":
+        """Return the recipe of a dataset with more or fewer files of the same samples."""
+        layout = dataclasses.replace(self.layout, num_files=num_files)
+        return dataclasses.replace(self, layout=layout)
+
+    def differing(self, wanted: Mapping[str, Any]) -> list[str]:
+        """Return the fields that have another value in a tree; those that it lacks fit."""
+        own = self.to_tree()
+        names = [name for name in _KEYS if name in wanted and own[name] != wanted[name]]
+        if "element_type" in wanted and "element_bytes" in names:
+            names.remove("element_bytes")  # it follows from the type
+        return names
+
+    def refuse(self, wanted: Mapping[str, Any], folder: Path, *, what: str, remedy: str) -> None:
+        """Raise if a tree asks for another dataset than this one in `folder`.
+
+        `what` is "a dataset" or "an unfinished dataset"; `remedy` stands before the keys to set.
+
+        Raises:
+            DatasetError: with all keys that differ.
+        """
+        names = self.differing(wanted)
+        if not names:
+            return
+        own = self.to_tree()
+        differences = ", and ".join(
+            f"{_KEYS[name]} is {own[name]}, the workload's is {wanted[name]}" for name in names
+        )
+        keys = " ".join(word(key, value) for key, value in self._keys_of(names).items())
+        raise DatasetError(
+            f"{folder} holds {what} of {self.describe()}: {differences}; {remedy} {keys}"
+        )
+
+    def _keys_of(self, names: list[str]) -> dict[str, Any]:
+        """Return the workload's keys, with values, that make these fields fit this recipe."""
+        own, keys = self.to_tree(), set(names)
+        sizes = {"dims", "mean_bytes", "stdev_bytes"}
+        if self.dims and keys & sizes:
+            keys = keys - sizes | {"dims"}  # which decide the sizes
+        elif "dims" in keys:
+            keys |= sizes
+        if "element_bytes" in keys:
+            keys = keys - {"element_bytes"} | {"element_type"}
+        return {_KEYS[name]: own[name] for name in _KEYS if name in keys}
+
+    def describe(self) -> str:
+        """Return "6 npz files img_* of 1 sample, mean 5,000 bytes, uint8, seed 0"."""
+        layout = self.layout
+        stdev = f" (stdev {layout.stdev_bytes:,.0f})" if layout.stdev_bytes else ""
+        shape = f" of shape {list(self.dims)}" if self.dims else ""
+        return (
+            f"{layout.num_files:,} {layout.format} files {layout.prefix}_* of "
+            f"{counted(layout.samples_per_file, 'sample')}{shape}, "
+            f"{layout.mean_bytes:,.0f} bytes each{stdev}, {self.element_type}, seed {layout.seed}"
+        )
+
+
+def _files_at_once(layout: Layout) -> int:
+    return max(1, _SAMPLES_AT_ONCE // layout.samples_per_file)
+
+
+@functools.lru_cache(maxsize=4)
+def _sizes_of_files(layout: Layout, group: int) -> Samples:
+    """Return the payload bytes of a group of files, int64 (files, samples).
+
+    Drawn for many files at once: a call for one file takes longer than to write a small file.
+    """
+    step = _files_at_once(layout) * layout.samples_per_file
+    samples = np.arange(group * step, min((group + 1) * step, layout.num_samples))
+    return layout.sizes(samples).reshape(-1, layout.samples_per_file)

@@ -1,0 +1,285 @@
+"""How many files a job needs, and whether a dataset is large enough for a search.
+
+The rule (MLPerf Storage v1.0, "dataset size"): an epoch has at least 500 steps, and the dataset is
+at least five times the memory of all hosts, so that it is not read from the page cache. Files are
+rounded up as in v3.0, so that neither bound is missed.
+"""
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import Literal
+
+from dlemu.dataset.layout import Layout
+from dlemu.errors import DatasetError
+from dlemu.host.limits import host_memory_bytes
+from dlemu.units import ceil_div, counted, format_bytes
+from dlemu.workload.commands import command
+from dlemu.workload.model import Workload
+from dlemu.workload.sections import DatasetSection
+from dlemu.world.world import Alone, World
+
+STEPS_PER_EPOCH = 500
+MEMORY_MULTIPLE = 5
+_LEAST_EPOCH = 10
+"""An epoch of a quick search has at least this many times the batches that are read ahead. What is
+read ahead during the first step, which does not count, raises AU by at most 1 / _LEAST_EPOCH."""
+_HEADROOM = 1.25
+"""The command that extends a dataset asks for this many times the expected accelerators."""
+
+
+def num_accelerators(workload: Workload, world: World) -> int:
+    """Return the emulated accelerators of a job over all its ranks."""
+    return workload.num_accelerators or world.num_ranks * workload.accelerators_per_rank
+
+
+def accelerators_of(rank: int, num_ranks: int, total: int) -> range:
+    """Return the accelerators that a rank emulates: as many as the others, or one more.
+
+    Rank 0 always has some, because it reports for all ranks.
+    """
+    return range(ceil_div(rank * total, num_ranks), ceil_div((rank + 1) * total, num_ranks))
+
+
+@dataclass(frozen=True)
+class TotalMemory:
+    """Memory of all hosts of a job, which could cache the dataset."""
+
+    num_bytes: int
+    text: str
+    """How it adds up, and its source: "2 x 64.0 GiB (MemTotal)"."""
+
+
+def measure_memory(workload: Workload, world: World) -> TotalMemory:
+    """Return the hosts' memory: `host_memory` of each, or what each has. All ranks call it."""
+    if workload.host_memory is not None:
+        num_hosts = max(world.num_hosts, workload.num_hosts)
+        return TotalMemory(
+            workload.host_memory * num_hosts,
+            f"{num_hosts} x {format_bytes(workload.host_memory)} (host_memory, as given)",
+        )
+    own, source = host_memory_bytes()
+    by_host = dict(world.all_gather((world.host_index, own)))
+    total = sum(by_host.values())
+    if world.num_hosts == 1 and workload.num_hosts > 1:
+        total *= workload.num_hosts
+        return TotalMemory(total, f"{workload.num_hosts} x {format_bytes(own)} ({source})")
+    if world.num_hosts > 1:
+        return TotalMemory(total, f"{format_bytes(total)} (of {world.num_hosts} hosts)")
+    return TotalMemory(total, f"{format_bytes(total)} ({source})")
+
+
+@dataclass(frozen=True)
+class DatasetSize:
+    """The dataset that a job needs by the rule; `print` shows what `dlemu datasize` shows."""
+
+    workload: Workload = field(repr=False)
+    num_accelerators: int
+    memory: TotalMemory
+
+    @property
+    def samples_for_steps(self) -> int:
+        """Samples that 500 steps take."""
+        return STEPS_PER_EPOCH * self.workload.reader.batch_size * self.num_accelerators
+
+    @property
+    def samples_for_memory(self) -> float:
+        """Samples that are five times as large as the hosts' memory."""
+        return MEMORY_MULTIPLE * self.memory.num_bytes / self.workload.dataset.mean_bytes
+
+    @property
+    def decided_by(self) -> Literal["steps", "memory"]:
+        """Which of the two asks for more samples."""
+        return "steps" if self.samples_for_steps >= self.samples_for_memory else "memory"
+
+    @property
+    def num_files(self) -> int:
+        """Files that are needed."""
+        samples = max(self.samples_for_steps, self.samples_for_memory)
+        return math.ceil(samples / self.workload.dataset.num_samples_per_file)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in these files."""
+        return self.num_files * self.workload.dataset.num_samples_per_file
+
+    @property
+    def num_bytes(self) -> float:
+        """Mean bytes of these samples, without what a format adds."""
+        return self.num_samples * self.workload.dataset.mean_bytes
+
+    def __str__(self) -> str:
+        rows = [f"{name:<27}{value:>16}{note}" for name, value, note in self._rows()]
+        datagen = (
+            f"dlemu datagen workload={self.workload.name} dataset.num_files_train={self.num_files} "
+            "dataset.data_folder=/path/on/the/storage"
+        )
+        return "\n".join([self._title(), *rows, "", datagen])
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{value}</td><td>{escape(note.strip())}</td></tr>"
+            for name, value, note in self._rows()
+        )
+        return f"<table><caption>{escape(self._title())}</caption>{rows}</table>"
+
+    def _title(self) -> str:
+        return (
+            f"{self.workload.name}: {counted(self.num_accelerators, 'emulated accelerator')}, "
+            f"batches of {self.workload.reader.batch_size}, "
+            f"samples of {format_bytes(self.workload.dataset.mean_bytes)}"
+        )
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return names, values and notes."""
+        dataset = self.workload.dataset
+        steps = f"{STEPS_PER_EPOCH} x {self.workload.reader.batch_size} x {self.num_accelerators}"
+        memory = f"{MEMORY_MULTIPLE} x {self.memory.text} / {dataset.mean_bytes:g} B"
+        mark = {self.decided_by: "  <- decides"}
+        return [
+            (
+                f"samples for {STEPS_PER_EPOCH} steps",
+                f"{self.samples_for_steps:,}",
+                f"   {steps}{mark.get('steps', '')}",
+            ),
+            (
+                f"samples for {MEMORY_MULTIPLE} x memory",
+                f"{self.samples_for_memory:,.1f}",
+                f"   {memory}{mark.get('memory', '')}",
+            ),
+            (
+                "files",
+                f"{self.num_files:,}",
+                f"   of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}",
+            ),
+            ("total", f"{self.num_bytes / 2**30:,.1f}", " GiB"),
+        ]
+
+
+def dataset_size(
+    workload: Workload,
+    *,
+    num_accelerators: int | None = None,
+    host_memory: int | str | None = None,
+) -> DatasetSize:
+    """Return the dataset that a job needs: 500 steps an epoch, and five times the hosts' memory.
+
+    `host_memory` is the memory of each of the workload's `num_hosts` hosts, in bytes or as text
+    ("256GiB"). What is None is taken from the workload's keys of the same names; if `host_memory`
+    is not set there either, it is the memory of this host.
+
+    Raises:
+        WorkloadError: a value is out of bounds.
+    """
+    asked = {"num_accelerators": num_accelerators, "host_memory": host_memory}
+    given = {key: value for key, value in asked.items() if value is not None}
+    return required_size(workload.with_keys(given), Alone())
+
+
+def required_size(workload: Workload, world: World) -> DatasetSize:
+    """Return the dataset that a job of these ranks needs; all of them call it."""
+    accelerators = num_accelerators(workload, world)
+    return DatasetSize(workload, accelerators, measure_memory(workload, world))
+
+
+def resolve_auto(workload: Workload, world: World) -> Workload:
+    """Return the workload with the number of files that "auto" stands for; all ranks call it."""
+    if workload.dataset.num_files_train != "auto":
+        return workload
+    num_files = required_size(workload, world).num_files
+    return workload.with_keys({"dataset.num_files_train": num_files})
+
+
+@dataclass(frozen=True)
+class SizeCheck:
+    """Whether a dataset is large enough for a search, up to which number of accelerators.
+
+    A search needs what the rule asks for. A quick search (size.quick) needs much less: so many
+    steps that reading ahead during the first step, which does not count, changes AU little.
+    """
+
+    workload: Workload
+    layout: Layout
+    memory: TotalMemory
+
+    @property
+    def most_accelerators(self) -> int:
+        """The most accelerators for which an epoch has enough steps; memory aside."""
+        least = self._least_steps if self.workload.size.quick else STEPS_PER_EPOCH
+        return self.layout.num_samples // (self.workload.reader.batch_size * least)
+
+    def num_steps(self, accelerators: int) -> int:
+        """Return the steps of an epoch with so many accelerators."""
+        fitting = self.layout.num_samples // (self.workload.reader.batch_size * accelerators)
+        most = self.workload.train.total_training_steps
+        return fitting if most < 0 else min(fitting, most)
+
+    def read_ahead_share(self, accelerators: int) -> float:
+        """Return the largest share of an epoch that can be read during its first step."""
+        return self.workload.batches_in_flight / self.num_steps(accelerators)
+
+    def check(self, accelerators: int, *, expected: float) -> None:
+        """Refuse a dataset that is too small for so many accelerators.
+
+        `expected` is an estimate of the search's result: the command asks for a dataset that will
+        do for it as well.
+
+        Raises:
+            DatasetError: with the command that writes a dataset large enough.
+        """
+        ahead = max(accelerators, math.ceil(_HEADROOM * min(expected, 4 * accelerators)))
+        if self.workload.size.quick:
+            self._check_quick(accelerators, ahead)
+        else:
+            self._check_rule(accelerators, ahead)
+
+    def _check_quick(self, accelerators: int, ahead: int) -> None:
+        workload, steps = self.workload, self.num_steps(accelerators)
+        if steps >= self._least_steps:
+            return
+        samples = self._least_steps * workload.reader.batch_size * ahead
+        files = math.ceil(samples / workload.dataset.num_samples_per_file)
+        raise DatasetError(
+            f"for {counted(accelerators, 'accelerator')} the {self.layout.num_files:,} files in "
+            f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
+            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; extend "
+            f"it: {datagen_command(workload, files)}"
+        )
+
+    def _check_rule(self, accelerators: int, ahead: int) -> None:
+        workload, have = self.workload, self.layout.num_files
+        size = DatasetSize(workload, accelerators, self.memory)
+        if have >= size.num_files:
+            return
+        why = {
+            "steps": f"{STEPS_PER_EPOCH} steps an epoch",
+            "memory": f"{MEMORY_MULTIPLE} x memory",
+        }[size.decided_by]
+        asked = DatasetSize(workload, ahead, self.memory)
+        raise DatasetError(
+            f"{counted(size.num_files, 'file')} are needed for "
+            f"{counted(accelerators, 'accelerator')} ({why}), "
+            f"{workload.data_folder} has {have:,}; extend it: "
+            f"{datagen_command(workload, asked.num_files)}, or take size.quick=true and a result "
+            "that says so"
+        )
+
+    @property
+    def _least_steps(self) -> int:
+        return _LEAST_EPOCH * self.workload.batches_in_flight
+
+
+def datagen_command(
+    workload: Workload, num_files: int | str, *, num_accelerators: int | None = None
+) -> str:
+    """Return the command that writes this workload's dataset with so many files.
+
+    With "auto" files, `num_accelerators` decides their number.
+    """
+    more: dict[str, object] = {"dataset.data_folder": workload.data_folder}
+    keys = [f"dataset.{key}" for key in DatasetSection.model_fields]
+    if num_files == "auto":
+        keys += ["reader.batch_size", "host_memory"]
+        more["num_accelerators"] = num_accelerators or 1
+    return command("datagen", workload, keys, more | {"dataset.num_files_train": num_files})

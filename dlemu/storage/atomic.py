@@ -1,0 +1,48 @@
+"""Atomic writes: a file gets its name when it is whole; if its writing fails, nothing changes."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PARTIAL = ".partial"
+"""Suffix of the temporary name, which lies beside the file."""
+
+
+def partial_path(path: Path) -> Path:
+    """Return the temporary name of a file that is being written."""
+    return path.with_name(f"{path.name}{PARTIAL}")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; the file that the block writes there becomes `path`.
+
+    If the block fails, the temporary file is removed and `path` stays as it was.
+    """
+    partial = partial_path(path)
+    try:
+        yield partial
+        os.rename(partial, path)
+    except BaseException:
+        with suppress(OSError):  # it may not be there
+            os.unlink(partial)
+        raise
+
+
+def write_atomically(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Write a file; with `sync`, its content is on the drive before it gets its name."""
+    with replacing(path) as partial, open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

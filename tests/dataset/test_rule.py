@@ -1,0 +1,232 @@
+"""How many files a job needs, by its accelerators and memory; datasets that are too small."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlemu
+from dlemu.dataset import rule
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.rule import (
+    SizeCheck,
+    TotalMemory,
+    accelerators_of,
+    dataset_size,
+    measure_memory,
+    num_accelerators,
+    required_size,
+    resolve_auto,
+)
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
+
+GIB = 1 << 30
+NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
+
+
+class Hosts(Alone):
+    """Ranks of several hosts, of which rank 0 asks; each host has the memory that it names."""
+
+    def __init__(self, *memory_of_ranks: tuple[int, int]) -> None:
+        super().__init__()
+        self._told = list(memory_of_ranks)
+        self.num_ranks = len(memory_of_ranks)
+        self.num_hosts = len({host for host, _ in memory_of_ranks})
+
+    def all_gather(self, value: object) -> list:  # type: ignore[type-arg]
+        assert value == self._told[0]
+        return self._told
+
+
+@pytest.fixture(autouse=True)
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "host_memory_bytes", lambda: (64 * GIB, "MemTotal"))
+
+
+def job(**keys: object) -> Workload:
+    return load_workload("unet3d_h100", keys)
+
+
+def test_memory_is_added_up_over_hosts_and_counted_once_a_host() -> None:
+    ranks = (0, 64 * GIB), (0, 64 * GIB), (1, 32 * GIB)
+    memory = measure_memory(job(), Hosts(*ranks))
+    assert (memory.num_bytes, memory.text) == (96 * GIB, "96.0 GiB (of 2 hosts)")
+
+
+def test_one_host_stands_for_as_many_as_are_named() -> None:
+    alone = Hosts((0, 64 * GIB))
+    assert measure_memory(job(), alone).num_bytes == 64 * GIB
+    memory = measure_memory(job(num_hosts=3), alone)
+    assert (memory.num_bytes, memory.text) == (192 * GIB, "3 x 64.0 GiB (MemTotal)")
+    two = Hosts((0, 64 * GIB), (1, 64 * GIB))
+    assert measure_memory(job(num_hosts=3), two).num_bytes == 128 * GIB, "the hosts are there"
+
+
+@pytest.mark.parametrize(("named", "hosts"), [(1, 2), (5, 5)])
+def test_memory_that_is_given_is_that_of_each_host(named: int, hosts: int) -> None:
+    two = Hosts((0, 64 * GIB), (1, 64 * GIB))
+    memory = measure_memory(job(host_memory=8 * GIB, num_hosts=named), two)
+    assert memory.num_bytes == hosts * 8 * GIB
+    assert memory.text == f"{hosts} x 8.0 GiB (host_memory, as given)"
+
+
+def test_accelerators_are_those_of_all_ranks_unless_told() -> None:
+    ranks = Hosts((0, 64 * GIB), (0, 64 * GIB), (1, 64 * GIB))
+    assert num_accelerators(job(accelerators_per_rank=4), ranks) == 12
+    assert num_accelerators(job(num_accelerators=5), ranks) == 5
+
+
+@given(st.integers(1, 40), st.integers(0, 100))
+def test_ranks_share_accelerators_evenly_and_rank_0_has_some(num_ranks: int, total: int) -> None:
+    shares = [accelerators_of(rank, num_ranks, total) for rank in range(num_ranks)]
+    assert [number for share in shares for number in share] == list(range(total))
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths[0] == max(lengths)
+
+
+def test_auto_is_what_the_rule_asks_for() -> None:
+    alone = Hosts((0, 64 * GIB))
+    auto = job(**{"dataset.num_files_train": "auto"})
+    size = required_size(auto, alone)
+    assert size.memory.num_bytes == 64 * GIB
+    wanted = max(500 * 7, -(-5 * 64 * GIB // 146_600_628))
+    assert resolve_auto(auto, alone).num_files == size.num_files == wanted
+    given_files = job(**{"dataset.num_files_train": 9})
+    assert resolve_auto(given_files, alone).num_files == 9
+
+
+def test_the_size_of_the_benchmarks_example() -> None:
+    size = dataset_size(load_workload("unet3d_h100"), num_accelerators=8, host_memory=256 * GIB)
+    assert size.samples_for_steps == 28_000
+    assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
+    assert (size.num_files, size.num_samples, size.decided_by) == (28_000, 28_000, "steps")
+    assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
+
+
+def test_it_prints_what_datasize_shows() -> None:
+    size = dlemu.dataset_size(job(), num_accelerators=8, host_memory="256GiB")
+    assert str(size) == (
+        """\
+unet3d_h100: 8 emulated accelerators, batches of 7, samples of 139.8 MiB
+samples for 500 steps                28,000   500 x 7 x 8  <- decides
+samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (host_memory, as given) / \
+1.46601e+08 B
+files                                28,000   of 1 sample, npz
+total                               3,822.9 GiB
+
+dlemu datagen workload=unet3d_h100 dataset.num_files_train=28000 \
+dataset.data_folder=/path/on/the/storage"""
+    )
+    size = dataset_size(job(), num_accelerators=1, host_memory=256 * GIB)
+    lines = str(size).splitlines()
+    assert "decides" not in lines[1] and lines[2].endswith("  <- decides")
+
+
+def test_a_notebook_shows_a_table() -> None:
+    table = dataset_size(job(name="a<b"), num_accelerators=8, host_memory="256GiB")._repr_html_()
+    assert table.startswith("<table><caption>a&lt;b: 8 emulated accelerators, batches of 7, ")
+    assert "<tr><th>files</th><td>28,000</td><td>of 1 sample, npz</td></tr>" in table
+    assert "500 x 7 x 8  &lt;- decides</td>" in table
+    assert table.count("<tr>") == 4 and table.endswith("</tr></table>")
+
+
+def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:
+    size = dataset_size(job(accelerators_per_rank=4, num_hosts=2))
+    assert (size.num_accelerators, size.memory.num_bytes) == (4, 2 * 64 * GIB)
+    size = dataset_size(job(num_accelerators=3, host_memory=GIB))
+    assert (size.num_accelerators, size.memory.num_bytes) == (3, GIB)
+    with pytest.raises(WorkloadError, match="num_accelerators"):
+        dataset_size(job(), num_accelerators=0)
+    with pytest.raises(WorkloadError, match="host_memory=64 is 64 bytes; write 64GiB"):
+        dataset_size(job(), host_memory=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"), [("unet3d_h100", 95.57), ("resnet50_h100", 4.27), ("cosmoflow_h100", 0.26)]
+)
+def test_memory_counts_from_there_on(name: str, gib: float) -> None:
+    workload = load_workload(name)
+
+    def won(memory: float) -> str:
+        size = dataset_size(workload, num_accelerators=4, host_memory=round(4 * memory * GIB))
+        return size.decided_by
+
+    assert won(gib - 0.01) == "steps"
+    assert won(gib + 0.01) == "memory"
+
+
+@given(
+    st.sampled_from(NAMES), st.integers(1, 10_000), st.integers(2**30, 2**46), st.integers(1, 2000)
+)
+@settings(max_examples=100, deadline=None)
+def test_neither_bound_is_missed_by_less_than_a_file(
+    name: str, accelerators: int, memory: int, per_file: int
+) -> None:
+    keys = {"dataset.num_samples_per_file": per_file, "dataset.record_length_bytes_stdev": 0}
+    workload = load_workload(name, keys)
+    size = dataset_size(workload, num_accelerators=accelerators, host_memory=memory)
+    assert size.num_samples >= 500 * workload.reader.batch_size * accelerators
+    assert size.num_bytes >= 5 * memory * (1 - 1e-12)
+    wanted = max(size.samples_for_steps, size.samples_for_memory)
+    assert size.num_samples - per_file < wanted
+
+
+def enough(num_files: int, *, memory: int = 0, **keys: object) -> SizeCheck:
+    """Return a dataset of so many files: UNet3D, batches of 7, with 4 batches read ahead."""
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    least = {"dataset.data_folder": "/mnt/d", "dataset.num_files_train": num_files}
+    workload = load_workload("unet3d_h100", least | given)
+    assert workload.reader.batch_size == 7 and workload.batches_in_flight == 5
+    return SizeCheck(workload, layout_of(workload), TotalMemory(memory, ""))
+
+
+def asked_for(dataset: SizeCheck, accelerators: int, *, expected: float) -> int:
+    """Return the files that a refusal asks for."""
+    with pytest.raises(DatasetError) as error:
+        dataset.check(accelerators, expected=expected)
+    found = re.search(r"dataset\.num_files_train=(\d+)", str(error.value))
+    assert found is not None, str(error.value)
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("expected", "ahead"),
+    [
+        (1.0, 4),  # no fewer than those that are to be tried
+        (8.0, 10),  # a quarter more than where the search may end
+        (1000.0, 20),  # what is expected is an estimate: at most five times as many
+    ],
+)
+def test_a_dataset_is_asked_for_with_more_accelerators_in_view(expected: float, ahead: int) -> None:
+    whole = enough(100)
+    assert asked_for(whole, 4, expected=expected) == 500 * 7 * ahead
+    quick = enough(100, size__quick=True)
+    assert asked_for(quick, 4, expected=expected) == 10 * 5 * 7 * ahead
+
+
+def test_the_smallest_dataset_that_is_enough_is_taken() -> None:
+    for quick, least in ((False, 500 * 7 * 4), (True, 10 * 5 * 7 * 4)):
+        enough(least, size__quick=quick).check(4, expected=1000)
+        assert enough(least, size__quick=quick).most_accelerators == 4
+        assert enough(least - 1, size__quick=quick).most_accelerators == 3
+        with pytest.raises(DatasetError):
+            enough(least - 1, size__quick=quick).check(4, expected=1)
+
+
+def test_memory_asks_for_files_too_but_not_of_a_quick_search() -> None:
+    samples = 5 * 1024 * GIB / 146_600_628
+    assert asked_for(enough(3500, memory=1024 * GIB), 1, expected=1) == int(samples) + 1
+    with pytest.raises(DatasetError, match=r"1 accelerator \(5 x memory\), /mnt/d has 3,500;"):
+        enough(3500, memory=1024 * GIB).check(1, expected=1)
+    enough(3500, memory=1024 * GIB, size__quick=True).check(1, expected=1)
+
+
+def test_what_is_read_ahead_is_a_share_of_the_epochs_steps() -> None:
+    dataset = enough(7 * 100)
+    assert [dataset.num_steps(number) for number in (1, 2, 3)] == [100, 50, 33]
+    assert dataset.read_ahead_share(2) == pytest.approx(5 / 50)
+    assert enough(7 * 100, train__total_training_steps=20).num_steps(1) == 20
