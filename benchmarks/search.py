@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from dlemu.results import metrics
-from dlemu.sizing.search import Point, search
+from dlemu.sizing.search import Goal, Point, search
 
 CONFIRM = 5
 MOST = 4096
@@ -67,15 +67,8 @@ class Storage:
 
 def sized(storage: Storage, start: int, max_repeats: int = 0) -> int:
     """Return what `search` finds."""
-    found = search(
-        storage.measure,
-        threshold=storage.threshold,
-        max_accelerators=MOST,
-        start=start,
-        confirm=CONFIRM,
-        max_repeats=max_repeats,
-    )
-    return found.num_accelerators
+    goal = Goal(storage.threshold, MOST, start, CONFIRM, max_repeats)
+    return search(storage.measure, goal).num_accelerators
 
 
 def repeating(storage: Storage, start: int) -> int:
