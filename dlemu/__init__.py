@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dlemu.results.metrics import Metrics, measure
     from dlemu.results.outcome import Outcome
     from dlemu.run.job import run_job
+    from dlemu.sizing.answers import Sized
+    from dlemu.sizing.measured import size
+    from dlemu.sizing.predict import Predicted, predict
     from dlemu.training.loader import TrainingLoader, make_loader
     from dlemu.training.meter import Meter
     from dlemu.workload.model import Workload, load_workload
@@ -36,7 +39,9 @@ _MODULES = {
     "Meter": "training.meter",
     "Metrics": "results.metrics",
     "Outcome": "results.outcome",
+    "Predicted": "sizing.predict",
     "RunError": "errors",
+    "Sized": "sizing.answers",
     "TrainingLoader": "training.loader",
     "Workload": "workload.model",
     "WorkloadError": "errors",
@@ -46,7 +51,9 @@ _MODULES = {
     "make_loader": "training.loader",
     "make_world": "world.mpi",
     "measure": "results.metrics",
+    "predict": "sizing.predict",
     "run_job": "run.job",
+    "size": "sizing.measured",
     "verify": "datagen",
 }
 
@@ -58,7 +65,9 @@ __all__ = [
     "Meter",
     "Metrics",
     "Outcome",
+    "Predicted",
     "RunError",
+    "Sized",
     "TrainingLoader",
     "Workload",
     "WorkloadError",
@@ -68,7 +77,9 @@ __all__ = [
     "make_loader",
     "make_world",
     "measure",
+    "predict",
     "run_job",
+    "size",
     "verify",
 ]
 
