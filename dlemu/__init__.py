@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dlemu.results.metrics import Metrics, measure
     from dlemu.results.outcome import Outcome
     from dlemu.run.job import run_job
+    from dlemu.sizing.answers import Sized
+    from dlemu.sizing.measured import size
+    from dlemu.sizing.predict import Predicted, predict
     from dlemu.training.loader import TrainingLoader, make_loader
     from dlemu.training.meter import Meter
     from dlemu.workload.model import Workload, load_workload
@@ -37,7 +40,9 @@ _MODULES = {
     "Meter": "training.meter",
     "Metrics": "results.metrics",
     "Outcome": "results.outcome",
+    "Predicted": "sizing.predict",
     "RunError": "errors",
+    "Sized": "sizing.answers",
     "TrainingLoader": "training.loader",
     "Workload": "workload.model",
     "WorkloadError": "errors",
@@ -48,7 +53,9 @@ _MODULES = {
     "make_loader": "training.loader",
     "make_world": "world.mpi",
     "measure": "results.metrics",
+    "predict": "sizing.predict",
     "run_job": "run.job",
+    "size": "sizing.measured",
     "verify": "datagen",
 }
 
@@ -60,7 +67,9 @@ __all__ = [
     "Meter",
     "Metrics",
     "Outcome",
+    "Predicted",
     "RunError",
+    "Sized",
     "TrainingLoader",
     "Workload",
     "WorkloadError",
@@ -71,7 +80,9 @@ __all__ = [
     "make_loader",
     "make_world",
     "measure",
+    "predict",
     "run_job",
+    "size",
     "verify",
 ]
 

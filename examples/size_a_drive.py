@@ -8,14 +8,12 @@ steps ten times as long, so that a tenth of a GB and a slow drive give an answer
 `dataset.num_files_train` as `dlemu datasize` tells, it is the true search.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import yaml
 
 import dlemu
-from dlemu.sizing.measured import size_storage
 
 
 def main(folder: Path, more: list[str]) -> int:
@@ -41,12 +39,12 @@ def main(folder: Path, more: list[str]) -> int:
     workload = dlemu.load_workload("cosmoflow_h100", keys)
     with dlemu.make_world() as world:
         dlemu.generate(workload, world=world)
-        status = size_storage(workload, world)
+        answer = dlemu.size(workload, world=world)
         if world.rank == 0:
-            answer = json.loads((folder / "results" / "sizing.json").read_text())
-            mark = "at least " if answer["at_least"] else ""
-            print(f"{mark}{answer['num_accelerators']}, bound by {answer['limit']}")
-    return status
+            print(answer)
+            mark = "at least " if answer.at_least else ""
+            print(f"{mark}{answer.num_accelerators}, bound by {answer.limit}")
+    return 0 if answer.num_accelerators else 2
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from dlemu.paths.sweep import Cell, cells_of
 from dlemu.results import stored as storing
 from dlemu.results.records import JsonLines, dump_workload
 from dlemu.sizing.log import SearchLog, settings_of
-from dlemu.sizing.predict import predict_storage
+from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
 from dlemu.workload import compose as composing
 from dlemu.workload.model import FormatName, load_workload
@@ -310,7 +310,7 @@ def _read_workload(folder: Path, data: bytes) -> None:
         layout_of(workload)
     dataset_size(workload, num_accelerators=8, host_memory=1 << 40)
     if workload.drive is not None:
-        predict_storage(workload.with_keys({"output.folder": None}))
+        str(predict(workload.with_keys({"output.folder": None})))
 
 
 _WORDS = (
@@ -413,7 +413,7 @@ def _to_be_predicted(path: Path) -> Any:
 
 def _predict(folder: Path, data: bytes) -> None:
     (folder / "calibration.json").write_bytes(data)
-    predict_storage(_to_be_predicted(folder / "calibration.json"))
+    str(predict(_to_be_predicted(folder / "calibration.json")))
 
 
 def _search_log(folder: Path) -> Sequence[Any]:

@@ -344,10 +344,10 @@ def _size(workload: Any, world: World, words: Words) -> int:
 
 def _predict(workload: Any, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
-    from dlemu.sizing.predict import predict_storage
+    from dlemu.sizing.predict import predict
 
     if world.rank == 0:
-        say(predict_storage(workload)[1])
+        say(str(predict(workload)))
     return 0
 
 

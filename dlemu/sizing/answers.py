@@ -1,51 +1,105 @@
-"""What searches found, as people and programs read it: text, Markdown, CSV, JSON."""
+"""The answers of searches as text, tables, CSV and JSON."""
 
 import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dlemu.sizing.search import Event, Sizing
+from dlemu.sizing.search import Event, Point, Sizing
+from dlemu.sizing.table import html_table, markdown_table, text_table
 from dlemu.sizing.targets import Target
 from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 _SHOWN_CACHED = 0.05
-"""Share of the bytes from memory from which on a rate is not the storage's alone."""
+"""A run's line shows the share of the bytes that came from memory from this share on."""
 
 
-@dataclass(frozen=True)
-class Sized:
-    """The answer for one target and workload."""
+@dataclass(frozen=True, kw_only=True)
+class Sized(Sizing):
+    """The answer for one target and workload.
+
+    `str` gives the text that `dlemu size` shows; a notebook shows a table.
+    """
 
     target: Target
     workload: Workload
-    sizing: Sizing
+    """As it was run: with the number of files that were found."""
+    folder: Path
+    """Where the results lie: sizing.json, the tables, the plots, and each run's folder in runs/."""
     dataset_bytes: float
+    """Bytes of the dataset that was read."""
     read_ahead_share: float | None = None
-    """Most of an epoch that is read inside the step left out; None where the dataset is as large
-    as the rule asks for."""
+    """Largest share of an epoch, 0 to 1, that is read inside the step left out. None: the dataset
+    is as large as the rule asks for."""
     bound: str = ""
-    """Why the search tried no more than size.max_accelerators, where that was set lower for it."""
+    """Why the search lowered size.max_accelerators; empty: it did not."""
+
+    @property
+    def shown(self) -> tuple[Point, ...]:
+        """The runs that the answer shows: those that confirm it, or the last if none passed."""
+        return self.confirmations or self.points[-1:]
 
     @property
     def samples_per_second(self) -> float:
-        """Mean of the confirming runs, or of the last where none passed."""
-        shown = self.sizing.confirmations or self.sizing.points[-1:]
-        return fmean(point.samples_per_second for point in shown)
+        """Mean of the shown runs."""
+        return fmean(point.samples_per_second for point in self.shown)
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """Mean of the shown runs."""
+        return fmean(point.read_bytes_per_second for point in self.shown)
 
     @property
     def au_percentages(self) -> list[float]:
-        """AU of the confirming runs, or of the last where none passed."""
-        shown = self.sizing.confirmations or self.sizing.points[-1:]
-        return [point.au_percentage for point in shown]
+        """AU of each of the shown runs, in percent."""
+        return [point.au_percentage for point in self.shown]
+
+    def __str__(self) -> str:
+        """Return the answer, what it rests on, and what to know about it."""
+        runs = ", ".join(f"{au:.2f}" for au in self.au_percentages)
+        which = "confirming runs" if self.confirmations else "last run"
+        evidence = [p.evidence for p in self.points if p.limit == self.limit and p.evidence]
+        lines = [
+            f"{self.target.name}: {_answer(self)}",
+            f"at {self.shown[-1].num_accelerators}: {format_rate(self.read_bytes_per_second)}, "
+            f"{self.samples_per_second:.1f} samples/s, AU of the {which} {runs}%",
+            ". ".join([f"limit: {self.limit}", *evidence[-1:]]),
+        ]
+        if not self.at_least and self.real_accelerators is None:
+            lines.append("no N*: the runs do not agree on where AU meets the threshold")
+        if self.read_ahead_share is not None:
+            lines.append(
+                "quick: the dataset is smaller than the rule asks for, and was read with O_DIRECT; "
+                f"up to {self.read_ahead_share:.1%} of it is read inside the step that is left "
+                "out, and so much may AU be too high"
+            )
+        lines.append(f"{len(self.points)} runs in {format_seconds(self.seconds)}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the answer as a table, for notebooks."""
+        return html_table(
+            [
+                (self.workload.name, self.target.name),
+                ("accelerators", f"{'≥ ' if self.at_least else ''}{self.num_accelerators}"),
+                ("N*", _real(self) or "-"),
+                ("AU (%)", " ".join(f"{au:.2f}" for au in self.au_percentages)),
+                ("threshold (%)", f"{self.threshold:.2f}"),
+                ("read", format_rate(self.read_bytes_per_second)),
+                ("samples/s", f"{self.samples_per_second:.1f}"),
+                ("limit", self.limit),
+                ("runs", f"{len(self.points)} in {format_seconds(self.seconds)}"),
+            ]
+        )
 
 
 def describe_event(event: Event) -> str:
-    """Return a line for the run just made, and one for what comes next."""
+    """Return a line about the run just made, and one about what comes next."""
     lines = []
     if event.point is not None:
         point = event.point
@@ -61,91 +115,79 @@ def describe_event(event: Event) -> str:
     return "\n".join(lines)
 
 
-def render_sizing(sized: Sized) -> str:
-    """Return one answer as text."""
-    sizing = sized.sizing
-    lines = [f"{sized.target.name}: {_answer(sized)}"]
-    shown = sizing.confirmations or sizing.points[-1:]
-    read = fmean(point.read_bytes_per_second for point in shown)
-    runs = ", ".join(f"{au:.2f}" for au in sized.au_percentages)
-    which = "confirming runs" if sizing.confirmations else "last run"
-    lines.append(
-        f"at {shown[-1].num_accelerators}: {format_rate(read)}, {sized.samples_per_second:.1f} "
-        f"samples/s, AU of the {which} {runs}%"
-    )
-    evidence = next(
-        (p.evidence for p in reversed(sizing.points) if p.limit == sizing.limit and p.evidence), ""
-    )
-    lines.append(f"limit: {sizing.limit}{f'. {evidence}' if evidence else ''}")
-    if not sizing.at_least and sizing.real_accelerators is None:
-        lines.append("no N*: the runs do not agree on where AU meets the threshold")
-    if sized.read_ahead_share is not None:
-        lines.append(
-            "quick: the dataset is smaller than the rule asks for, and was read with O_DIRECT; up "
-            f"to {sized.read_ahead_share:.1%} of it is read inside the step that is left out, and "
-            "so much may AU be too high"
-        )
-    lines.append(f"{len(sizing.points)} runs in {format_seconds(sizing.seconds)}")
-    return "\n".join(lines)
-
-
 def _answer(sized: Sized) -> str:
-    """Return the answer in one line, with N* only where the storage was the limit."""
-    sizing, name = sized.sizing, f"{sized.workload.name} accelerator"
-    number, asked = sizing.num_accelerators, f"{sizing.threshold:.2f}%"
-    real = ""
-    if sizing.real_accelerators is not None and sizing.interval is not None:
-        low, high = sizing.interval
-        real = f" (N* {sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {high:.2f})"
-    reached = f"{sizing.failed_au_percentage or 0.0:.2f}%"
+    """Return the answer in one line; N* only where the storage was the limit."""
+    name = f"{sized.workload.name} accelerator"
+    number, asked = sized.num_accelerators, f"{sized.threshold:.2f}%"
+    real = f" (N* {_real(sized)})" if _real(sized) else ""
+    reached = f"{sized.failed_au_percentage or 0.0:.2f}%"
     if number == 0:
-        why = "" if not sizing.at_least else f"; {_not_the_storage(sizing)}"
+        why = f"; {_not_the_storage(sized)}" if sized.at_least else ""
         return f"0 {name}s: one alone reaches {reached}, under the {asked} asked{real}{why}"
     passed = f"{counted(number, name)} at AU {asked} or more"
-    if not sizing.at_least:
+    if not sized.at_least:
         return f"{passed}{real}"
-    if sizing.fewest_failed is None:
-        if sized.bound:
-            return f"at least {passed}: {sized.bound}"
-        most = sized.workload.size.max_accelerators
-        return (
-            f"at least {passed}: nothing failed up to size.max_accelerators={most}, so the storage "
-            "may feed more; raise it"
-        )
+    if sized.fewest_failed is not None:
+        failed = f"{sized.fewest_failed} reached {reached}"
+        return f"at least {passed}: {_not_the_storage(sized)} ({failed})"
+    if sized.bound:
+        return f"at least {passed}: {sized.bound}"
     return (
-        f"at least {passed}: {_not_the_storage(sizing)} ({sizing.fewest_failed} reached {reached})"
+        f"at least {passed}: nothing failed up to size.max_accelerators="
+        f"{sized.workload.size.max_accelerators}, so the storage may feed more; raise it"
     )
+
+
+def _real(sizing: Sizing) -> str:
+    """Return N* with its interval; empty where there is none."""
+    if sizing.real_accelerators is None or sizing.interval is None:
+        return ""
+    low, high = sizing.interval
+    return f"{sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {high:.2f}"
 
 
 def _not_the_storage(sizing: Sizing) -> str:
     """Return why the number is not the storage's."""
     if sizing.limit == "unclear":
-        return "what the limit was is unclear, so the storage may feed more"
-    if sizing.limit == "none":
-        return "almost nothing held the accelerators back, so the storage may feed more"
-    return f"the limit was {sizing.limit}, so the storage may feed more"
+        why = "what the limit was is unclear"
+    elif sizing.limit == "none":
+        why = "almost nothing held the accelerators back"
+    else:
+        why = f"the limit was {sizing.limit}"
+    return f"{why}, so the storage may feed more"
 
 
 _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MiB/s")
 
 
 def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
-    """Return the table of drives, like the published ones."""
-    rows = [_COLUMNS, *(_cells(each) for each in sized)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
-    notes = sorted({note for each in sized for note in _notes(each)})
-    if markdown:
-        lines = ["| " + " | ".join(row) + " |" for row in cells]
-        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    else:
-        lines = ["  ".join(row).rstrip() for row in cells]
-        lines.insert(1, "  ".join("-" * width for width in widths))
+    """Return the table of drives, with the columns of published results."""
+    rows = [_COLUMNS, *map(_cells, sized)]
+    notes = []
+    if any(each.workload.size.quick for each in sized):
+        notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
+    if any(each.at_least for each in sized):
+        notes.append(AT_LEAST)
+    lines = markdown_table(rows) if markdown else text_table(rows)
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
+def _cells(sized: Sized) -> tuple[str, ...]:
+    mark = "≥ " if sized.at_least else ""
+    quick = " (quick)" if sized.workload.size.quick else ""
+    return (
+        sized.workload.name,
+        sized.target.name,
+        str(sized.target.num_drives),
+        f"{mark}{sized.num_accelerators}{quick}",
+        f"{sized.dataset_bytes / 2**30:.3g}",
+        " ".join(f"{au:.2f}" for au in sized.au_percentages),
+        f"{_nominal_rate(sized):.2f}",
+    )
+
+
 def render_csv(sized: Sequence[Sized]) -> str:
-    """Return the same table as CSV, with a column for each AU."""
+    """Return the table of drives as CSV, with a column for the AU of each run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     runs = max((len(each.au_percentages) for each in sized), default=0)
@@ -161,68 +203,44 @@ def render_csv(sized: Sequence[Sized]) -> str:
                 each.workload.name,
                 each.target.name,
                 each.target.num_drives,
-                each.sizing.num_accelerators,
-                str(each.sizing.at_least).lower(),
+                each.num_accelerators,
+                str(each.at_least).lower(),
                 str(each.workload.size.quick).lower(),
                 f"{each.dataset_bytes / 2**30:.3g}",
                 *au,
                 *[""] * (runs - len(au)),
                 f"{_nominal_rate(each):.2f}",
-                each.sizing.limit,
+                each.limit,
             ]
         )
     return out.getvalue()
 
 
 def as_json(sized: Sequence[Sized]) -> Any:
-    """Return the answers for sizing.json: one object, or a list where there are several."""
+    """Return the content of sizing.json: one object, or a list where there are several answers."""
     answers = [
         {
             "workload": each.workload.name,
             "target": each.target.name,
             "data_folder": each.target.folder,
             "drives": each.target.num_drives,
-            "num_accelerators": each.sizing.num_accelerators,
-            "real_accelerators": each.sizing.real_accelerators,
-            "at_least": each.sizing.at_least,
-            "fewest_failed": each.sizing.fewest_failed,
-            "interval": each.sizing.interval,
-            "threshold": each.sizing.threshold,
-            "limit": each.sizing.limit,
+            "num_accelerators": each.num_accelerators,
+            "real_accelerators": each.real_accelerators,
+            "at_least": each.at_least,
+            "fewest_failed": each.fewest_failed,
+            "interval": each.interval,
+            "threshold": each.threshold,
+            "limit": each.limit,
             "quick": each.workload.size.quick,
             "read_ahead_share": each.read_ahead_share,
             "dataset_bytes": each.dataset_bytes,
-            "seconds": each.sizing.seconds,
-            "points": [asdict(point) for point in each.sizing.points],
-            "confirmations": [asdict(point) for point in each.sizing.confirmations],
+            "seconds": each.seconds,
+            "points": [asdict(point) for point in each.points],
+            "confirmations": [asdict(point) for point in each.confirmations],
         }
         for each in sized
     ]
     return answers[0] if len(answers) == 1 else answers
-
-
-def _cells(sized: Sized) -> tuple[str, ...]:
-    sizing = sized.sizing
-    mark = "≥ " if sizing.at_least else ""
-    quick = " (quick)" if sized.workload.size.quick else ""
-    return (
-        sized.workload.name,
-        sized.target.name,
-        str(sized.target.num_drives),
-        f"{mark}{sizing.num_accelerators}{quick}",
-        f"{sized.dataset_bytes / 2**30:.3g}",
-        " ".join(f"{au:.2f}" for au in sized.au_percentages),
-        f"{_nominal_rate(sized):.2f}",
-    )
-
-
-def _notes(sized: Sized) -> list[str]:
-    notes = []
-    if sized.sizing.at_least:
-        notes.append(AT_LEAST)
-    if sized.workload.size.quick:
-        notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
-    return notes
 
 
 def _nominal_rate(sized: Sized) -> float:

@@ -1,11 +1,10 @@
-"""`dlemu calibrate`: what this host moves for a workload, and what the storage gives its reads.
+"""`dlemu calibrate`: what this host moves for a workload, and what the storage gives its loader.
 
-1. one     one accelerator on a dataset in memory: what a step costs that nothing overlaps, and how
-           much that varies
+1. one     one accelerator on a dataset in memory: the overhead and the jitter of a step
 2. full    several that do not compute, on the same dataset: what this host moves
-3. target  several that do not compute, on the target, cold: what it gives to this loader's reads
+3. target  several that do not compute, on the target, cold: what the storage gives
 
-The result file is what `dlemu predict predict.calibration=FILE` takes.
+`dlemu predict predict.calibration=FILE` takes the result file.
 """
 
 import math
@@ -28,10 +27,9 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.results.verdict import limit_in_memory
 from dlemu.run.job import Say, check_job, run_job
-from dlemu.sizing.formula import Calibration, CalibrationFile
-from dlemu.sizing.formula import calibrate as fit
+from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
+from dlemu.sizing.start import cold_rate
 from dlemu.storage.locks import locked
-from dlemu.storage.probe import probe_rate
 from dlemu.terminal import say
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.commands import command
@@ -43,14 +41,13 @@ _SCRATCH = "dlemu-calibrate."
 _SECONDS = 20.0
 """About how long each of the three runs reads."""
 _MEMORY_BYTES = 8 << 30
-"""Most that is written to memory: more takes longer than reading it tells."""
+"""Most bytes that are written to memory: more takes long to write and tells nothing new."""
 _MEMORY_SHARE = 0.25
-"""Part of what is free in memory that may be taken."""
+"""Largest share of the free memory that is used."""
 _LEAST_STEPS = 20
 _LEAST_BATCHES = 4
 _MOST_EPOCHS = 50
 _PROBE_READERS = 16
-_PROBE_FILES = 512
 _PROBE_SECONDS = 2.0
 
 
@@ -67,15 +64,15 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
         say = _silent
     check_job(workload, world)
     path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
-    with ExitStack() as stack:
-        scratch = None
-        if world.rank == 0:  # the last to need the scratch folder: it writes what all have gathered
+    with ExitStack() as stack:  # on rank 0, which is the last to need the scratch folder
+
+        def prepare() -> tuple[Workload, Layout | None, Path]:
             stack.enter_context(hold(path.parent, ""))
             check_writable(path)
             scratch = stack.enter_context(_scratch_folder())
-        prepared = world.broadcast(_prepare(workload, world, scratch) if scratch else None)
-        assert prepared is not None
-        memory, target, scratch = prepared
+            return _for_memory(workload, world, scratch), _find_target(workload), scratch
+
+        memory, target, scratch = world.on_first(prepare)
         calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
         if calibration is not None:
             say(f"\n{render_calibration(workload, calibration)}")
@@ -88,7 +85,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
 def render_calibration(workload: Workload, calibration: Calibration) -> str:
     """Return the figures of a calibration as text."""
 
-    def row(rate: float, limit: str | None, own: tuple[str, ...]) -> str:
+    def rate_of(rate: float, limit: str | None, *own: str) -> str:
         bound = "" if limit in own else "at least "
         return (
             f"{bound}{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take; "
@@ -96,12 +93,16 @@ def render_calibration(workload: Workload, calibration: Calibration) -> str:
         )
 
     c = calibration
-    drive = c.drive_read_bytes_per_second
+    drive = "not read"
+    if c.drive_read_bytes_per_second is not None:
+        drive = rate_of(c.drive_read_bytes_per_second, c.drive_limit, "storage")
     rows = {
         "overhead of a step": f"{format_seconds(c.overhead)}; limit: {c.overhead_limit}",
         "jitter of a step": format_seconds(c.jitter),
-        "this host moves": row(c.host_read_bytes_per_second, c.host_limit, ("host cpu", "memory")),
-        "a drive gives": "not read" if drive is None else row(drive, c.drive_limit, ("storage",)),
+        "this host moves": rate_of(
+            c.host_read_bytes_per_second, c.host_limit, "host cpu", "memory"
+        ),
+        "a drive gives": drive,
     }
     title = f"{workload.name}, reader.data_loader={c.loader}"
     return "\n".join([title, *(f"  {name:<20}{value}" for name, value in rows.items())])
@@ -122,11 +123,11 @@ _PREDICT_KEYS = (
     "metric.au",
     "drives",
 )
-"""What a prediction depends on, and what a calibration is found by."""
+"""Keys that a prediction depends on, and that a calibration is found by."""
 
 
 def predict_command(workload: Workload, calibration: Calibration, path: Path) -> str:
-    """Return the command that predicts from a calibration; without a drive, for one by its name."""
+    """Return the command that predicts from a calibration; if it read no drive, for an example."""
     more: dict[str, object] = {"predict.calibration": path}
     if calibration.drive_read_bytes_per_second is None:
         more["drive"] = _EXAMPLE_DRIVE
@@ -150,10 +151,35 @@ def _scratch_folder() -> Iterator[Path]:
         yield folder
 
 
-def _prepare(
-    workload: Workload, world: World, scratch: Path
-) -> tuple[Workload, Layout | None, Path]:
-    """Return the workload for memory, the target's files (None: no target), and `scratch`."""
+def _find_target(workload: Workload) -> Layout | None:
+    """Return the layout of the target's dataset; None: there is no target.
+
+    Raises:
+        DatasetError: it is missing, or lies in memory.
+    """
+    if workload.dataset.data_folder is None:
+        return None
+    manifest = read_manifest(workload.data_folder)
+    if manifest is None:
+        raise DatasetError(
+            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
+            f"{datagen_command(workload, workload.dataset.num_files_train)}"
+        )
+    if lies_in_memory(workload.data_folder):
+        raise DatasetError(
+            f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
+            "on the storage, or leave dataset.data_folder out to calibrate the host alone"
+        )
+    return manifest.layout
+
+
+def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
+    """Return the workload with a dataset in `scratch` that fits into memory.
+
+    Raises:
+        WorkloadError: there are several hosts, or accelerators do not compute.
+        RunError: a few batches do not fit.
+    """
     if world.num_hosts > 1:
         raise WorkloadError(
             f"dlemu calibrate measures one host, not {world.num_hosts}: start it on one, and give "
@@ -161,20 +187,6 @@ def _prepare(
         )
     if workload.train.computation_time.mean == 0:
         raise WorkloadError("train.computation_time must be above 0 for a calibration, got 0")
-    layout = None
-    if workload.dataset.data_folder is not None:
-        manifest = read_manifest(workload.data_folder)
-        if manifest is None:
-            raise DatasetError(
-                f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
-                f"{datagen_command(workload, workload.dataset.num_files_train)}"
-            )
-        if lies_in_memory(workload.data_folder):
-            raise DatasetError(
-                f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
-                "on the storage, or leave dataset.data_folder out to calibrate the host alone"
-            )
-        layout = manifest.layout
     room = min(_MEMORY_SHARE * shutil.disk_usage(_IN_MEMORY).free, _MEMORY_BYTES)
     batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
     file_bytes = workload.dataset.mean_bytes * per_file
@@ -187,7 +199,7 @@ def _prepare(
             "free memory, or scale dataset.record_length_bytes and train.computation_time down"
         )
     wanted = ceil_div(_readers(workload, world) * _LEAST_STEPS * batch, per_file)
-    memory = workload.with_keys(
+    return workload.with_keys(
         {
             "dataset.num_files_train": max(least, min(fitting, wanted)),
             "dataset.data_folder": str(scratch / "data"),
@@ -197,11 +209,10 @@ def _prepare(
             "reader.odirect": "auto" if workload.reader.odirect else False,
         }
     )
-    return memory, layout, scratch
 
 
 class _Runs:
-    """The three runs; called by all ranks alike."""
+    """The three runs; all ranks call them alike."""
 
     def __init__(self, workload: Workload, world: World, say: Say, scratch: Path) -> None:
         self._workload, self._world, self._say, self._scratch = workload, world, say, scratch
@@ -215,11 +226,9 @@ class _Runs:
         one = self._one(memory)
         self._say(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
         full = self._full(memory, many)
-        read = None
         if target is None:
             self._say("3/3 left out: dataset.data_folder is not set")
-        else:
-            read = self._target(target)
+        read = None if target is None else self._target(target)
         if one is None or full is None:
             return None
         return self._conclude(one, full, read)
@@ -230,7 +239,7 @@ class _Runs:
         return self._run(memory, "one", {"num_accelerators": 1, "train.epochs": epochs})
 
     def _full(self, memory: Workload, many: int) -> Outcome | None:
-        # Where memory is short, smaller batches: the same bytes are moved.
+        # Smaller batches where memory is short: the bytes that are moved stay the same.
         batch = _num_samples(memory) // (many * _LEAST_STEPS)
         keys = {
             "num_accelerators": many,
@@ -242,16 +251,12 @@ class _Runs:
         return self._run(memory, "full", {**keys, "train.epochs": _epochs(seconds or 1.0)})
 
     def _target(self, layout: Layout) -> Outcome | None:
-        workload, world = self._workload, self._world
-        rate = 0.0
-        if world.rank == 0:
-            files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
-            paths = [workload.data_folder / layout.path(file) for file in files]
-            probed = probe_rate(paths, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
-            rate = probed or workload.demand
-        rate = world.broadcast(rate)
+        workload = self._workload
+        rate = self._world.on_first(
+            lambda: cold_rate(workload, layout, _PROBE_READERS, _PROBE_SECONDS) or workload.demand
+        )
         batches = layout.num_samples // workload.reader.batch_size
-        # About as many as it may feed: fewer do not fill its queues.
+        # About as many as the storage may feed: fewer would not fill its queues.
         number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
         num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
         self._say(
@@ -286,33 +291,30 @@ class _Runs:
                     f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
                     f"{read.summary['limit']['evidence']}"
                 )
-        measured = fit(
+        jitter = _jitter(read_steps(one.folder))
+        return Calibration(
             workload=workload.name,
             loader=workload.reader.data_loader,
             odirect=workload.reader.odirect is True,
-            computation_time=workload.train.computation_time.mean,
-            batch_bytes=workload.bytes_per_step,
-            one_au_percentage=one.metrics.au_percentage,
-            full_accelerators=1,
-            full_au_percentage=100 * _payload_rate(workload, full) / workload.demand,
-            jitter=_jitter(read_steps(one.folder)),
+            sample_bytes=workload.dataset.mean_bytes,
+            read_threads=workload.reader.read_threads,
+            overhead=step_overhead(
+                workload.train.computation_time.mean, one.metrics.au_percentage, jitter
+            ),
+            jitter=jitter,
+            host_read_bytes_per_second=_payload_rate(workload, full),
             drive_read_bytes_per_second=drive,
             page_cache_share=share,
             overhead_limit=limit_in_memory(one.summary["limit"]["name"]),
             host_limit=limit_in_memory(full.summary["limit"]["name"]),
             drive_limit=drive_limit,
         )
-        job = {
-            "sample_bytes": workload.dataset.mean_bytes,
-            "read_threads": workload.reader.read_threads,
-        }
-        return measured.model_copy(update=job)
 
 
 def _jitter(steps: Steps) -> float:
-    """Return Gumbel's scale of the time that steps take beyond computing, in seconds.
+    """Return the jitter of a step (σ): the Gumbel scale of its time beyond compute, in seconds.
 
-    From the spread of the middle half: a single hiccup is not jitter.
+    It follows from the interquartile range, so that a single long step does not matter.
     """
     inside = steps[steps["step"] > 0]
     over = inside["wait"] + inside["compute"] + inside["barrier"] - inside["computation_time"]
@@ -321,14 +323,14 @@ def _jitter(steps: Steps) -> float:
 
 
 def _payload_rate(workload: Workload, outcome: Outcome) -> float:
-    """Return the samples' bytes per second: what is read beside them is then accounted for."""
+    """Return bytes of samples per second: a prediction's demand counts the same bytes."""
     epochs = outcome.metrics.epochs
     samples = sum(epoch.num_samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
     return samples * workload.dataset.mean_bytes
 
 
 def _readers(workload: Workload, world: World) -> int:
-    """Return accelerators whose workers keep every CPU of the host busy, with some to spare."""
+    """Return the accelerators whose workers keep all CPUs of the host busy."""
     cpus = os.cpu_count() or 1
     return max(2, world.num_ranks, ceil_div(cpus, max(1, workload.reader.read_threads)))
 
@@ -338,7 +340,7 @@ def _num_samples(workload: Workload) -> int:
 
 
 def _epochs(seconds: float) -> int:
-    """Return the epochs of so many seconds that fill the time of a run."""
+    """Return how many epochs of this length fill the time of a run."""
     return max(1, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-3))))
 
 

@@ -1,4 +1,4 @@
-"""How many accelerators a storage feeds, in closed form: rates in, a number with its error out.
+"""The closed form of a prediction: how many accelerators a storage feeds, with its error.
 
 For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
 
@@ -7,11 +7,13 @@ For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
                   drives · S / ((1 − h) · N · demand),      storage, helped by the page cache
                   hosts · C / (N · demand) )                what the hosts can move
 
-o is a step's overhead that nothing overlaps, σ the jitter of a step (the last of N jittery
-accelerators is σ (ln N + 0.577) late), S a drive's read rate, h the share of the bytes that the
-page cache serves, C what one host moves for this workload with this loader. The datasheet gives
-S; the rest is measured once (`Calibration`). Every term has an error, and so every answer a range.
-docs/sizing.md says where these numbers come from and how well they did.
+    o  overhead of a step that nothing overlaps, seconds
+    σ  jitter of a step, seconds: the last of N accelerators is σ (ln N + 0.577) late at the barrier
+    S  read rate of a drive, h the share of the bytes that the page cache serves
+    C  read rate of one host with this workload and loader
+
+The datasheet gives S; one calibration measures the rest (`Calibration`). Every term has an error,
+so every answer has a range. Source: docs/sizing.md, which also says how well it did.
 """
 
 import math
@@ -26,18 +28,18 @@ from dlemu.results.metrics import passes
 from dlemu.workload.model import Drive, Workload
 
 ERROR = 0.36
-"""Relative error of a rate, by a datasheet or by calibration: 90 % of the published cells are no
-further off when their drive is left out of the fit (`benchmarks.published` prints it)."""
+"""Relative error of a rate, by datasheet or calibration: 90 % of the published cells are no further
+off when their drive is left out of the fit (printed by `benchmarks.published`)."""
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""
 UNMEASURED_OVERHEAD = 0.014
-"""Share of computation_time that a step's overhead may be where nobody measured it: the most in a
-published cell whose AU is at its ceiling (`benchmarks.published` prints it)."""
+"""Largest overhead of a step, as a share of computation_time, that is assumed where it was not
+measured: the largest in a published cell at its AU ceiling (printed by `benchmarks.published`)."""
 DLIO_CORE_SECONDS = {"npz": (1.2, 4.3), "tfrecord": (2.6, 6.4)}
-"""CPU cores of a host x seconds that DLIO took for a GB in published results: the cheapest host,
-and the dearest of those that drives of ample rate fed (`benchmarks.published` prints them)."""
+"""CPU cores of a host x seconds that DLIO needs for a GB in published results: the cheapest host,
+and the dearest of those whose drives were fast enough (printed by `benchmarks.published`)."""
 EXTRAPOLATED_ABOVE = 400
-"""The barrier term has been compared with measurements up to 411 accelerators."""
+"""The barrier term was compared with measurements up to 411 accelerators."""
 
 _FIRST_ERROR = 0.2
 _OF_THE_HOST = (None, "host cpu", "memory")
@@ -49,7 +51,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Calibration(BaseModel):
-    """What was measured of one host with one workload, loader and way of reading."""
+    """What was measured on one host with one workload, loader and odirect setting."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -57,35 +59,34 @@ class Calibration(BaseModel):
     loader: str
     odirect: bool
     sample_bytes: Positive | None = None
-    """Mean size of the samples it was measured with; None: not known, and not compared."""
+    """Mean bytes of the samples it was measured with; None: unknown, not compared."""
     read_threads: Annotated[int, Field(ge=0)] | None = None
     overhead: Annotated[float, Field(ge=0)]
-    """Seconds of a step beyond compute, with storage that is not the limit (o)."""
+    """Seconds of a step beyond compute, where storage is not the limit (o)."""
     jitter: Annotated[float, Field(ge=0)] = 0.0
-    """Scale in seconds of the step's jitter over the accelerators (σ); belongs to the site."""
+    """Scale of the step's jitter over the accelerators, seconds (σ); differs from site to site."""
     host_read_bytes_per_second: Positive
-    """What one host moves at full load, the storage not being the limit (C)."""
+    """What one host moves at full load, where storage is not the limit (C)."""
     drive_read_bytes_per_second: Positive | None = None
-    """Cold read of one drive in the loader's own pattern (S); None: the datasheet's rate."""
+    """Rate of one drive, read cold in the loader's own pattern (S); None: use the datasheet."""
     page_cache_share: Share = 0.0
-    """Share of the bytes that memory serves (h)."""
+    """Share of the bytes that memory serves, 0 to 1 (h)."""
     error: Share = ERROR
     """Relative error of what is predicted from these figures."""
     overhead_limit: str | None = None
-    """What bound the run that gave the overhead, as `verdict` names it; None: not recorded."""
+    """Limit of the run that gave the overhead, as in summary.json; None: not recorded."""
     host_limit: str | None = None
-    """What bound the run that gave the host's rate: unless it was the host itself, the host may
-    move more."""
+    """Limit of the run that gave the host's rate; if not the host, the host may move more."""
     drive_limit: str | None = None
-    """What bound the cold read: unless it was the storage, the drive may give more."""
+    """Limit of the cold read; if not the storage, the drive may give more."""
 
     @property
     def drive(self) -> Drive | None:
-        """The drive that was read, None where none was."""
+        """The drive that was read; None: none was."""
         if self.drive_read_bytes_per_second is None:
             return None
         rate = max(1, round(self.drive_read_bytes_per_second))
-        # Not checked, for a drive may be slower than what a forgotten unit looks like.
+        # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
         return Drive.model_construct(name="calibrated drive", read_bandwidth=rate)
 
 
@@ -95,16 +96,16 @@ class CalibrationFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1, 2] = 2
-    """1 did not record what bound the figures."""
+    """Version 1 recorded no limits."""
     host: str
     calibrations: tuple[Calibration, ...]
 
     @classmethod
     def parse(cls, text: str | bytes, *, path: str) -> Self:
-        """Return the calibrations in a file's text; the path is for the error's sake.
+        """Return the calibrations in a file's text; errors name `path`.
 
         Raises:
-            WorkloadError: it is no calibration file.
+            WorkloadError: the text is no calibration file.
         """
         try:
             return cls.model_validate_json(text)._with_todays_error()
@@ -117,7 +118,7 @@ class CalibrationFile(BaseModel):
             ) from None
 
     def _with_todays_error(self) -> Self:
-        """Return it with a band that holds: version 1 wrote the residual of the fit, 0.2."""
+        """Return it with today's error: version 1 wrote 0.2, the residual of the fit."""
         if self.version > 1:
             return self
         known = tuple(
@@ -127,10 +128,10 @@ class CalibrationFile(BaseModel):
         return self.model_copy(update={"calibrations": known})
 
     def find(self, *, workload: str, loader: str, odirect: bool) -> Calibration:
-        """Return the calibration of this very job: host rates cannot be carried over.
+        """Return the calibration of exactly this job: rates of a host do not hold for another job.
 
         Raises:
-            WorkloadError: none fits.
+            WorkloadError: there is none.
         """
         asked = (workload, loader, odirect)
         for found in self.calibrations:
@@ -144,14 +145,14 @@ class CalibrationFile(BaseModel):
 
 @dataclass(frozen=True)
 class PublishedHost:
-    """What a host moves with the tool of published results, bytes per second."""
+    """What a host moves with DLIO, the tool of published results; bytes per second."""
 
     low: float
     high: float
 
     @classmethod
     def of(cls, dataset_format: str, cpus: int) -> Self:
-        """Return what so many CPU cores move with DLIO.
+        """Return what a host with this many CPU cores moves.
 
         Raises:
             WorkloadError: no published result has this format.
@@ -172,23 +173,27 @@ class PublishedHost:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionInput:
-    """A job and the storage it is to read from."""
+    """A job and the storage that it reads.
+
+    Raises:
+        WorkloadError: a number is not above 0, or the threshold is above 100.
+    """
 
     computation_time: float
     """Seconds that an accelerator computes on a batch."""
     batch_bytes: float
-    """Bytes of a batch as stored."""
+    """Bytes of a batch in storage."""
     threshold: float
     """Least AU that passes, in percent."""
     drive_read_bytes_per_second: float
-    """A drive's sequential read rate by its datasheet."""
+    """Sequential read rate of a drive by its datasheet."""
     num_drives: int = 1
     """Drives over all hosts."""
     num_hosts: int = 1
     accelerators: int | None = None
-    """Accelerators to predict for; None: the most that pass."""
+    """Number to predict AU and rate for; None: the most that pass."""
     published_host: PublishedHost | None = None
-    """The host of published results (`predict.tool=dlio`); None: dlemu reads."""
+    """The host that ran DLIO (`predict.tool=dlio`); None: dlemu reads."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 100:
@@ -209,7 +214,7 @@ class PredictionInput:
 
     @classmethod
     def of(cls, workload: Workload, drive: Drive) -> Self:
-        """Return what a workload asks for, with its `drives` of this kind.
+        """Return the input for a workload that reads `workload.drives` such drives.
 
         Raises:
             WorkloadError: predict.tool and predict.host_cpus do not fit each other.
@@ -227,12 +232,12 @@ class PredictionInput:
 
     @property
     def demand(self) -> float:
-        """Bytes per second that one accelerator takes when it never waits."""
+        """Bytes per second that one accelerator takes if it never waits."""
         return self.batch_bytes / self.computation_time
 
 
 def _published_host(workload: Workload) -> PublishedHost | None:
-    """Return the host that a published result was measured with, None where dlemu reads."""
+    """Return the host that ran DLIO; None where dlemu reads."""
     cpus = workload.predict.host_cpus
     if workload.predict.tool == "dlemu":
         if cpus is not None:
@@ -255,45 +260,51 @@ def _published_host(workload: Workload) -> PublishedHost | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer and its error band; where none passes, AU and rate are those of one."""
+    """The answer with its range. Where no number passes, AU and rate are those of one accelerator.
+
+    `low` and `high` are the ends of the range: every figure as much worse, or better, as its error
+    allows.
+    """
 
     num_accelerators: int
-    """The most that pass, or as many as were asked about."""
+    """The most that pass, or the number that was asked about."""
     low: int
-    """The most that pass if every figure is as much worse as it may be; `high` likewise."""
+    """The most that pass."""
     high: int | None
-    """None: nothing known bounds it."""
+    """The most that pass; None: nothing known limits it."""
     real_accelerators: float
-    """The most that pass, as a real number: what is left over shows."""
+    """The most that pass, as a real number (N*)."""
     at_least: bool
-    """The figure that decides was itself held back by something else: there may be more."""
+    """The figure that decides was itself limited by something else: there may be more."""
     au_percentage: float
+    """AU with `num_accelerators`, 0 to 100."""
     au_low: float
     au_high: float
     read_bytes_per_second: float
+    """Read rate of all `num_accelerators` together."""
     read_low: float
     read_high: float
     limit: str
-    """`storage`, `host cpu`, `step overhead`, `barrier`; `none` where AU is at its ceiling; where
-    the figure was held back, by what."""
+    """`storage`, `host cpu`, `step overhead` or `barrier`; `none`: AU is at its ceiling. Where the
+    deciding figure was itself limited: by what."""
     calibrated: bool
-    """False: no host was measured, only the datasheet speaks."""
+    """False: from the datasheet alone, no host was measured."""
     extrapolated: bool
-    """More accelerators than the barrier term has been compared with."""
+    """There are more accelerators than the barrier term was compared with."""
     published_figure: Literal["drive", "host", "either"] | None = None
     """What a figure published with `predict.tool=dlio` measures here; None: dlemu reads."""
 
 
 def predict(job: PredictionInput, calibration: Calibration | None = None) -> Prediction:
-    """Return what this storage feeds: the most accelerators, or AU at the number asked about."""
-    mean, low, high = (_Rates.of(job, calibration, sign) for sign in (0, -1, 1))
+    """Return the most accelerators that pass, or AU and rate of the number asked about."""
+    mean, low, high = (_Terms.of(job, calibration, sign) for sign in (0, -1, 1))
     most = mean.number(job.threshold)
     assert most is not None, "the figures themselves are finite"
     num_accelerators = most if job.accelerators is None else job.accelerators
     running = max(1, num_accelerators)
-    # What stands in the way of the next one; for a number that was given, of these.
-    asked = running + (job.accelerators is None and num_accelerators > 0)
-    limit, _ = mean.limit(asked, job.threshold)
+    # The limit is what stops one accelerator more; of a number asked about, what limits that.
+    limited = running + (job.accelerators is None and num_accelerators > 0)
+    limit, _ = mean.limit(limited, job.threshold)
     _, at_least = mean.limit(most + 1, job.threshold)
     return Prediction(
         num_accelerators=num_accelerators,
@@ -314,69 +325,42 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
     )
 
 
-def _published_figure(low: "_Rates", high: "_Rates") -> Literal["drive", "host", "either"]:
-    """Return which of the two bounds a published figure, if either surely does."""
+def _published_figure(low: "_Terms", high: "_Terms") -> Literal["drive", "host", "either"]:
+    """Return which of the two a published figure measures; `either` where the ranges overlap."""
     if high.hosts < low.storage:
         return "host"
     return "drive" if low.hosts > high.storage else "either"
 
 
-def calibrate(
-    *,
-    workload: str,
-    loader: str,
-    odirect: bool,
-    computation_time: float,
-    batch_bytes: float,
-    one_au_percentage: float,
-    full_accelerators: int,
-    full_au_percentage: float,
-    jitter: float = 0.0,
-    drive_read_bytes_per_second: float | None = None,
-    page_cache_share: float = 0.0,
-    overhead_limit: str | None = None,
-    host_limit: str | None = None,
-    drive_limit: str | None = None,
-) -> Calibration:
-    """Return the figures behind two runs on storage that is not the limit.
+def step_overhead(computation_time: float, au_percentage: float, jitter: float) -> float:
+    """Return the overhead of a step (o) in seconds, from the AU of one accelerator.
 
-    One run has one accelerator, the other so many that AU falls: the host is at its limit. Where
-    it did not fall, the host's rate is what was reached, and so too low rather than too high.
+    The accelerator read from storage that was not the limit; its jitter σ, in seconds, is no
+    overhead.
     """
-    step = computation_time * 100 / one_au_percentage
-    demand = batch_bytes / computation_time
-    return Calibration(
-        workload=workload,
-        loader=loader,
-        odirect=odirect,
-        overhead=max(0.0, step - computation_time - jitter * np.euler_gamma),
-        jitter=jitter,
-        host_read_bytes_per_second=full_accelerators * full_au_percentage / 100 * demand,
-        drive_read_bytes_per_second=drive_read_bytes_per_second,
-        page_cache_share=page_cache_share,
-        overhead_limit=overhead_limit,
-        host_limit=host_limit,
-        drive_limit=drive_limit,
-    )
+    step = computation_time * 100 / au_percentage
+    return max(0.0, step - computation_time - jitter * np.euler_gamma)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rates:
-    """The closed form's terms; storage and hosts in accelerators fed at AU 100 %."""
+class _Terms:
+    """The terms of the formula. Times are seconds."""
 
     storage: float
+    """Accelerators that the storage feeds at AU 100 %."""
     hosts: float
+    """Accelerators that the hosts feed at AU 100 %."""
     computation_time: float
     overhead: float
     jitter: float
     storage_bound_by: str | None = None
-    """What held the storage's figure back, where it was not the storage."""
+    """What limited the storage's measured rate, if not the storage itself."""
     hosts_bound_by: str | None = None
-    """What held the hosts' figure back, where it was not the host."""
+    """What limited the hosts' measured rate, if not the host itself."""
 
     @classmethod
     def of(cls, job: PredictionInput, calibration: Calibration | None, sign: int) -> Self:
-        """Return the terms as they are (sign 0), or at the far end of their error (-1, 1)."""
+        """Return the terms as they are (sign 0), or all at the worse (-1) or better (1) end."""
         if calibration is not None:
             return cls._calibrated(job, calibration, sign)
         hosts = math.inf
@@ -404,7 +388,7 @@ class _Rates:
         hosts *= 1 + sign * found.error
         drive_bound_by = None if found.drive_limit in _OF_THE_DRIVE else found.drive_limit
         host_bound_by = None if found.host_limit in _OF_THE_HOST else found.host_limit
-        # A figure that something else held back is no upper bound.
+        # A figure that something else limited is no upper bound.
         if sign > 0 and drive_bound_by:
             storage = math.inf
         if sign > 0 and host_bound_by:
@@ -421,11 +405,11 @@ class _Rates:
         )
 
     def late(self, num_accelerators: float) -> float:
-        """Return by how many seconds the last of so many accelerators is late at the barrier."""
+        """Return how many seconds the last accelerator is late at the barrier."""
         return float(self.jitter * (math.log(num_accelerators) + np.euler_gamma))
 
     def ceiling(self, num_accelerators: float) -> float:
-        """Return AU with storage and hosts without limit."""
+        """Return AU, 0 to 1, if storage and hosts were no limit."""
         step = self.computation_time + self.overhead + self.late(num_accelerators)
         return self.computation_time / step
 
@@ -444,8 +428,8 @@ class _Rates:
         return min(self.storage / threshold, self.hosts / threshold, met)
 
     def number(self, threshold: float) -> int | None:
-        """Return the most accelerators that pass a threshold in percent; None: no bound."""
-        # AU that lacks up to half a hundredth is rounded up to the threshold (`metrics.passes`).
+        """Return the most accelerators that pass a threshold in percent; None: unlimited."""
+        # `metrics.passes` rounds to two decimals: AU may be up to 0.005 below the threshold.
         real = self.most(max(round(threshold, 2) - 0.005, threshold / 2) / 100)
         if math.isinf(min(self.storage, self.hosts)) and real > EXTRAPOLATED_ABOVE:
             return None
@@ -455,10 +439,10 @@ class _Rates:
         return number
 
     def limit(self, num_accelerators: int, threshold: float) -> tuple[str, bool]:
-        """Return the name of the smallest term, and whether more may be possible.
+        """Return the name of the smallest term, and whether more accelerators may be possible.
 
-        That is so where the term's figure was itself held back by something else, which is then
-        the name. The threshold is in percent.
+        More may be possible where something else limited the term's figure when it was measured;
+        then that is the name. The threshold is in percent.
         """
         ceiling = self.ceiling(num_accelerators)
         if min(self.storage, self.hosts) / num_accelerators < ceiling:

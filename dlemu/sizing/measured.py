@@ -1,27 +1,24 @@
-"""`dlemu size`: the search of `sizing` over real runs, for every target and workload asked for.
+"""The search of `search.py` over real runs, for every target and workload asked for.
 
-Every file is written as soon as it can be, so that a search that was interrupted goes on where it
-was when the same output.folder is named:
+Every file is written as soon as possible, so that an interrupted search continues when the same
+output.folder is named:
 
-    <target>.<workload>.jsonl          one line a run (`search_log`)
+    <target>.<workload>.jsonl          one line a run (`log.py`)
     <target>.<workload>.png and .svg   AU and GB/s over the accelerators
     runs/                              each run's own folder
     sizing.json                        the answer; a list where there are several
     table.md, table.csv, table.png …   the table of drives
 """
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from dlemu.datagen import read_manifest
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
-from dlemu.errors import DatasetError, RunError
+from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.folders import hold
@@ -31,156 +28,182 @@ from dlemu.results.proof import cached_too_much
 from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.results.verdict import limit_in_memory
 from dlemu.run.job import Say, check_job, run_job
-from dlemu.sizing.answers import (
-    Sized,
-    as_json,
-    describe_event,
-    render_csv,
-    render_sizing,
-    render_table,
-)
-from dlemu.sizing.formula import PredictionInput, predict
+from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
-from dlemu.sizing.predict import known_rates
-from dlemu.sizing.search import Event, Point, search
+from dlemu.sizing.search import Event, Goal, Point, search
+from dlemu.sizing.start import first_number
 from dlemu.sizing.targets import Target, find_jobs
-from dlemu.storage.probe import probe_rate
 from dlemu.terminal import say
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
-from dlemu.world.world import World
-
-T = TypeVar("T")
+from dlemu.world.world import Alone, World
 
 _ANSWER = "sizing.json"
-_PROBE_SECONDS = 3.0
-_PROBE_READERS = 64
-_PROBE_FILES = 512
 _FIRST_DATASET = 8
-"""Accelerators that a dataset is proposed for where nothing is known of the storage."""
+"""A dataset is proposed for this many accelerators where nothing is known of the storage."""
+
+
+def size(workload: Workload, *, world: World | None = None, say: Say = say) -> Sized:
+    """Find by measurement the most accelerators that the storage below the data folder feeds.
+
+        workload = dlemu.load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/nvme/unet3d"})
+        print(dlemu.size(workload).num_accelerators)
+
+    All ranks of `world` call it and get the answer; without one, this process runs alone. The keys
+    size.* say how to search. The results are kept in output.folder, where an interrupted search
+    continues. Rank 0 calls `say` with each step of the search; the default prints it.
+
+    Raises:
+        WorkloadError: there are several targets or workloads, a target is no folder, or a key is
+            out of range.
+        DatasetError: the dataset is missing, or too small for a number that has to be tried.
+        RunError: a run failed, or a result cannot be written.
+    """
+    if max(len(workload.size.targets), len(workload.size.workloads)) > 1:
+        raise WorkloadError(
+            "dlemu.size answers for one target and one workload; call it for each of size.targets "
+            "and size.workloads"
+        )
+    (answer,) = _size_all(workload, world or Alone(), say)
+    return answer
 
 
 def size_storage(workload: Workload, world: World, say: Say = say) -> int:
-    """Search for the most accelerators of every target and workload; return the exit status.
+    """Size every target and workload, and show the answers; return the exit status.
 
-    0: every search found at least one accelerator; 2: one alone fails somewhere.
+    0: every search found at least one accelerator; 2: one alone fails somewhere. It raises what
+    `size` raises.
+    """
+    answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
+    if world.rank == 0:
+        if len(answers) > 1:
+            say(f"\n{render_table(answers)}")
+        say(f"results: {answers[0].folder}")
+    return 2 if any(answer.num_accelerators == 0 for answer in answers) else 0
 
-    Raises:
-        WorkloadError: a target is no folder, or the range of numbers is empty.
-        DatasetError: a dataset is missing, or too small for a number that has to be tried.
+
+def _size_all(
+    workload: Workload,
+    world: World,
+    say: Say,
+    on_answer: Callable[[Sized], None] = lambda answer: None,
+) -> list[Sized]:
+    """Return the answers for all targets and workloads, on all ranks.
+
+    Rank 0 calls `on_answer` with each answer before it is written.
     """
     if world.rank != 0:
         say = _silent
     jobs = world.on_first(lambda: find_jobs(workload, say))
     for _, job in jobs:
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
-    sized: list[Sized] = []
+    answers: list[Sized] = []
     with ExitStack() as stack:
         folder = world.on_first(lambda: stack.enter_context(hold(workload.output.folder, "size")))
         for target, job in jobs:
-            answer = _Search(target, job, folder, world, say).run()
-            if answer is not None:
-                sized.append(answer)
-                _write(sized, folder, say)
-    if world.rank == 0 and len(sized) > 1:
-        say(f"\n{render_table(sized)}")
-    say(f"results: {folder}")
-    return world.broadcast(2 if any(each.sizing.num_accelerators == 0 for each in sized) else 0)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What rank 0 tells the others to run."""
-
-    num_accelerators: int
-    seed: int
-    folder: str
+            one = _Search(target, job, folder, world, say)
+            one.start()
+            answers.append(one.run())
+            if world.rank == 0:
+                on_answer(answers[-1])
+                _write(answers, say)
+    return answers
 
 
 class _Search:
-    """One search: rank 0 decides and keeps, all ranks run what it orders."""
+    """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
     def __init__(
         self, target: Target, workload: Workload, folder: Path, world: World, say: Say
     ) -> None:
-        self._target, self._world, self._say = target, world, say
+        self._target, self._workload, self._folder = target, workload, folder
+        self._world, self._say = world, say
         self._name = f"{target.name}.{workload.name}"
-        self._folder = folder
-        self._workload, self._layout = world.on_first(lambda: _settled(workload))
-        memory = measure_memory(workload, world)
-        self._enough = SizeCheck(self._workload, self._layout, memory)
-        self._estimate = 1.0
-        self._bound = ""
-        most = most_accelerators(self._workload) * world.num_ranks
-        if 0 < most < self._workload.size.max_accelerators:
-            self._workload = self._workload.with_keys({"size.max_accelerators": most})
-            self._bound = _too_few_files(self._workload, world)
 
-    def run(self) -> Sized | None:
-        """Return the answer on rank 0, None on the others."""
-        workload, world = self._workload, self._world
-        path = self._folder / f"{self._name}.jsonl"
-        log = world.on_first(lambda: SearchLog(path, settings_of(workload, world)))
-        world.on_first(lambda: check_writable(self._folder / _ANSWER))
-        start = 1 if log.points else self._start()
-        if world.rank != 0:
-            while (order := self._next_order(None)) is not None:
-                self._carry_out(order)
-            return None
-        self._introduce(len(log.points))
-        in_memory = lies_in_memory(workload.data_folder)
+    def start(self) -> None:
+        """Look at the dataset, read the log and choose the first number. All ranks call it."""
+        world, given = self._world, self._workload
+        self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
+        memory = measure_memory(self._workload, world)
+        self._enough = SizeCheck(self._workload, layout, memory)
+        self._log = world.on_first(self._open_log)
+        self._first, self._expected = 1, 1.0
+        if not self._log.points:
+            self._first, self._expected = first_number(self._target, self._enough, world, self._say)
 
-        def measure(number: int) -> Point:
-            self._check_dataset(number, log.points)
-            order = self._next_order(
-                _Order(
-                    number,
-                    workload.train.seed + len(log.points),
-                    str(self._run_folder(len(log.points) + 1, number)),
-                )
-            )
-            assert order is not None
-            begin = time.perf_counter()
-            outcome = self._carry_out(order)
-            assert outcome is not None
-            return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+    def run(self) -> Sized:
+        """Return the answer, on all ranks."""
+        if self._world.rank == 0:
+            return self._world.broadcast(self._decide())
+        message: Mapping[str, object] | Sized = {}
+        while not isinstance(message := self._world.broadcast(message), Sized):
+            self._carry_out(message)
+        return message
+
+    def _open_log(self) -> SearchLog:
+        settings = settings_of(self._workload, self._world)
+        log = SearchLog(self._folder / f"{self._name}.jsonl", settings)
+        check_writable(self._folder / _ANSWER)
+        return log
+
+    def _decide(self) -> Sized:
+        """Make the runs that the search asks for; return what they say."""
+        workload, layout = self._workload, self._enough.layout
+        self._introduce()
 
         def keep(event: Event) -> None:
             self._say(describe_event(event))  # first: the disk may be full
             if event.point is not None:
-                log.append(event.point)
+                self._log.append(event.point)
 
-        sizing = search(
-            measure,
+        goal = Goal(
             threshold=100 * workload.metric.au,
             max_accelerators=workload.size.max_accelerators,
-            start=start,
+            start=self._first,
             confirm=workload.size.confirm,
-            known=tuple(log.points),
-            on_event=keep,
         )
-        self._next_order(None)
-        most = max(point.num_accelerators for point in sizing.points)
+        found = search(self._measure, goal, known=tuple(self._log.points), on_event=keep)
+        most = max(point.num_accelerators for point in found.points)
         return Sized(
-            self._target,
-            workload,
-            sizing,
-            self._layout.num_samples * self._layout.mean_bytes,
-            self._enough.read_ahead_share(most) if workload.size.quick else None,
-            self._bound,
+            **vars(found),
+            target=self._target,
+            workload=workload,
+            folder=self._folder,
+            dataset_bytes=layout.num_samples * layout.mean_bytes,
+            read_ahead_share=self._enough.read_ahead_share(most) if workload.size.quick else None,
+            bound=self._bound,
         )
 
-    def _check_dataset(self, number: int, points: Sequence[Point]) -> None:
-        """Refuse a dataset that is too small for so many, with what is known so far.
+    def _measure(self, number: int) -> Point:
+        """Make one run on all ranks."""
+        self._check_dataset(number)
+        num_runs = len(self._log.points)
+        keys = {
+            "num_accelerators": number,
+            "train.seed": self._workload.train.seed + num_runs,
+            "output.folder": str(self._run_folder(num_runs + 1, number)),
+        }
+        begin = time.perf_counter()
+        self._world.broadcast(keys)
+        outcome = self._carry_out(keys)
+        assert outcome is not None
+        in_memory = lies_in_memory(self._workload.data_folder)
+        return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+
+    def _check_dataset(self, number: int) -> None:
+        """Refuse a dataset that is too small for this number, with what is known so far.
 
         Raises:
             DatasetError: with the command that writes a dataset large enough.
         """
         try:
-            self._enough.check(number, expected=self._estimate)
+            self._enough.check(number, expected=self._expected)
         except DatasetError as error:
-            threshold = 100 * self._workload.metric.au
-            passing = [p.num_accelerators for p in points if passes(p.au_percentage, threshold)]
+            passing = [
+                point.num_accelerators
+                for point in self._log.points
+                if passes(point.au_percentage, 100 * self._workload.metric.au)
+            ]
             if not passing:
                 raise
             raise DatasetError(
@@ -188,16 +211,8 @@ class _Search:
                 f"search: {error}"
             ) from None
 
-    def _next_order(self, order: _Order | None) -> _Order | None:
-        """Hand rank 0's order to all; None ends the search."""
-        return self._world.broadcast(order)
-
-    def _carry_out(self, order: _Order) -> Outcome | None:
-        keys = {
-            "num_accelerators": order.num_accelerators,
-            "train.seed": order.seed,
-            "output.folder": order.folder,
-        }
+    def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
+        """Make the run that these keys describe; all ranks call it."""
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
         if outcome is not None:
             reason = cached_too_much(self._workload, outcome.summary["measured"])
@@ -206,16 +221,17 @@ class _Search:
         return outcome
 
     def _run_folder(self, number: int, accelerators: int) -> Path:
-        """Return a folder of this run's own; one that was cut short keeps its own."""
-        folder = self._folder / "runs" / f"{self._name}.{number:02}.n{accelerators}"
+        """Return a new folder for this run; a run that was cut short keeps its own."""
+        name = f"{self._name}.{number:02}.n{accelerators}"
+        folder = self._folder / "runs" / name
         again = 1
         while folder.exists():
             again += 1
-            folder = folder.with_name(f"{self._name}.{number:02}.n{accelerators}-{again}")
+            folder = folder.with_name(f"{name}-{again}")
         return folder
 
-    def _introduce(self, num_known: int) -> None:
-        workload, layout = self._workload, self._layout
+    def _introduce(self) -> None:
+        workload, layout = self._workload, self._enough.layout
         self._say(
             f"\n{workload.name} on {self._target.name} ({workload.data_folder}, "
             f"{self._target.num_drives} x drive): {layout.num_files:,} files, "
@@ -224,61 +240,14 @@ class _Search:
         )
         if self._bound:
             self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
-        if num_known:
-            self._say(f"going on after {num_known} runs in {self._folder}")
-
-    def _start(self) -> int:
-        """Return the first number to try, from what says most: the user, a prediction, a probe."""
-        workload = self._workload
-        size = workload.size
-        if size.start is not None:
-            return size.start
-        drive, calibration = known_rates(workload)
-        if drive is not None:
-            prediction = predict(PredictionInput.of(workload, drive), calibration)
-            self._estimate = prediction.real_accelerators
-            self._say(f"the prediction for {drive.name} is {self._estimate:.1f} accelerators")
-        else:
-            self._estimate = self._probe()
-        most = min(size.max_accelerators, self._enough.most_accelerators)
-        # The first that should fail: it says where the threshold is met, one that passes does not.
-        return max(1, min(math.floor(self._estimate) + 1, most))
-
-    def _probe(self) -> float:
-        """Return how many accelerators a cold read by many readers would feed."""
-        rate = 0.0
-        if self._world.local_rank == 0:
-            step = max(1, self._layout.num_files // _PROBE_FILES)
-            files = range(0, self._layout.num_files, step)
-            rate = (
-                probe_rate(
-                    [self._workload.data_folder / self._layout.path(file) for file in files],
-                    num_readers=_PROBE_READERS,
-                    seconds=_PROBE_SECONDS,
-                )
-                or 0.0
-            )
-        total = math.fsum(self._world.all_gather(rate))
-        feeds = total / self._workload.demand / self._workload.metric.au
-        self._say(
-            f"{self._target.name}: {_PROBE_READERS} readers at once get {format_rate(total)}, as "
-            f"much as {feeds:.1f} accelerators take at AU {100 * self._workload.metric.au:g}%"
-        )
-        return feeds
+        if self._log.points:
+            self._say(f"going on after {len(self._log.points)} runs in {self._folder}")
 
 
-def _too_few_files(workload: Workload, world: World) -> str:
-    """Return why no more than size.max_accelerators can be run."""
-    more = workload.size.max_accelerators + 1
-    need = needed(workload, ceil_div(more, world.num_ranks))
-    return (
-        f"{more} need {need} open files in a rank, more than a process may have here; use more "
-        f"ranks, or raise the limit as root: ulimit -n {need}"
-    )
+def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
+    """Return the workload for the files in its folder, their layout, and what bounds the search.
 
-
-def _settled(workload: Workload) -> tuple[Workload, Layout]:
-    """Return the workload with the number of files that lie in its folder, and their layout.
+    The bound is the reason why size.max_accelerators was lowered; empty: it was not.
 
     Raises:
         DatasetError: there is no dataset.
@@ -297,7 +266,17 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
         keys["dataset.num_files_train"] = manifest.layout.num_files
     if workload.size.quick:
         keys["reader.odirect"] = True
-    return workload.with_keys(keys), manifest.layout
+    workload = workload.with_keys(keys)
+    bound = ""
+    most = most_accelerators(workload) * world.num_ranks
+    if 0 < most < workload.size.max_accelerators:
+        workload = workload.with_keys({"size.max_accelerators": most})
+        need = needed(workload, ceil_div(most + 1, world.num_ranks))
+        bound = (
+            f"{most + 1} need {need} open files in a rank, more than a process may have here; use "
+            f"more ranks, or raise the limit as root: ulimit -n {need}"
+        )
+    return workload, manifest.layout, bound
 
 
 def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
@@ -318,21 +297,21 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     )
 
 
-def _write(sized: list[Sized], folder: Path, say: Say) -> None:
-    """Write and show what is known so far; the last answer is new."""
-    answer = sized[-1]
-    say(f"\n{render_sizing(answer)}")
-    write_json(folder / _ANSWER, as_json(sized))
-    write_text(folder / "table.md", render_table(sized, markdown=True))
-    write_text(folder / "table.csv", render_csv(sized))
+def _write(answers: list[Sized], say: Say) -> None:
+    """Write the answers so far; the last one is new."""
+    answer = answers[-1]
+    folder = answer.folder
+    write_json(folder / _ANSWER, as_json(answers))
+    write_text(folder / "table.md", render_table(answers, markdown=True))
+    write_text(folder / "table.csv", render_csv(answers))
     try:
         from dlemu.sizing.plots import plot_sizing, plot_table
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
         return
     plot_sizing(answer, folder / f"{answer.target.name}.{answer.workload.name}")
-    if len(sized) > 1:
-        plot_table(sized, folder / "table")
+    if len(answers) > 1:
+        plot_table(answers, folder / "table")
 
 
 def _silent(text: str) -> None:

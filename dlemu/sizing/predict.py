@@ -1,29 +1,117 @@
-"""`dlemu predict`: the closed form's answer with its error band, never a bare number."""
+"""Predicts how many accelerators a storage feeds: the formula's answer, always with its range."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
 from dlemu.results.records import write_json
-from dlemu.sizing.formula import (
-    EXTRAPOLATED_ABOVE,
-    Calibration,
-    CalibrationFile,
-    Prediction,
-    PredictionInput,
-    predict,
-)
+from dlemu.sizing import formula
+from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
+from dlemu.sizing.table import html_table
 from dlemu.storage.regular import read_regular
 from dlemu.units import format_rate
 from dlemu.workload.model import Drive, Workload
 
+_PUBLISHED = {
+    "drive": "a figure published for this is the drive's: the host moves more",
+    "host": "a figure published for this is the host's, not the drive's: the drives give more than "
+    "DLIO moves with these cores",
+    "either": "a figure published for this may be the host's and not the drive's: DLIO may need "
+    "all of these cores",
+}
 
-def predict_storage(workload: Workload) -> tuple[Prediction, str]:
-    """Return a workload's prediction and its text; writes predict.json where output.folder is set.
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Prediction):
+    """The prediction for one workload and drive.
+
+    `str` gives the text that `dlemu predict` shows; a notebook shows a table.
+    """
+
+    workload: Workload
+    drive: Drive
+    """One of the `workload.drives` drives."""
+
+    def __str__(self) -> str:
+        """Return number, range, AU, rate and limit, and what they rest on."""
+        head = f"{self.workload.name} on {self.workload.drives} x {self.drive.name}"
+        rows = [f"{name}{value:>{35 - len(name)}}   {band}" for name, value, band in self._rows()]
+        lines = [f"{head}, {self._source()}", "", *rows, "", f"limit: {self.limit}"]
+        if self.at_least:
+            lines.append(
+                "at least: what was measured was held back by something other than the storage, so "
+                "there may be more"
+            )
+        if self.published_figure is not None:
+            lines.append(_PUBLISHED[self.published_figure])
+        if self.extrapolated:
+            lines.append(
+                "extrapolated: the barrier was never compared above "
+                f"{formula.EXTRAPOLATED_ABOVE} accelerators"
+            )
+        if not self.calibrated and self.published_figure is None:
+            lines.append("dlemu calibrate measures the host, which is taken as unlimited here")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the prediction as a table, for notebooks."""
+        (_, *head), *rows = self._rows()
+        return html_table([(self.workload.name, *head), *rows, ("limit", self.limit, "")])
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return name, predicted value and range of each figure, below a head."""
+        at_least = "at least " if self.at_least else ""
+        band = f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
+        if self.workload.predict.accelerators is not None:
+            most = ("most that pass", f"{at_least}{self.real_accelerators:.1f}", band)
+        else:
+            # N* only where the storage is the limit.
+            real = f"   (N* {self.real_accelerators:.1f})" if self.limit == "storage" else ""
+            most = ("accelerators", f"{at_least}{self.num_accelerators}", f"{band}{real}")
+        if self.extrapolated:
+            most = (*most[:2], f"{most[2]} (extrapolated)")
+        running = max(1, self.num_accelerators)
+        return [
+            ("", "predicted", "range"),
+            most,
+            (
+                f"AU at {running} (%)",
+                f"{self.au_percentage:.2f}",
+                f"{self.au_low:.2f} to {self.au_high:.2f}   "
+                f"(threshold {100 * self.workload.metric.au:g})",
+            ),
+            (
+                f"read at {running}",
+                format_rate(self.read_bytes_per_second),
+                f"{format_rate(self.read_low)} to {format_rate(self.read_high)}",
+            ),
+        ]
+
+    def _source(self) -> str:
+        """Return what the prediction rests on."""
+        if self.published_figure is not None:
+            cpus = self.workload.predict.host_cpus
+            return f"drive by its datasheet, hosts of {cpus} cores that run DLIO"
+        if not self.calibrated:
+            return "from the datasheet alone, the host taken as unlimited"
+        if self.workload.drive is not None:
+            return "host calibrated, drive by its datasheet"
+        return "host and drive calibrated"
+
+
+def predict(workload: Workload) -> Predicted:
+    """Predict the most accelerators that a storage feeds, with the range of the error.
+
+        workload = dlemu.load_workload("unet3d_h100", {"drive": "d7_ps1010", "drives": 4})
+        print(dlemu.predict(workload).num_accelerators)
+
+    The rates come from the keys drive and drives, or from predict.calibration, a file of `dlemu
+    calibrate`. No storage is read. Where output.folder is set, predict.json is written there.
 
     Raises:
-        WorkloadError: no drive is named, or the calibration does not fit.
+        WorkloadError: no drive is given, the calibration does not fit, or a number is not above 0.
+        RunError: predict.json cannot be written.
     """
     drive, calibration = known_rates(workload)
     if drive is None:
@@ -37,83 +125,18 @@ def predict_storage(workload: Workload) -> tuple[Prediction, str]:
             f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
             f"{ways} calibrate again with dataset.data_folder"
         )
-    prediction = predict(PredictionInput.of(workload, drive), calibration)
+    prediction = formula.predict(PredictionInput.of(workload, drive), calibration)
     if workload.output.folder is not None:
         fields = {"workload": workload.name, "drive": drive.name, "drives": workload.drives}
         with make(Path(workload.output.folder)) as folder:
             write_json(folder / "predict.json", fields | asdict(prediction))
-    return prediction, render_prediction(workload, drive, prediction)
-
-
-def render_prediction(workload: Workload, drive: Drive, prediction: Prediction) -> str:
-    """Return a prediction as text: number, band, AU, rate, limit, and what it rests on."""
-    p = prediction
-    mark = " (extrapolated)" if p.extrapolated else ""
-    running = max(1, p.num_accelerators)
-    lines = [
-        f"{workload.name} on {workload.drives} x {drive.name}, {_source(workload, p)}",
-        "",
-        f"{'':<25}{'predicted':>10}   range",
-        _most(workload, p) + mark,
-        f"{f'AU at {running} (%)':<25}{p.au_percentage:>10.2f}   "
-        f"{p.au_low:.2f} to {p.au_high:.2f}   (threshold {100 * workload.metric.au:g})",
-        f"{f'read at {running}':<25}{format_rate(p.read_bytes_per_second):>10}   "
-        f"{format_rate(p.read_low)} to {format_rate(p.read_high)}",
-        "",
-        f"limit: {p.limit}",
-    ]
-    if p.at_least:
-        lines.append(
-            "at least: what was measured was held back by something other than the storage, so "
-            "there may be more"
-        )
-    if p.published_figure is not None:
-        lines.append(_PUBLISHED[p.published_figure])
-    if p.extrapolated:
-        lines.append(
-            f"extrapolated: the barrier was never compared above {EXTRAPOLATED_ABOVE} accelerators"
-        )
-    if not p.calibrated and p.published_figure is None:
-        lines.append("dlemu calibrate measures the host, which is taken as unlimited here")
-    return "\n".join(lines)
-
-
-_PUBLISHED = {
-    "drive": "a figure published for this is the drive's: the host moves more",
-    "host": "a figure published for this is the host's, not the drive's: the drives give more than "
-    "DLIO moves with these cores",
-    "either": "a figure published for this may be the host's and not the drive's: DLIO may need "
-    "all of these cores",
-}
-
-
-def _source(workload: Workload, prediction: Prediction) -> str:
-    """Return what a prediction rests on."""
-    if prediction.published_figure is not None:
-        return f"drive by its datasheet, hosts of {workload.predict.host_cpus} cores that run DLIO"
-    if not prediction.calibrated:
-        return "from the datasheet alone, the host taken as unlimited"
-    if workload.drive is not None:
-        return "host calibrated, drive by its datasheet"
-    return "host and drive calibrated"
-
-
-def _most(workload: Workload, prediction: Prediction) -> str:
-    """Return the row of the most accelerators that pass, N* only where storage is the limit."""
-    p = prediction
-    band = f"{p.low} or more" if p.high is None else f"{p.low} to {p.high}"
-    if workload.predict.accelerators is not None:
-        most = f"{'at least ' if p.at_least else ''}{p.real_accelerators:.1f}"
-        return f"{'most that pass':<20}{most:>15}   {band}"
-    number = f"at least {p.num_accelerators}" if p.at_least else str(p.num_accelerators)
-    real = f"   (N* {p.real_accelerators:.1f})" if p.limit == "storage" else ""
-    return f"{'accelerators':<22}{number:>13}   {band}{real}"
+    return Predicted(**vars(prediction), workload=workload, drive=drive)
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
-    """Return the drive that a prediction is for, and the host's calibration; None: not given.
+    """Return the drive to predict for and the host's calibration; None: not given.
 
-    A drive that is named is another than the one that was calibrated, on the same host.
+    A drive that the user names is another one than was calibrated, on the same host.
 
     Raises:
         WorkloadError: the calibration does not fit.
@@ -128,7 +151,7 @@ def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
 
 
 def _calibration(workload: Workload) -> Calibration | None:
-    """Return the calibration of this very job, None where predict.calibration names no file."""
+    """Return the calibration of exactly this job; None: predict.calibration is not set."""
     if workload.predict.calibration is None:
         return None
     path = Path(workload.predict.calibration)

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 
 from dlemu.results import metrics
-from dlemu.sizing.search import Point, search
+from dlemu.sizing.search import Goal, Point, search
 
 CONFIRM = 5
 MOST = 4096
@@ -60,12 +60,5 @@ class Storage:
 
 def sized(storage: Storage, start: int, max_repeats: int = 0) -> int:
     """Return what `search` finds."""
-    found = search(
-        storage.measure,
-        threshold=storage.threshold,
-        max_accelerators=MOST,
-        start=start,
-        confirm=CONFIRM,
-        max_repeats=max_repeats,
-    )
-    return found.num_accelerators
+    goal = Goal(storage.threshold, MOST, start, CONFIRM, max_repeats)
+    return search(storage.measure, goal).num_accelerators

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen import FILE_TYPE, Manifest, Recipe, read_manifest
+from dlemu.datagen import Manifest, Recipe, read_manifest
+from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.results.metrics import measure

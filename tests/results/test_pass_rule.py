@@ -15,7 +15,7 @@ from dlemu.results.records import STEP
 from dlemu.results.several import describe_run, judge
 from dlemu.results.text import verdict_line
 from dlemu.sizing.formula import PredictionInput, predict
-from dlemu.sizing.search import Point, search
+from dlemu.sizing.search import Goal, Point, search
 from dlemu.workload.model import Workload, load_workload
 
 PACKAGE = Path(__file__).parents[2] / "dlemu"
@@ -54,9 +54,7 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     au = metrics.au_percentage
     found = search(
         lambda number: Point(number, au, 0.0, 0.0, "none"),
-        threshold=100 * workload.metric.au,
-        max_accelerators=1,
-        confirm=2,
+        Goal(100 * workload.metric.au, max_accelerators=1, confirm=2),
     )
     return {
         "run": outcome.passed,

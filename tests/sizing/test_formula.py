@@ -18,8 +18,8 @@ from dlemu.sizing.formula import (
     CalibrationFile,
     PredictionInput,
     PublishedHost,
-    calibrate,
     predict,
+    step_overhead,
 )
 from dlemu.workload.model import Drive, load_workload, read_yaml
 from tests.lab import events, published
@@ -247,16 +247,10 @@ def test_the_most_that_pass_pass_and_one_more_fails(
 
 
 def test_a_calibration_gives_its_own_runs_back() -> None:
-    figures = calibrate(
-        workload="unet3d_h100",
-        loader="pytorch",
-        odirect=True,
-        computation_time=0.323,
-        batch_bytes=UNET3D.batch_bytes,
-        one_au_percentage=98.5,
-        full_accelerators=10,
-        full_au_percentage=77.0,
-        jitter=0.001,
+    overhead = step_overhead(0.323, 98.5, jitter=0.001)
+    moved = 10 * 0.77 * UNET3D.demand
+    figures = HOST.model_copy(
+        update={"overhead": overhead, "jitter": 0.001, "host_read_bytes_per_second": moved}
     )
     ample = replace(UNET3D, num_drives=100)
 

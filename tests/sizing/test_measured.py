@@ -25,7 +25,7 @@ from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, read_steps
 from dlemu.sizing import plots
-from dlemu.sizing.answers import Sized, as_json, render_csv, render_sizing, render_table
+from dlemu.sizing.answers import Sized, as_json, render_csv, render_table
 from dlemu.sizing.measured import point_of, size_storage
 from dlemu.sizing.plots import plot_sizing, plot_table
 from dlemu.sizing.search import Point, Sizing
@@ -424,15 +424,21 @@ def example(**changes: object) -> Sized:
         limit="storage",
     )
     workload = load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/d1"})
-    sized = Sized(Target("d1", "/mnt/d1", 4), workload, sizing, 3.2e12)
-    return replace(sized, sizing=replace(sizing, **changes))  # type: ignore[arg-type]
+    sized = Sized(
+        **vars(sizing),
+        target=Target("d1", "/mnt/d1", 4),
+        workload=workload,
+        folder=Path("unused"),
+        dataset_bytes=3.2e12,
+    )
+    return replace(sized, **changes)  # type: ignore[arg-type]
 
 
 NO_REAL = {"real_accelerators": None, "interval": None}
 
 
 def test_an_answer_reads_as_it_should() -> None:
-    assert render_sizing(example()) == (
+    assert str(example()) == (
         "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
         "(N* 8.37, 95% interval 8.28 to 8.46)\n"
         "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31, 93.96%\n"
@@ -495,20 +501,20 @@ def test_an_answer_reads_as_it_should() -> None:
 def test_an_answer_says_what_it_is_an_answer_to(changes: dict[str, object], answer: str) -> None:
     sized = example(**changes)
 
-    text = render_sizing(sized)
+    text = str(sized)
 
     assert text.splitlines()[0] == f"d1: {answer}"
-    assert ("N*" in text) is (sized.sizing.real_accelerators is not None)
-    assert ("nothing failed" in text) is (sized.sizing.fewest_failed is None)
+    assert ("N*" in text) is (sized.real_accelerators is not None)
+    assert ("nothing failed" in text) is (sized.fewest_failed is None)
     told = json.loads(json.dumps(as_json([sized])))
-    assert told["fewest_failed"] == sized.sizing.fewest_failed
+    assert told["fewest_failed"] == sized.fewest_failed
     for key in ("num_accelerators", "at_least", "limit", "points", "real_accelerators", "interval"):
         assert key in told
     assert (told["interval"] is None) is (told["real_accelerators"] is None)
 
 
 def test_runs_that_disagree_give_no_real_number() -> None:
-    text = render_sizing(example(**NO_REAL))
+    text = str(example(**NO_REAL))
 
     assert text.splitlines()[0] == "d1: 8 unet3d_h100 accelerators at AU 90.00% or more"
     assert "no N*: the runs do not agree on where AU meets the threshold" in text

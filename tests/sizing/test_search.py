@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
-from dlemu.sizing.search import Event, Point, Sizing, _History, search
+from dlemu.sizing.search import Event, Goal, Point, Sizing, _History, search
 from tests.lab.noisy_storage import Storage, sized
 
 Measure = Callable[[int], Point]
@@ -28,7 +28,7 @@ def storage_of(feeds: float, *, ceiling: float = 98.0, limit: str = "storage") -
 
 
 def size(measure: Measure, *, start: int = 1, most: int = 512, confirm: int = 5) -> Sizing:
-    return search(measure, threshold=90, max_accelerators=most, start=start, confirm=confirm)
+    return search(measure, Goal(90, most, start=start, confirm=confirm))
 
 
 def tried(sizing: Sizing) -> list[int]:
@@ -38,14 +38,8 @@ def tried(sizing: Sizing) -> list[int]:
 def test_a_search_tells_each_step_and_what_comes_next() -> None:
     events: list[Event] = []
 
-    sizing = search(
-        storage_of(8.4),
-        threshold=90,
-        max_accelerators=512,
-        start=6,
-        confirm=2,
-        on_event=events.append,
-    )
+    goal = Goal(90, 512, start=6, confirm=2)
+    sizing = search(storage_of(8.4), goal, on_event=events.append)
 
     assert [(e.point.num_accelerators if e.point else None, e.next, e.reason) for e in events] == [
         (None, 6, "start"),
@@ -283,9 +277,7 @@ def test_utilisation_that_never_passes_is_seen_soon() -> None:
 def test_a_low_ceiling_is_not_taken_for_saturation() -> None:
     sizing = search(
         lambda number: Point(number, min(84.0, 70 * 40.5 / number), 0, 0, "storage"),
-        threshold=70,
-        max_accelerators=512,
-        start=10,
+        Goal(70, 512, start=10),
     )
 
     assert sizing.num_accelerators == 40
@@ -306,7 +298,7 @@ def test_an_interrupted_search_goes_on_as_if_nothing_happened(seed: int) -> None
             assert isinstance(point, Point) and point.num_accelerators == number
             return point
 
-        resumed = search(measure, threshold=90, max_accelerators=512, known=whole.points[:done])
+        resumed = search(measure, Goal(90, 512), known=whole.points[:done])
         assert resumed == whole
 
 
@@ -318,7 +310,7 @@ def test_any_storage_however_odd_ends_the_search(
     def measure(number: int) -> Point:
         return Point(number, data.draw(st.floats(0, 100)), 0.0, 0.0, None)
 
-    sizing = search(measure, threshold=90, max_accelerators=40, start=start, max_repeats=repeats)
+    sizing = search(measure, Goal(90, 40, start=start, max_repeats=repeats))
 
     assert 0 <= sizing.num_accelerators <= 40
     assert all(point.au_percentage >= 90 for point in sizing.confirmations)
@@ -371,7 +363,7 @@ def test_the_interval_is_that_of_the_runs_noise() -> None:
 
     def half(num_runs: int) -> float:
         runs = [replace(point) for _ in range(num_runs)]
-        history = _History(runs, 90.0, 512, 0, None)
+        history = _History(runs, Goal(90.0, 512))
         real, interval = history._real(0)
         assert real == pytest.approx(8.4) and interval is not None
         assert history.sd == pytest.approx(0.3 * math.sqrt(2 / (num_runs + 1)))
@@ -385,7 +377,7 @@ def test_the_interval_is_that_of_the_runs_noise() -> None:
 
 def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
     """0.3 points of AU 90 are one accelerator of 300: nearer ones would be told apart by chance."""
-    history = _History([], 90.0, 512, 0, None)
+    history = _History([], Goal(90.0, 512))
     assert [history._resolution(number) for number in (1, 300, 600, 3000)] == [1, 1, 2, 10]
 
 
@@ -433,5 +425,5 @@ def test_a_search_that_cannot_be_gets_one_line(
     threshold: float, start: int, most: int, message: str
 ) -> None:
     with pytest.raises(WorkloadError) as error:
-        search(storage_of(3), threshold=threshold, max_accelerators=most, start=start)
+        search(storage_of(3), Goal(threshold, most, start=start))
     assert str(error.value) == message
