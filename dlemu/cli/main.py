@@ -146,7 +146,8 @@ class Command:
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
         """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
-        from dlemu.workload.compose import compose, known_workloads
+        from dlemu.workload.compose import compose_words, known_workloads
+        from dlemu.workload.model import check_workload
 
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options))
@@ -163,7 +164,8 @@ class Command:
             if parsed.options.get("--cfg", "job") != "job":
                 raise WorkloadError(f"--cfg must be job, got {parsed.options['--cfg']!r}")
             folder = parsed.options.get("--config-dir")
-            workload = compose(parsed.overrides, None if folder is None else Path(folder))
+            tree = compose_words(parsed.overrides, None if folder is None else Path(folder))
+            workload = check_workload(tree)
         except DlemuError as error:
             complain(str(error))
             return None

@@ -22,7 +22,8 @@ from dlemu.sizing.formula import (
     calibrate,
     predict,
 )
-from dlemu.workload.model import Drive, load_workload, read_yaml
+from dlemu.workload.model import Drive, load_workload
+from dlemu.workload.yaml_file import read_yaml
 
 UNET3D = PredictionInput(
     computation_time=0.323,
