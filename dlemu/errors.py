@@ -1,8 +1,17 @@
 """What a user is shown in one line: the cause, the value, the bound, the remedy."""
 
+import difflib
+from collections.abc import Iterable, Mapping
+
 
 class DlemuError(Exception):
     """Something that users can mend; `str(error)` is the whole line that the terminal shows."""
+
+    def __init__(self, problem: object = "", *, remedy: str = "") -> None:
+        """Make the line "problem; remedy"; both are kept as attributes as well."""
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.problem = str(problem)
+        self.remedy = remedy
 
 
 class WorkloadError(DlemuError):
@@ -15,6 +24,10 @@ class DatasetError(DlemuError):
 
 class RunError(DlemuError):
     """A run could not go on: a worker or rank died, a read stalled, the disk is full."""
+
+
+class LostRankError(RunError):
+    """A rank ended without an error of its own; the line names that rank."""
 
 
 DAMAGE = (
@@ -39,3 +52,14 @@ def in_short(error: BaseException) -> str:
         if isinstance(error, KeyError)
         else (text[:120] or type(error).__name__)
     )
+
+
+def did_you_mean(
+    word: str, known: Iterable[str], *, cutoff: float = 0.6, full: Mapping[str, str] | None = None
+) -> str:
+    """Return "; did you mean NAME?" with the known name nearest to a word, or "" if none is near.
+
+    `cutoff` is difflib's: 1 means equal. `full` gives what is shown for a name.
+    """
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return f"; did you mean {(full or {}).get(near[0], near[0])}?" if near else ""

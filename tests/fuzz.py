@@ -50,8 +50,8 @@ from dlemu.results.records import JsonLines, dump_workload
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
-from dlemu.workload import compose as composing
-from dlemu.workload.model import FormatName, load_workload
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import FormatName, check_workload, load_workload
 from dlemu.world import links
 from dlemu.world.world import Alone
 from tests.formats.test_fuzz import check, damaged, files_of
@@ -303,8 +303,9 @@ def _read_workload(folder: Path, data: bytes) -> None:
     path = folder / "w.yaml"
     path.write_bytes(data)
     # Hydra takes ten times as long.
-    workload = composing.compose([f"workload={path}"]) if len(data) % 10 == 0 else None
-    workload = load_workload(path) if workload is None else workload
+    words = [f"workload={path}"]
+    is_typed = len(data) % 10 == 0
+    workload = check_workload(compose_words(words)) if is_typed else load_workload(path)
     dump_workload(workload)
     if workload.dataset.num_files_train != "auto":
         layout_of(workload)
@@ -344,7 +345,7 @@ def _damaged_words(seed: str, randomly: Randomly) -> list[str]:
 
 
 def _override(folder: Path, words: list[str]) -> None:
-    workload = composing.compose(["workload=unet3d_h100", *words])
+    workload = check_workload(compose_words(["workload=unet3d_h100", *words]))
     dump_workload(workload)
 
 

@@ -30,12 +30,12 @@ MAY_IMPORT = {
     "training": "datagen dataset gpu loaders results workload world",
     "sizing": "datagen dataset host loaders results run storage workload world",
     "paths": "gpu results storage",
-    "cli": "datagen dataset gpu host results run sizing workload world",
+    "cli": "datagen dataset gpu host paths results run sizing workload world",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 
-SPEAKERS = {"cli", "run", "sizing", "paths", "ending", "__main__"}
+SPEAKERS = {"cli", "run", "sizing", "ending", "__main__"}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "cupy"}
@@ -48,7 +48,7 @@ MAY_NEED = {
 }
 """Modules that are imported on demand, and what they may import as they are."""
 
-INTERFACE = {"hydra": {"workload.compose", "cli.main"}, "rich": {"cli.doctor", "cli.progress"}}
+INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.doctor", "cli.progress"}}
 """Libraries of the command line, and the modules that know them."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.cli.words import is_key_value
 from dlemu.errors import RunError, WorkloadError
-from dlemu.terminal import is_key_value, refuse_tilde, shown, shown_line
+from dlemu.terminal import shown, shown_line
 from dlemu.workload.commands import command
+from dlemu.workload.compose import refuse_tilde
 from dlemu.workload.model import load_workload
 from tests.lab.commands import QUICK, SMALL
 from tests.test_layers import MODULES, ROOT

@@ -15,13 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from dlemu.cli.words import parse
 from dlemu.clock import WallClock, timer_error
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.terminal import is_key_value, say, shown, shown_line
+from dlemu.terminal import shown, shown_line
 from dlemu.units import format_bytes, format_seconds
 
 HELP = """\
@@ -65,10 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     from rich.table import Column, Table
     from rich.text import Text
 
-    if "--help" in arguments:
-        say(HELP.rstrip())
-        return 0
-    folder, loader, gds_wanted = parse(arguments)
+    folder, loader, gds_wanted = _parse(arguments)
     checks = list(examine(folder))
     table = Table("check", "state", Column("found", overflow="fold"))
     for check in checks:
@@ -90,20 +88,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
+def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the folder, the loader and reader.gds that arguments name."""
     chosen = {key: values[0] for key, values in _CHOICES.items()}
-    folder = Path()
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if not is_key_value(argument):
-            folder = Path(argument)
-        elif key not in _CHOICES:
+    words = parse(arguments)
+    for key, value in words.values.items():
+        if key not in _CHOICES:
             raise WorkloadError(f"unknown key {key}; dlemu doctor takes {', '.join(_CHOICES)}")
-        elif value not in _CHOICES[key]:
+        if value not in _CHOICES[key]:
             raise WorkloadError(f"{key} must be one of {', '.join(_CHOICES[key])}, got {value}")
-        else:
-            chosen[key] = value
+        chosen[key] = value
+    folder = Path(words.others[-1]) if words.others else Path()
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
     return folder, chosen["reader.data_loader"], chosen["reader.gds"]
@@ -242,8 +237,8 @@ def _gpu() -> Iterator[Check]:
         count = cuda.num_gpus()
         major, minor = cuda.driver_version()
     except RunError as error:
-        found, _, remedy = str(error).removeprefix("no GPU: ").partition("; ")
-        yield Check("GPU", "missing", found, remedy or "see nvidia-smi")
+        found = error.problem.removeprefix("no GPU: ")
+        yield Check("GPU", "missing", found, error.remedy or "see nvidia-smi")
         return
     yield Check("GPU", "ok", f"{count}, its driver serves CUDA {major}.{minor}")
 
@@ -278,8 +273,7 @@ def _cufile(folder: Path) -> Iterator[Check]:
     found = gds.availability(folder)
     if not found.usable:
         for reason in found.reasons:
-            problem, _, remedy = reason.partition("; ")
-            yield Check("cuFile", "missing", problem, remedy)
+            yield Check("cuFile", "missing", reason.problem, reason.remedy)
     elif found.mode == "compat":
         yield Check(
             "cuFile",

@@ -1,18 +1,20 @@
 """The command line: reads the words, calls what does the work, prints. Errors are one line."""
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dlemu.cli.words import Words, parse
 from dlemu.ending import Interrupts
-from dlemu.errors import DlemuError, WorkloadError
-from dlemu.terminal import complain, is_key_value, open_streams, refuse_tilde, say, shown_line
+from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
+from dlemu.terminal import complain, open_streams, say, shown_line
 from dlemu.units import counted
+from dlemu.workload.compose import compose_words, known_workloads
 from dlemu.world.mpi import make_world
 from dlemu.world.world import PeerError, World
 
@@ -45,49 +47,48 @@ Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold.""
 def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
     with Interrupts() as interrupts:
-        return _answered(arguments, interrupts)
-
-
-def _answered(arguments: Sequence[str], interrupts: Interrupts) -> int:
-    world: World | None = None
-    open_streams()
-    try:
-        text = _answer(arguments)
-        if text is not None:
-            say(text)
-            status = 0
-        else:
+        open_streams()
+        world: World | None = None
+        try:
+            text = _answer(arguments)
+            if text is not None:
+                say(text)
+                return _flushed(0)
             with make_world() as world:
                 interrupts.speaks = world.rank == 0
                 status = _run_command(arguments[0], arguments[1:], world)
-        sys.stdout.flush()
-        return status
-    except PeerError:
-        return 1  # the rank that failed has said why
-    except DlemuError as error:
-        complain(f"{_place(world, error)}{error}")
-        return 1
-    except KeyboardInterrupt:
-        return interrupts.say()
-    except BrokenPipeError:
-        # What reads our output has ended; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
+            return _flushed(status)
+        except PeerError:
+            return 1  # the rank that failed has said why
+        except KeyboardInterrupt:
+            return interrupts.say()
+        except BrokenPipeError:
+            # What reads our output has ended; there is nobody to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except (DlemuError, OSError, MemoryError, RecursionError) as error:
+            complain(_line(error, world))
+            return 1
+
+
+def _flushed(status: int) -> int:
+    sys.stdout.flush()
+    return status
+
+
+def _line(error: Exception, world: World | None) -> str:
+    """Return what is shown of an error. Of several ranks, the one that met it is named."""
+    if isinstance(error, DlemuError):
+        # All ranks meet a wrong workload alike; a lost rank is named already.
+        is_of_rank = not isinstance(error, WorkloadError | LostRankError)
+        if world is None or world.num_ranks == 1 or not is_of_rank:
+            return str(error)
+        return f"rank {world.rank} on host {world.host}: {error}"
+    if isinstance(error, OSError):
         where = "" if error.filename is None else f"{error.filename}: "
-        complain(f"{where}{error.strerror or error}")
-        return 1
-    except (MemoryError, RecursionError) as error:
-        why = str(error) or "this host has not enough memory for that"
-        complain(f"{type(error).__name__}: {why}")
-        return 1
-
-
-def _place(world: World | None, error: DlemuError) -> str:
-    """Return "rank 1 on host a: " for what one rank of several has met, and not all alike."""
-    if world is None or world.num_ranks == 1 or isinstance(error, WorkloadError):
-        return ""
-    return "" if str(error).startswith("rank") else f"rank {world.rank} on host {world.host}: "
+        return f"{where}{error.strerror or error}"
+    why = str(error) or "this host has not enough memory for that"
+    return f"{type(error).__name__}: {why}"
 
 
 def _answer(arguments: Sequence[str]) -> str | None:
@@ -95,23 +96,39 @@ def _answer(arguments: Sequence[str]) -> str | None:
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         return _usage()
     if arguments[0] == "--version":
-        from importlib.metadata import version
-
         return f"dlemu {version('dlemu')}"
-    command, *words = arguments
-    if command in _COMMANDS and ("--help" in words or "-h" in words):
-        return _COMMANDS[command].help()
+    name, *words = arguments
+    if name in _COMMANDS and ("--help" in words or "-h" in words):
+        return _COMMANDS[name].help(name)
     return None
 
 
-@dataclass(frozen=True)
-class Words:
-    """What stood on the command line behind the command."""
+def _usage() -> str:
+    return USAGE.format(workloads=", ".join(known_workloads()))
 
-    overrides: list[str] = field(default_factory=list)
-    options: dict[str, str] = field(default_factory=dict)
-    """Values of the options that were given, "" for those that have none."""
-    others: list[str] = field(default_factory=list)
+
+def _run_command(name: str, words: Sequence[str], world: World) -> int:
+    if name in _COMMANDS:
+        return _COMMANDS[name](words, world)
+    if world.rank == 0:
+        hint = did_you_mean(name, _COMMANDS)
+        complain(f"unknown command {name}{hint} (dlemu --help lists them)")
+    return 1
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone."""
+
+    module: str
+
+    def help(self, name: str) -> str:
+        """Return its usage."""
+        return str(import_module(self.module).HELP).rstrip()
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        return int(import_module(self.module).main(words)) if world.rank == 0 else 0
 
 
 @dataclass(frozen=True)
@@ -125,9 +142,8 @@ class Command:
     takes_folder: bool = False
     """Whether a data folder may stand in the place of a workload, which is None then."""
 
-    def help(self) -> str:
+    def help(self, name: str) -> str:
         """Return what it does, in a line, and the usage of all."""
-        name = next(name for name, command in _COMMANDS.items() if command is self)
         return f"dlemu {name}: {self.function.__doc__}\n\n{_usage()}"
 
     def __call__(self, words: Sequence[str], world: World) -> int:
@@ -146,109 +162,43 @@ class Command:
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
         """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
-        from dlemu.workload.compose import compose, known_workloads
-
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.options))
+            parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
             if self.takes_folder and (parsed.others or not parsed.overrides):
                 if len(parsed.others) != 1 or parsed.overrides:
                     raise WorkloadError(
                         "one data folder is needed, and no key: dlemu verify FOLDER"
                     )
                 return None, parsed
-            if parsed.others:
-                word = parsed.others[0]
-                wanted = f"workload={word}" if word in known_workloads() else "key=value"
-                raise WorkloadError(f"{word!r} is no override; write {wanted}")
-            if parsed.options.get("--cfg", "job") != "job":
-                raise WorkloadError(f"--cfg must be job, got {parsed.options['--cfg']!r}")
-            folder = parsed.options.get("--config-dir")
-            workload = compose(parsed.overrides, None if folder is None else Path(folder))
+            workload = self._workload(parsed, world)
         except DlemuError as error:
             complain(str(error))
             return None
-        if self.reads:
-            from dlemu.workload.idle import idle_keys
-
-            idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
-            workload = workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
         if workload.ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(workload.ignored)}")
         return workload, parsed
 
+    def _workload(self, words: Words, world: World) -> Any:
+        from dlemu.workload.idle import idle_keys
+        from dlemu.workload.model import check_workload
 
-@dataclass(frozen=True)
-class Tool:
-    """A command without a workload: rank 0 alone calls `function` with the words behind it."""
-
-    function: Callable[[Sequence[str]], int]
-    help: Callable[[], str]
-
-    def __call__(self, words: Sequence[str], world: World) -> int:
-        """Return the exit status."""
-        return self.function(words) if world.rank == 0 else 0
-
-
-def _tool(module: str) -> Tool:
-    """Return the command that a module of its own is, imported when asked for."""
-    return Tool(
-        lambda words: int(import_module(module).main(list(words))),
-        lambda: str(import_module(module).HELP).rstrip(),
-    )
+        if words.others:
+            word = words.others[0]
+            wanted = f"workload={word}" if word in known_workloads() else "key=value"
+            raise WorkloadError(f"{word!r} is no override; write {wanted}")
+        if words.options.get("--cfg", "job") != "job":
+            raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
+        folder = words.options.get("--config-dir")
+        tree = compose_words(words.overrides, None if folder is None else Path(folder))
+        workload = check_workload(tree)
+        if not self.reads:
+            return workload
+        idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
+        return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
 
-_VALUED = ("--config-dir", "--cfg", "--html")
-_SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
-
-
-def parse(words: Sequence[str], options: Sequence[str]) -> Words:
-    """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
-
-    Raises:
-        WorkloadError: an option is not one of these, or has no value.
-    """
-    parsed = Words()
-    left = iter(words)
-    for word in left:
-        if word == "--":
-            parsed.others.extend(left)
-            break
-        option, is_set, value = word.partition("=")
-        option = _SHORT.get(option, option)
-        if option in options:
-            if option in _VALUED and not is_set:
-                value = next(left, "")
-            refuse_tilde(option, value if is_set else "")
-            if bool(value) != (option in _VALUED):
-                raise WorkloadError(
-                    f"{option} needs a value" if option in _VALUED else f"{option} has no value"
-                )
-            parsed.options[option] = value
-        elif word.startswith("-"):
-            near = difflib.get_close_matches(option, options, n=1)
-            hint = f"; did you mean {near[0]}?" if near else " (dlemu --help lists them)"
-            raise WorkloadError(f"unknown option {word}{hint}")
-        elif is_key_value(word) or word.startswith("~"):
-            parsed.overrides.append(word)
-        else:
-            parsed.others.append(word)
-    return parsed
-
-
-def _run_command(name: str, words: Sequence[str], world: World) -> int:
-    if name in _COMMANDS:
-        return _COMMANDS[name](words, world)
-    if world.rank == 0:
-        near = difflib.get_close_matches(name, _COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        complain(f"unknown command {name}{hint} (dlemu --help lists them)")
-    return 1
-
-
-def _usage() -> str:
-    from dlemu.workload.compose import known_workloads
-
-    return USAGE.format(workloads=", ".join(known_workloads()))
+# --- the commands ---------------------------------------------------------------------------------
+# Their docstrings are shown by `dlemu COMMAND --help`.
 
 
 def _datasize(workload: Any, world: World, words: Words) -> int:
@@ -358,32 +308,6 @@ def _calibrate(workload: Any, world: World, words: Words) -> int:
     return calibrate_host(workload, world, say)
 
 
-_REPORT_HELP = """\
-dlemu report FOLDER... [key=value ...] [--html FILE] [--json]
-
-Shows runs again, computed anew from their stored steps; metric.edition=v2.0 applies the other
-definition to them. Folders of several runs (runs=5, division=closed) show the table too.
-
-  --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
-  --json        what summary.json would say, as one JSON object a folder"""
-
-
-def _report(words: Sequence[str]) -> int:
-    from dlemu.cli.report import report_folders
-
-    parsed = parse(words, ("--html", "--json"))
-    folders = parsed.others + [word for word in parsed.overrides if not is_key_value(word)]
-    if not folders:
-        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
-    page = parsed.options.get("--html")
-    return report_folders(
-        [Path(folder) for folder in folders],
-        [word for word in parsed.overrides if is_key_value(word)],
-        html=None if page is None else Path(page),
-        as_json="--json" in parsed.options,
-    )
-
-
 _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command(_datasize),
     "datagen": Command(_datagen),
@@ -392,7 +316,7 @@ _COMMANDS: dict[str, Command | Tool] = {
     "size": Command(_size, reads="size"),
     "predict": Command(_predict),
     "calibrate": Command(_calibrate),
-    "report": Tool(_report, lambda: _REPORT_HELP),
-    "paths": _tool("dlemu.paths.report"),
-    "doctor": _tool("dlemu.cli.doctor"),
+    "report": Tool("dlemu.cli.report"),
+    "paths": Tool("dlemu.cli.paths"),
+    "doctor": Tool("dlemu.cli.doctor"),
 }

@@ -8,28 +8,52 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.results.records import SUMMARY, plain
 from dlemu.results.stored import Stored, read_folder
 from dlemu.terminal import complain, say, shown_line
 
+HELP = """\
+dlemu report FOLDER... [key=value ...] [--html FILE] [--json]
+
+Shows runs again, computed anew from their stored steps; metric.edition=v2.0 applies the other
+definition to them. Folders of several runs (runs=5, division=closed) show the table too.
+
+  --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
+  --json        what summary.json would say, as one JSON object a folder
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu report` with its arguments; return the exit status.
+
+    Raises:
+        WorkloadError: an argument is wrong, or the page cannot be written.
+    """
+    words = parse(arguments, ("--html", "--json"))
+    if not words.others:
+        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
+    page = words.options.get("--html")
+    return report_folders(
+        list(map(Path, words.others)),
+        {key: _metric_value(key, text) for key, text in words.values.items()},
+        html=None if page is None else Path(page),
+        as_json="--json" in words.options,
+    )
+
 
 def report_folders(
-    folders: Sequence[Path],
-    overrides: Sequence[str] = (),
-    *,
-    html: Path | None = None,
-    as_json: bool = False,
+    folders: Sequence[Path], keys: Mapping[str, object], *, html: Path | None, as_json: bool
 ) -> int:
     """Print the report of each folder; return the exit status of the worst.
 
-    `overrides` such as "metric.edition=v2.0" apply another definition to the same records. `html`
-    names a page to be written beside.
+    `keys` such as metric.edition apply another definition to the same records. `html` is the file
+    of a page that is written as well.
 
     Raises:
-        WorkloadError: an override is none of metric's keys, or the page cannot be written.
+        WorkloadError: the page cannot be written.
     """
-    keys = dict(_key_value(override) for override in overrides)
     statuses: set[int] = set()
     stored: list[Stored] = []
     for folder in folders:
@@ -64,11 +88,7 @@ def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[S
 
 @contextmanager
 def _sound(folder: Path) -> Iterator[None]:
-    """Say of a folder whose files hold something else than a run leaves that they are damaged.
-
-    Raises:
-        RunError: a value is missing, of another type or out of all bounds.
-    """
+    """Raise RunError where a file of the folder lacks a value, or holds one of a wrong type."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -78,16 +98,15 @@ def _sound(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _key_value(override: str) -> tuple[str, object]:
-    key, _, value = override.partition("=")
+def _metric_value(key: str, text: str) -> object:
     if not key.startswith("metric."):
         raise WorkloadError(
             f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
         )
     try:
-        return key, yaml.safe_load(value)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise WorkloadError(f"override {override} cannot be parsed; write key=value") from None
+        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
 
 
 def _write_page(path: Path, stored: Sequence[Stored]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dlemu.errors import RunError
 from dlemu.host.devices import read_text
 
 Gds = Literal["require", "prefer"]
@@ -99,8 +100,13 @@ class Availability:
     usable: bool
     mode: str | None
     """The path to expect: p2pdma, nvidia-fs or compat. What was taken, only the counters tell."""
-    reasons: tuple[str, ...]
-    """What is in the way, a line each with its remedy."""
+    reasons: tuple[RunError, ...]
+    """What is in the way, each with its remedy where there is one."""
+
+    @property
+    def why(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(map(str, self.reasons))
 
 
 def _mount_type(device: str, root: Path) -> str | None:
@@ -112,13 +118,14 @@ def _mount_type(device: str, root: Path) -> str | None:
     return None
 
 
-def _folder_reasons(folder: Path, root: Path) -> list[str]:
+def _folder_reasons(folder: Path, root: Path) -> list[RunError]:
     """Return why cuFile will not register files of the folder."""
     number = os.stat(folder).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     file_system = _mount_type(device, root) or "unknown"
     if file_system in ("tmpfs", "ramfs", "overlay"):
-        return [f"{folder} is on {file_system}, which cuFile never reads; use a folder on a drive"]
+        problem = f"{folder} is on {file_system}, which cuFile never reads"
+        return [RunError(problem, remedy="use a folder on a drive")]
     if os.major(number) == 0:
         return []  # A network file system has no block device; its own driver answers for it.
     entry = root / f"run/udev/data/b{device}"
@@ -127,9 +134,11 @@ def _folder_reasons(folder: Path, root: Path) -> list[str]:
     lines = "I:1000000\\nE:ID_FS_USAGE=filesystem\\n"
     lines += f"E:ID_FS_TYPE={file_system}\\nE:ID_FS_VERSION=1.0\\nV:1\\n"
     return [
-        f"udev does not know {folder}'s block device: {entry} is missing; in a container mount "
-        f"/run/udev (-v /run/udev:/run/udev:ro), or as root: "
-        f"mkdir -p {entry.parent} && printf '{lines}' > {entry}"
+        RunError(
+            f"udev does not know {folder}'s block device: {entry} is missing",
+            remedy="in a container mount /run/udev (-v /run/udev:/run/udev:ro), or as root: "
+            f"mkdir -p {entry.parent} && printf '{lines}' > {entry}",
+        )
     ]
 
 
@@ -203,16 +212,19 @@ def availability(
     reasons = []
     library = find_library()
     if library is None:
-        reasons.append(f"libcufile.so.0 was not found; {INSTALL}")
+        reasons.append(RunError("libcufile.so.0 was not found", remedy=INSTALL))
     if not (root / "proc/modules").exists():
         reasons.append(
-            "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for "
-            "ever; run on a host whose kernel has CONFIG_MODULES"
+            RunError(
+                "/proc/modules is missing (a kernel without modules), and cuFile would wait for it "
+                "for ever",
+                remedy="run on a host whose kernel has CONFIG_MODULES",
+            )
         )
     reasons += _folder_reasons(Path(folder), root)
     if library is None or reasons:
         return Availability(False, None, tuple(reasons))
     problem = probe(library, gds)
     if problem is not None:
-        return Availability(False, None, (problem,))
+        return Availability(False, None, (RunError(problem),))
     return Availability(True, expected_mode(Path(folder), library_version(library), root), ())

@@ -47,7 +47,8 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise RunError(
-            f"no GPU: {error}; install NVIDIA's driver, or start the container with --gpus all"
+            f"no GPU: {error}",
+            remedy="install NVIDIA's driver, or start the container with --gpus all",
         ) from None
     for name, arguments in _FUNCTIONS.items():
         getattr(library, name).argtypes = arguments

@@ -152,7 +152,7 @@ class Driver:
     def __init__(self, folder: str | Path, gds: Gds = "prefer") -> None:
         found = availability(folder, gds=gds)
         if not found.usable:
-            raise RunError(f"cuFile cannot read {folder}: {'; '.join(found.reasons)}")
+            raise RunError(f"cuFile cannot read {folder}: {found.why}")
         path = find_library()
         assert path is not None, "availability has just found it"
         self.gds = gds

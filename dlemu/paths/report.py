@@ -1,119 +1,19 @@
-"""`dlemu paths` on the command line: arguments, and results as table, CSV, JSON and plot."""
+"""Cells as table, CSV, JSON and plot."""
 
 import csv
-import difflib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
-from dlemu.errors import WorkloadError
-from dlemu.paths.blocks import DATA_PATHS, PATTERNS
-from dlemu.paths.sweep import Cell, PathsPlan, run_paths
+from dlemu.paths.blocks import DATA_PATHS
+from dlemu.paths.sweep import Cell
 from dlemu.results.records import write_text
-from dlemu.terminal import is_key_value, refuse_tilde, say
-from dlemu.units import parse_bytes
-
-HELP = """\
-dlemu paths FOLDER [key=value ...]
-
-Measure the data paths of a folder side by side: page cache, O_DIRECT, O_DIRECT with a copy to the
-GPU, and cuFile (GPUDirect Storage). Writes files named dlemu_paths.<n> into the folder and removes
-them. The same command goes on where it was interrupted.
-
-  target=/mnt/d1,/mnt/d2   folders, instead of FOLDER
-  seconds=45               of each measurement
-  io_sizes=4KiB,1MiB       4, 16, 64, 128, 512, 1024, 4096 KiB
-  workers=8,32             8
-  patterns=seq_read,...    seq_read,random_read; also {seq,random}_write and, half each, _mix
-  paths=host_direct,...    all that work here, of host_buffered, host_direct,
-                           host_direct_gpu_copy, cufile
-  file_size=2GiB           of each worker's file; less where space is short
-  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg
-"""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu paths` with its arguments; return the exit status.
-
-    Raises:
-        WorkloadError: an argument is wrong.
-        RunError: a path does not work, space is short, or a worker failed.
-    """
-    if "--help" in arguments:
-        say(HELP.rstrip())
-        return 0
-    plan = parse_plan(arguments)
-    cells = run_paths(plan, say)
-    say(f"\n{render_table(cells)}")
-    write_report(cells, plan.output)
-    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
-    return 0
-
-
-def parse_plan(arguments: Sequence[str]) -> PathsPlan:
-    """Return the plan that command-line arguments mean.
-
-    Raises:
-        WorkloadError: a key is unknown, or a value is none of its kind.
-    """
-    values: dict[str, Any] = {}
-    for argument in arguments:
-        if not is_key_value(argument):
-            values["targets"] = (Path(argument),)
-            continue
-        key, _, text = argument.partition("=")
-        if key not in _PARSERS:
-            close = difflib.get_close_matches(key, _PARSERS, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; there is {', '.join(_PARSERS)}"
-            raise WorkloadError(f"unknown key {key}{hint}")
-        name, parse = _PARSERS[key]
-        try:
-            values[name] = parse(text)
-        except ValueError as error:
-            raise WorkloadError(f"{key}={text}: {error}") from None
-    if "targets" not in values:
-        raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return PathsPlan(**values)
-
-
-def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    return lambda text: tuple(parse(item) for item in text.split(",") if item)
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text} is none of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _path_of(key: str) -> Callable[[str], Path]:
-    def parse(text: str) -> Path:
-        refuse_tilde(key, text)
-        return Path(text)
-
-    return parse
-
-
-_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "target": ("targets", _list_of(_path_of("target"))),
-    "output": ("output", _path_of("output")),
-    "seconds": ("seconds", float),
-    "io_sizes": ("io_sizes", _list_of(parse_bytes)),
-    "workers": ("workers", _list_of(int)),
-    "patterns": ("patterns", _list_of(_one_of(PATTERNS))),
-    "paths": ("paths", _list_of(_one_of(DATA_PATHS))),
-    "file_size": ("file_size", parse_bytes),
-}
-
-
-def write_report(cells: Sequence[Cell], folder: Path) -> None:
-    """Write the results in all forms; the plot only where matplotlib is installed.
+def write_report(cells: Sequence[Cell], folder: Path) -> bool:
+    """Write the results in all forms; return False if the plot is left out for want of matplotlib.
 
     Raises:
         RunError: the disk is full or read-only.
@@ -124,7 +24,8 @@ def write_report(cells: Sequence[Cell], folder: Path) -> None:
     try:
         render_plot(cells, folder / "paths")
     except ModuleNotFoundError:
-        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        return False
+    return True
 
 
 def path_name(path: str, modes: set[str]) -> str:

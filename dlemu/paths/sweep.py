@@ -226,7 +226,7 @@ def path_problem(path: DataPath, target: Path) -> str | None:
     """Return why a path cannot be measured in a folder, None if it can."""
     if path == "cufile":
         found = availability(target)
-        return None if found.usable else "; ".join(found.reasons)
+        return None if found.usable else found.why
     if path != "host_buffered" and not _opens_direct(target):
         return "its file system does not open files with O_DIRECT"
     if path == "host_direct_gpu_copy":

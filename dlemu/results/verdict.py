@@ -14,7 +14,7 @@ import numpy as np
 from dlemu.results.losses import Losses, told
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
-from dlemu.workload.sections import Reader
+from dlemu.workload.sections import ReaderSection
 
 LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
 
@@ -100,7 +100,7 @@ class Evidence:
     worker_seconds: float
     """Of all workers, from the epochs' starts to their ends."""
     page_cache_share: float | None
-    reader: Reader
+    reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
 

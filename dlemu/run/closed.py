@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from dlemu.dataset.rule import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
 from dlemu.errors import WorkloadError
-from dlemu.workload.idle import leaves
-from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.model import Workload, leaves, load_workload
 
 # MLPerf Storage v1.0 rules, "closed division"; v2.0 adds reader.odirect for unet3d.
 _CLOSED = {

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
-from dlemu.workload.model import PATH_KEYS, Workload, load_workload
+from dlemu.workload.compose import PATH_KEYS
+from dlemu.workload.model import Workload, load_workload
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
 _NO_TEXT = ("null", "true", "false", "nan", "inf")

@@ -1,40 +1,68 @@
-"""Overrides and a workload's file to a checked workload; only this knows Hydra."""
+"""A workload's name or file, and overrides, to a tree of keys. Only this knows Hydra.
 
-import difflib
-from collections.abc import Sequence
+The command line's overrides are words in Hydra's grammar; the library's are Python values. Hydra is
+imported for the first, and for files that only it can read: with `defaults`, or `${...}`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlemu.errors import WorkloadError
-from dlemu.terminal import refuse_tilde
-from dlemu.workload.model import PATH_KEYS, Workload, check_workload, read_yaml
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.workload.yaml_file import read_yaml
 
-_CONFIGS = Path(__file__).parents[1] / "workloads" / "workload"
+CONFIGS = Path(__file__).parents[1] / "workloads"
+
+PATH_KEYS = frozenset(
+    {"dataset.data_folder", "storage.storage_root", "output.folder", "predict.calibration"}
+)
+"""Keys whose value is one path: on the command line it is taken as it stands."""
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Workload:
-    """Return the workload that Hydra composes from "workload=name" and other overrides.
+def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Return the keys of a published workload or of a YAML file, with dotted overrides.
 
     Raises:
-        WorkloadError: no such workload, an override that cannot be parsed, a key or value refused.
+        WorkloadError: no such workload, or a file that cannot be read or composed.
+    """
+    path = _find(str(name), known_workloads())
+    tree = read_yaml(path)
+    is_plain = _is_plain(tree) and not any("${" in str(value) for value in overrides.values())
+    if not is_plain:
+        tree = _merge(path, tree)
+    for key, value in overrides.items():
+        set_key(tree, key, value)
+    if not is_plain:
+        tree = _resolve(path, tree)
+    tree.setdefault("name", path.stem)
+    return tree | {"given": tuple(overrides)}
+
+
+def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
+    """Return the keys that "workload=NAME" and other words of the command line ask for.
+
+    Raises:
+        WorkloadError: no such workload, or an override that cannot be parsed or composed.
     """
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
-    path = _choose([o.partition("=")[2] for o in overrides if _is(o, "workload")], config_dir)
+    path = _choose([o.partition("=")[2] for o in overrides if _is("workload", o)], config_dir)
+    typed = [_as_typed(override) for override in overrides if not _is("workload", override)]
     # To Hydra a drive's name would be a file to compose; the models look it up.
-    drives = [override.partition("=")[2] for override in overrides if _is(override, "drive")]
-    others = [_as_typed(o) for o in overrides if not _is(o, "workload") and not _is(o, "drive")]
-    given = tuple(_check(override) for override in others)
-    tree = _from_hydra(path, others)
-    if drives:
-        tree["drive"] = drives[-1]
+    given = tuple("drive" if _is("drive", word) else _key_of(word) for word in typed)
+    tree = _merge(path, read_yaml(path), [word for word in typed if not _is("drive", word)])
+    for word in filter(partial(_is, "drive"), typed):
+        tree["drive"] = word.partition("=")[2]
+    tree = _resolve(path, tree)
     tree.setdefault("name", path.stem)
-    return check_workload(tree | {"given": given})
+    return tree | {"given": given}
 
 
 def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
-    """Return the files that "workload=" takes by name, one's own before the package's."""
-    folders = [_CONFIGS]
+    """Return the files that "workload=" takes by name; a file in `config_dir` comes first."""
+    folders = [CONFIGS / "workload"]
     if config_dir is not None:
         # DLIO keeps its workloads in workload/ below the folder, or in the folder itself.
         folders += [config_dir / "workload", config_dir]
@@ -42,7 +70,66 @@ def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _is(override: str, key: str) -> bool:
+def set_key(tree: dict[str, Any], key: str, value: object) -> None:
+    """Set a dotted key of a tree. A group of keys joins the group that is there."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            below = tree[section] = {}
+        tree = below
+    if isinstance(value, Mapping) and isinstance(tree.get(leaf), dict):
+        for inner, each in value.items():
+            set_key(tree[leaf], inner, each)
+    else:
+        tree[leaf] = value
+
+
+def refuse_tilde(key: str, path: str) -> None:
+    """Refuse a path with a ~ that the shell has not expanded, as it does not behind a =.
+
+    Raises:
+        WorkloadError: the path is ~ or begins with ~/.
+    """
+    if path == "~" or path.startswith("~/"):
+        home = f"$HOME{path[1:]}"
+        raise WorkloadError(
+            f"{key}={path}: a shell expands no ~ behind =; write {home}, or ./{path} for a folder "
+            "of that name"
+        )
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
+    """Return the file of the one workload that was named."""
+    known = known_workloads(config_dir)
+    if not any(names):
+        raise WorkloadError(
+            f"workload= is not set; it is one of {', '.join(known)}, or a file.yaml"
+        )
+    if len(names) > 1:
+        raise WorkloadError(f"workload= is set {len(names)} times: {', '.join(names)}; keep one")
+    refuse_tilde("workload", names[0])
+    return _find(names[0], known)
+
+
+def _find(name: str, known: Mapping[str, Path]) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise WorkloadError(f"workload file {name} is not there")
+        return Path(name)
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise WorkloadError(f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
+    return known[name]
+
+
+# --- an override ----------------------------------------------------------------------------------
+
+
+def _is(key: str, override: str) -> bool:
     return override.startswith(f"{key}=")
 
 
@@ -61,28 +148,7 @@ def _as_typed(override: str) -> str:
     return f"{key}={QuotedString(path, Quote.single).with_quotes()}"
 
 
-def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
-    """Return the file of the one workload that was named."""
-    known = known_workloads(config_dir)
-    choice = f"{', '.join(known)}, or a file.yaml"
-    if not any(names):
-        raise WorkloadError(f"workload= is not set; it is one of {choice}")
-    if len(names) > 1:
-        raise WorkloadError(f"workload= is set {len(names)} times: {', '.join(names)}; keep one")
-    name = names[0]
-    refuse_tilde("workload", name)
-    if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
-            raise WorkloadError(f"workload file {name} is not there")
-        return Path(name)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise WorkloadError(f"no workload {name}{hint} (known: {choice})")
-    return known[name]
-
-
-def _check(override: str) -> str:
+def _key_of(override: str) -> str:
     """Return the key of an override, if Hydra can parse it and it sets one value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -109,27 +175,62 @@ def _check(override: str) -> str:
     return key
 
 
-def _from_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a workload's file, the files that its `defaults` name below it, and overrides."""
+# --- Hydra ----------------------------------------------------------------------------------------
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether Hydra would change nothing of a file's keys."""
+    if isinstance(value, dict):
+        return not value.keys() & {"defaults", "hydra"} and all(
+            isinstance(key, str) and _is_plain(inner) for key, inner in value.items()
+        )
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return "${" not in value if isinstance(value, str) else isinstance(value, float | int | None)
+
+
+def _merge(path: Path, tree: dict[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a file's keys, merged with the files that its `defaults` name and with overrides."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     # Every key that the models know may be set, whether a file holds it or not.
     words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
-    node = read_yaml(path)
+    outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
-        ConfigStore.instance().store(group="workload", name="chosen", node=node)
-        with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
-            config = hydra_compose("config", overrides=["workload@_global_=chosen", *words])
-        tree = OmegaConf.to_container(config, resolve=True)
+        with _in_one_line(path):
+            ConfigStore.instance().store(group="workload", name="chosen", node=tree)
+            with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
+                config = hydra_compose("config", overrides=["workload@_global_=chosen", *words])
+            return _plain(OmegaConf.to_container(config))
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _resolve(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree with `${other.key}` replaced by what it refers to."""
+    from omegaconf import OmegaConf
+
+    with _in_one_line(path):
+        return _plain(OmegaConf.to_container(OmegaConf.create(tree), resolve=True))
+
+
+def _plain(tree: object) -> dict[str, Any]:
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+@contextmanager
+def _in_one_line(path: Path) -> Iterator[None]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         # The lines below the first are Hydra's own advice, which names files that users never saw.
         raise WorkloadError(f"{path.name}: {str(error).splitlines()[0]}") from None
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}

@@ -1,12 +1,11 @@
 """Keys that were given and have no effect on this very job: a table of when each has effect."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlemu.errors import WorkloadError
-from dlemu.workload.model import Workload, check_workload, load_workload
+from dlemu.workload.model import Workload, check_workload, leaves, load_workload
 
 _DALI = ("dali", "native_dali")
 
@@ -138,12 +137,3 @@ def _users_keys(workload: Workload) -> list[str]:
     keys += [key for key in own if key not in ("given", "ignored")]
     # A drive is named as a whole.
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))
-
-
-def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each dotted key of a tree with its value."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

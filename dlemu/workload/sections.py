@@ -172,7 +172,7 @@ def _with_stdev(section: Any, key: str) -> Any:
     return section
 
 
-class Workflow(Section):
+class WorkflowSection(Section):
     """Which parts of the job `dlemu run` does."""
 
     generate_data: bool = False
@@ -271,7 +271,7 @@ class DatasetSection(Section):
         return self.record_length_bytes
 
 
-class Reader(Section):
+class ReaderSection(Section):
     """How the samples are read."""
 
     data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
@@ -352,7 +352,7 @@ class Reader(Section):
         return self.read_threads * self.prefetch_factor
 
 
-class Train(Section):
+class TrainSection(Section):
     """The emulated training."""
 
     epochs: Positive = 1
@@ -383,7 +383,7 @@ class Train(Section):
         return self
 
 
-class Metric(Section):
+class MetricSection(Section):
     """What is computed and demanded of a run."""
 
     au: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -398,7 +398,7 @@ class Metric(Section):
     """Largest share of bytes from memory; no verdict where it is larger or unknown. None: any."""
 
 
-class Storage(Section):
+class StorageSection(Section):
     """DLIO's description of the storage; files are reached through the file system only."""
 
     storage_type: Literal["local_fs", "parallel_fs"] = "local_fs"
@@ -406,7 +406,7 @@ class Storage(Section):
     """Folder that a relative data_folder starts from."""
 
 
-class Output(Section):
+class OutputSection(Section):
     """Where results go."""
 
     folder: str | None = None
@@ -420,7 +420,7 @@ class Output(Section):
     """Drop the host's whole page cache instead (root only)."""
 
 
-class Sizing(Section):
+class SizeSection(Section):
     """The search for the most accelerators (`dlemu size`)."""
 
     confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
@@ -440,7 +440,7 @@ class Sizing(Section):
     """Workloads of the table; empty: the one chosen."""
 
 
-class Predict(Section):
+class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
     accelerators: Positive | None = None
@@ -453,7 +453,7 @@ class Predict(Section):
     """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
 
 
-class Dali(Section):
+class DaliSection(Section):
     """NVIDIA DALI's settings (`reader.data_loader=dali`)."""
 
     device: Literal["cpu", "gpu"] = "cpu"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from dlemu.errors import RunError
+from dlemu.errors import LostRankError, RunError
 from dlemu.world.links import (
     ARRIVED,
     ASK,
@@ -235,7 +235,7 @@ class Mpi(World):
 
         Raises:
             PeerError: it has said why.
-            RunError: it has not.
+            LostRankError: it has not.
         """
         failed = message[:1] == FAILED
         if failed:
@@ -245,7 +245,7 @@ class Mpi(World):
         else:
             error = f"{self._name([rank])} sent what no rank sends at a barrier: {message[:20]!r}"
         self._tell(error, but=rank)
-        raise PeerError(error) if failed else RunError(error)
+        raise PeerError(error) if failed else LostRankError(error)
 
     def _tell(self, error: str, but: int | None = None) -> None:
         """Keep what went wrong, and pass it on to all neighbours but the one that knows."""

@@ -208,7 +208,7 @@ def data_file(gpu: Gpu) -> Iterator[Path]:
 def driver(gpu: Gpu, data_file: Path) -> Iterator[Driver]:
     found = availability(data_file.parent)
     if not found.usable:
-        pytest.skip("; ".join(found.reasons))
+        pytest.skip(found.why)
     with Driver(data_file.parent) as opened:
         yield opened
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlemu.cli import paths
+from dlemu.cli.paths import parse_plan
 from dlemu.errors import RunError, WorkloadError
-from dlemu.paths import report as paths
-from dlemu.paths import sweep
+from dlemu.paths import report, sweep
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
-from dlemu.paths.report import parse_plan, path_name, render_csv, render_json, render_table
+from dlemu.paths.report import path_name, render_csv, render_json, render_table
 from dlemu.paths.sweep import Cell, PathsPlan, cells_of, run_paths, write_random_file
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
@@ -239,7 +240,7 @@ def test_the_table_is_shown_before_it_is_written(
         raise RunError("the disk is full")
 
     monkeypatch.setattr(paths, "run_paths", lambda *_: PUBLISHED)
-    monkeypatch.setattr(paths, "write_text", full)
+    monkeypatch.setattr(report, "write_text", full)
     with pytest.raises(RunError, match="the disk is full"):
         paths.main([str(tmp_path)])
     assert render_table(PUBLISHED) in capsys.readouterr().out
@@ -369,7 +370,7 @@ def test_a_wrong_argument_is_told_in_one_line(argument: str, message: str) -> No
 def test_the_command_writes_its_reports_and_ends_with_0(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     command = (
-        "import sys; from dlemu.paths.report import main\n"
+        "import sys; from dlemu.cli.paths import main\n"
         "if __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     )
     script = tmp_path / "command.py"

@@ -18,7 +18,7 @@ from dlemu.results.verdict import Evidence, HostEvidence, find_limit, limit_in_m
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
-from dlemu.workload.sections import Reader
+from dlemu.workload.sections import ReaderSection
 
 WORKLOAD = load_workload("unet3d_h100")
 GB = 1e9
@@ -85,7 +85,7 @@ def evidence(**changes: Any) -> Evidence:
         "read_seconds": 720.0,
         "worker_seconds": 800.0,
         "page_cache_share": 0.004,
-        "reader": Reader(**READER),
+        "reader": ReaderSection(**READER),
         "direct": False,
     }
     return Evidence(**(seen | changes))
@@ -246,12 +246,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {
             "steps": steps_of(*[0.0] * 8, compute=IN_TURN),
             "hosts": [host(runqueue_seconds=9.0, num_workers=8)],
-            "reader": Reader(read_threads=1),
+            "reader": ReaderSection(read_threads=1),
         },
         "host cpu",
     ),
     "each step another rank is late, though CPUs are free": (
-        {"steps": steps_of(*[0.0] * 8, compute=IN_TURN), "reader": Reader(read_threads=1)},
+        {"steps": steps_of(*[0.0] * 8, compute=IN_TURN), "reader": ReaderSection(read_threads=1)},
         "oversleep",
     ),
     "all are at the barrier, and stay there": (
@@ -418,7 +418,9 @@ def test_what_is_set_already_is_not_advised(
     reader: dict[str, Any], direct: bool, ways: str
 ) -> None:
     limit = find_limit(
-        evidence(hosts=[host(cpu_share=0.97)], reader=Reader(**(READER | reader)), direct=direct)
+        evidence(
+            hosts=[host(cpu_share=0.97)], reader=ReaderSection(**(READER | reader)), direct=direct
+        )
     )
     assert ways in limit.advice
     for key, value in reader.items():
@@ -436,11 +438,11 @@ def test_the_advice_for_a_loader_says_what_is_set_now() -> None:
     limit = find_limit(evidence(hosts=[host(probe=probe(12))]))
     assert limit.advice == "raise reader.read_threads (now 4) or reader.io_depth (now 1)"
     for decode, ways in (("library", ", or set reader.decode=raw"), ("raw", "")):
-        reader = Reader(**(READER | {"decode": decode}))
+        reader = ReaderSection(**(READER | {"decode": decode}))
         limit = find_limit(evidence(steps=steps_of(0.5, read=0.1, decode=3.0), reader=reader))
         assert limit.advice == f"raise reader.read_threads (now 4){ways}"
     for loader, ways in (("pytorch", ", or set reader.data_loader=threads"), ("threads", "")):
-        reader = Reader(**(READER | {"data_loader": loader}))
+        reader = ReaderSection(**(READER | {"data_loader": loader}))
         limit = find_limit(evidence(steps=steps_of(0.5, read=0.1), reader=reader))
         assert limit.advice == f"raise reader.read_threads (now 4){ways}"
 

@@ -7,8 +7,8 @@ import pytest
 
 from dlemu.dataset.rule import datagen_command
 from dlemu.workload.commands import command
-from dlemu.workload.compose import compose
-from dlemu.workload.model import load_workload
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import check_workload, load_workload
 
 KEYS = (
     "dataset.record_length_bytes",
@@ -45,7 +45,7 @@ def test_a_command_is_read_back_as_the_job(folder: str) -> None:
     }
     workload = load_workload("cosmoflow_h100", keys)
 
-    again = compose(read_back(command("run", workload, KEYS), "run"))
+    again = check_workload(compose_words(read_back(command("run", workload, KEYS), "run")))
 
     assert again.dataset == workload.dataset
     assert (again.reader, again.train) == (workload.reader, workload.train)
@@ -59,7 +59,7 @@ def test_a_job_from_a_file_of_its_own_keeps_its_name(tmp_path: Path) -> None:
     )
     workload = load_workload(own)
 
-    again = compose(read_back(command("run", workload, KEYS), "run"))
+    again = check_workload(compose_words(read_back(command("run", workload, KEYS), "run")))
 
     assert again.name == "mine"
     assert again.dataset.record_length_bytes == 777
@@ -70,7 +70,9 @@ def test_a_dataset_is_written_as_it_was_asked_for() -> None:
     keys = {"dataset.data_folder": "/mnt/d1", "dataset.format": "tfrecord", "dataset.seed": 3}
     workload = load_workload("unet3d_h100", {**keys, "reader.batch_size": 2})
 
-    again = compose(read_back(datagen_command(workload, "auto", num_accelerators=5), "datagen"))
+    again = check_workload(
+        compose_words(read_back(datagen_command(workload, "auto", num_accelerators=5), "datagen"))
+    )
 
     assert again.dataset == workload.dataset.model_copy(update={"num_files_train": "auto"})
     assert (again.num_accelerators, again.reader.batch_size) == (5, 2)

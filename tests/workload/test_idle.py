@@ -8,17 +8,17 @@ from dlemu.cli.main import run
 from dlemu.workload.idle import idle_keys
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.sections import (
-    Dali,
+    DaliSection,
     DatasetSection,
-    Metric,
-    Output,
-    Predict,
-    Reader,
+    MetricSection,
+    OutputSection,
+    PredictSection,
+    ReaderSection,
     Section,
-    Sizing,
-    Storage,
-    Train,
-    Workflow,
+    SizeSection,
+    StorageSection,
+    TrainSection,
+    WorkflowSection,
 )
 from tests.lab.commands import QUICK, generate
 
@@ -127,16 +127,16 @@ def test_the_table_knows_its_keys() -> None:
     from dlemu.workload.idle import _EFFECT
 
     sections: dict[str, type[Section]] = {
-        "workflow": Workflow,
+        "workflow": WorkflowSection,
         "dataset": DatasetSection,
-        "reader": Reader,
-        "train": Train,
-        "metric": Metric,
-        "storage": Storage,
-        "output": Output,
-        "dali": Dali,
-        "size": Sizing,
-        "predict": Predict,
+        "reader": ReaderSection,
+        "train": TrainSection,
+        "metric": MetricSection,
+        "storage": StorageSection,
+        "output": OutputSection,
+        "dali": DaliSection,
+        "size": SizeSection,
+        "predict": PredictSection,
     }
     for key in _EFFECT:
         section, _, leaf = key.partition(".")

@@ -1,0 +1,106 @@
+"""The one line for a key or value that is refused: the key, the bound, the value."""
+
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dlemu.errors import did_you_mean
+
+_NO_KEYS = ("ignored", "given")
+"""Fields of a workload that a user cannot set."""
+
+_BOUNDS = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "greater than {gt:g}",
+    "less_than_equal": "at most {le:,.15g}",
+    "less_than": "less than {lt:g}",
+    "literal_error": "{expected}",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "too_short": "text of at least one character",
+    "finite_number": "a finite number",
+    "tuple_type": "a list",
+    "model_type": "a group of keys",
+}
+
+
+def describe(error: ValidationError, model: type[BaseModel], ignored: Iterable[str]) -> str:
+    """Return the first error of a model; `ignored` are keys that are known but not its own."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    key = _dotted(first["loc"], model)
+    if first["type"] == "extra_forbidden":
+        return unknown_key(key, model, ignored)
+    if first["type"] == "missing":
+        return f"{key} is not set"
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        if text.startswith("="):
+            return f"{key}{text}"
+        if text.startswith(key.split(".")[0]):
+            return text
+        return f"{key} {text}" if text.startswith("must ") else f"{key}: {text}"
+    # For a choice of types pydantic reports an error for each type: their bounds are joined.
+    bounds = []
+    for other in errors:
+        if _dotted(other["loc"], model) == key:
+            bound = _BOUNDS.get(other["type"])
+            bounds.append(bound.format(**other.get("ctx", {})) if bound else other["msg"])
+    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(first['input'])}"
+
+
+def unknown_key(key: str, model: type[BaseModel], ignored: Iterable[str]) -> str:
+    """Return the line for an unknown key, with the nearest key of its section, or else of any."""
+    section, _, leaf = key.rpartition(".")
+    known = sorted({*_known_keys(model), *ignored})
+    for names in ([name for name in known if name.rpartition(".")[0] == section], known):
+        leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
+        hint = did_you_mean(leaf, leaves, cutoff=0.7, full=leaves)
+        if hint:
+            return f"unknown key {key}{hint}"
+    return f"unknown key {key}"
+
+
+def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name not in _NO_KEYS:
+            yield f"{above}{name}"
+            group = _group(field.annotation)
+            if group is not None:
+                yield from _known_keys(group, f"{above}{name}.")
+
+
+def _group(annotation: object) -> type[BaseModel] | None:
+    """Return the group of keys that a field holds, though it may be None instead."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_group, get_args(annotation))), None)
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is shown beside its bound."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return repr(value)
+    return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,}"
+
+
+def _dotted(location: Iterable[int | str], model: type[BaseModel]) -> str:
+    """Return a key without the names that pydantic gives to the types of a choice."""
+    parts: list[str] = []
+    group: type[BaseModel] | None = model
+    for part in location:
+        if group is None:
+            if isinstance(part, int):
+                parts[-1] += f"[{part}]"
+            break
+        parts.append(str(part))
+        field = group.model_fields.get(str(part))
+        group = _group(field.annotation) if field is not None else None
+    return ".".join(parts)

@@ -1,0 +1,94 @@
+"""The library and the command line read one file as one workload."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+
+from dlemu.errors import WorkloadError
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import Workload, check_workload, load_workload
+
+DATA = Path(__file__).parents[1] / "data"
+BASED = """
+defaults: [unet3d_h100, _self_]
+name: ours
+reader: {batch_size: 2, preprocess_time: {mean: 0.1, stdev: 0.01}}
+"""
+OWN = """
+dataset: {format: npz, num_files_train: 4, data_folder: "/mnt/${name}"}
+train: {epochs: 3, seed: "${train.epochs}"}
+"""
+NUMBERS = "dataset: {format: npz, num_files_train: 1e2}\nmetric: {au: 9e-1}\n"
+
+
+def by_library(name: str, keys: dict[str, object]) -> Workload | str:
+    try:
+        return load_workload(name, keys)
+    except WorkloadError as error:
+        return str(error)
+
+
+def by_words(name: str, keys: dict[str, object]) -> Workload | str:
+    texts = (f"{key}={str(value).replace(chr(39), '')}" for key, value in keys.items())
+    try:
+        return check_workload(compose_words([f"workload={name}", *texts]))
+    except WorkloadError as error:
+        return str(error)
+
+
+KEYS: list[dict[str, object]] = [
+    {"reader.batch_size": 3, "train.epochs": 2},
+    {"name": "other", "dataset.data_folder": "/a b"},
+    {"dataset.data_folder": "/mnt/${train.seed}"},
+    {"reader": {"batch_size": 3}},
+    {"reader.preprocess_time": {"mean": 0.2}},
+    {"reader.preprocess_time.stdev": 0.2},
+    {"drive": "d7_ps1010", "reader.read_threads": 2},
+    {"reader.batchsize": 3},
+    {"reader.batch_size": -1},
+]
+
+
+def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
+    texts = {"based": BASED, "own": OWN, "numbers": NUMBERS, "no_base": "defaults: [nosuch]\n"}
+    texts |= {"no_key": 'name: "${nosuch}"\n', "dated": "name: 2001-01-01\n", "none": "a: {1: 2}"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [*tmp_path.glob("*.yaml"), *DATA.glob("*.yaml"), tmp_path / "missing.yaml"]
+    for name in ("unet3d_h100", "nosuch", *map(str, files)):
+        assert by_library(name, {}) == by_words(name, {}), name
+    for keys in KEYS:
+        for name in ("based", "own"):
+            own = str(tmp_path / f"{name}.yaml")
+            assert by_library(own, keys) == by_words(own, keys), keys
+
+
+def test_a_workload_is_made_from_another(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(BASED)
+    workload = load_workload(own, {"reader.read_threads": 2})
+    assert (workload.name, workload.given) == ("ours", ("reader.read_threads",))
+    reader = workload.reader
+    assert (reader.batch_size, reader.read_threads) == (2, 2)
+    assert workload.dataset == load_workload("unet3d_h100").dataset
+
+
+def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(BASED)
+    theirs = object()
+    GlobalHydra.instance().hydra = theirs  # type: ignore[assignment]
+    try:
+        load_workload(own)
+        assert GlobalHydra.instance().hydra is theirs
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def test_a_published_workload_needs_no_hydra() -> None:
+    code = "import sys, dlemu; dlemu.load_workload('unet3d_h100', {'train.epochs': 2}); "
+    code += "print({'hydra', 'omegaconf'} & set(sys.modules))"
+    root = Path(__file__).parents[2]
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
