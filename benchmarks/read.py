@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.machine import Rate, describe_machine, markdown, spread
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
-from dlemu.dataset.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
+from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
 from dlemu.formats import FORMATS
 from dlemu.loaders import open_loader
 from dlemu.workload.model import Workload, load_workload
@@ -65,22 +66,17 @@ def make_plan(workload: Workload, epoch: int) -> EpochPlan:
     """Return the plan of one accelerator."""
     layout, reader = layout_of(workload), workload.reader
     interleaved = reader.data_loader == "tensorflow"
+    options = PlanOptions(batch_size=reader.batch_size, num_accelerators=1, epoch=epoch, seed=1)
     if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
-        return (plan_interleaved if interleaved else plan_streams)(
-            layout.num_samples,
-            batch_size=reader.batch_size,
-            num_accelerators=1,
+        options = replace(
+            options,
             num_streams=max(1, reader.read_threads),
-            epoch=epoch,
-            seed=1,
             samples_per_file=layout.samples_per_file,
-            shuffle_files=True,
             shuffle_samples=False,
             shuffle_size=1,
         )
-    return plan_epoch(
-        layout.num_samples, batch_size=reader.batch_size, num_accelerators=1, epoch=epoch, seed=1
-    )
+        return (plan_interleaved if interleaved else plan_streams)(layout.num_samples, options)
+    return plan_epoch(layout.num_samples, options)
 
 
 def read_here(workload: Workload) -> Rate:

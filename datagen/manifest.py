@@ -7,8 +7,8 @@ dlemu.json is written last: where it is, the dataset is complete.
 """
 
 import dataclasses
-import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
-from dlemu.storage.atomic import sync_folder, write_atomically
+from dlemu.storage.atomic import replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.units import format_bytes
 from dlemu.workload.sections import Section
@@ -100,9 +100,9 @@ class Manifest:
             "checksum": "crc32c",
             "files": FILES,
         }
-        array = io.BytesIO()
-        np.save(array, self.files)
-        write_atomically(folder / FILES, array.getbuffer())
+        with replacing(folder / FILES) as partial, open(partial, "wb") as file:
+            np.save(file, self.files)
+            os.fsync(file.fileno())
         sync_folder(folder)
         write_atomically(folder / MANIFEST, json.dumps(tree, indent=1).encode() + b"\n")
         sync_folder(folder)

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.dataset.layout import layout_of
-from dlemu.dataset.plan import EpochPlan, make_plan, plan_epoch, plan_interleaved, plan_streams
+from dlemu.dataset.plan import (
+    EpochPlan,
+    PlanOptions,
+    make_plan,
+    plan_epoch,
+    plan_interleaved,
+    plan_streams,
+)
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import load_workload
 
@@ -56,7 +63,7 @@ def check_dealt(plan: EpochPlan, num_samples: int, asked: dict[str, Any]) -> Non
 @given(st.integers(1, 60), epochs)
 def test_every_sample_is_read_at_most_once(num_files: int, asked: dict[str, Any]) -> None:
     num_samples = enough(num_files, asked)
-    plan = plan_epoch(num_samples, **asked)
+    plan = plan_epoch(num_samples, PlanOptions(**asked))
     check_dealt(plan, num_samples, asked)
     assert (plan.fetch(0, 0) == plan.samples[0, 0]).all()
 
@@ -67,7 +74,7 @@ def test_every_sample_of_a_stream_is_read_at_most_once(
     num_files: int, asked: dict[str, Any]
 ) -> None:
     num_samples = enough(num_files, asked)
-    plan = plan_streams(num_samples, **asked)
+    plan = plan_streams(num_samples, PlanOptions(**asked))
     check_dealt(plan, num_samples, asked)
 
 
@@ -78,7 +85,7 @@ def test_a_stream_reads_what_it_gives_from_end_to_end(
 ) -> None:
     """One worker's reads are a stretch of the sequence, and its buffer holds no more than asked."""
     num_samples = enough(num_files, asked)
-    plan = plan_streams(num_samples, **asked)
+    plan = plan_streams(num_samples, PlanOptions(**asked))
     assert plan.sequence is not None
     place = np.empty(num_samples, int)
     place[plan.sequence] = np.arange(num_samples)
@@ -109,7 +116,7 @@ def test_a_stream_reads_what_it_gives_from_end_to_end(
 def test_all_streams_read_each_batch_of_tf_data(num_files: int, asked: dict[str, Any]) -> None:
     """A stream reads one stretch, gives only what it has read, and the shuffle buffer holds."""
     num_samples = enough(num_files, asked)
-    plan = plan_interleaved(num_samples, **asked)
+    plan = plan_interleaved(num_samples, PlanOptions(**asked))
     check_dealt(plan, num_samples, asked)
     assert plan.sequence is not None and plan.stream_of is not None
     place = np.empty(num_samples, int)
@@ -137,10 +144,11 @@ def test_all_streams_read_each_batch_of_tf_data(num_files: int, asked: dict[str,
 
 
 def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
-    plan = plan_interleaved(
-        *(24,), batch_size=4, num_accelerators=2, num_streams=3, epoch=0, seed=1,
+    options = PlanOptions(
+        batch_size=4, num_accelerators=2, num_streams=3, epoch=0, seed=1,
         samples_per_file=6, shuffle_files=False, shuffle_samples=False, shuffle_size=9,
     )  # fmt: skip
+    plan = plan_interleaved(24, options)
     assert plan.samples.tolist() == [
         [[0, 4, 8, 1], [12, 16, 20, 13]],
         [[5, 9, 2, 6], [17, 21, 14, 18]],
@@ -160,7 +168,7 @@ def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
     if make is not plan_epoch:
         asked |= {"num_streams": 4, "shuffle_size": 2}
     plans = {
-        (seed, epoch): make(1000, seed=seed, epoch=epoch, **asked)
+        (seed, epoch): make(1000, PlanOptions(seed=seed, epoch=epoch, **asked))
         for seed in (1, 2)
         for epoch in (0, 1, 2)
     }
@@ -168,23 +176,23 @@ def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
     rests = {tuple(sorted(set(range(1000)) - set(p.samples.flat))) for p in plans.values()}
     assert len(orders) == len(rests) == 6
     assert all(len(rest) == 1000 % 56 for rest in rests)
-    again = make(1000, seed=2, epoch=1, **asked)
+    again = make(1000, PlanOptions(seed=2, epoch=1, **asked))
     assert (again.samples == plans[2, 1].samples).all()
 
 
 def test_without_a_shuffle_the_order_is_the_files() -> None:
-    keep: dict[str, Any] = {"shuffle_files": False, "shuffle_samples": False, "seed": 5}
-    dealt = plan_epoch(26, batch_size=2, num_accelerators=3, epoch=4, samples_per_file=13, **keep)
+    options = PlanOptions(
+        batch_size=2, num_accelerators=3, epoch=4, seed=5, samples_per_file=13,
+        shuffle_files=False, shuffle_samples=False,
+    )  # fmt: skip
+    dealt = plan_epoch(26, options)
     assert dealt.samples.tolist() == [
         [[0, 1], [2, 3], [4, 5]],
         [[6, 7], [8, 9], [10, 11]],
         [[12, 13], [14, 15], [16, 17]],
         [[18, 19], [20, 21], [22, 23]],
     ]
-    read = plan_streams(
-        *(26,), batch_size=2, num_accelerators=2, num_streams=2, epoch=4, samples_per_file=13,
-        shuffle_size=9, **keep,
-    )  # fmt: skip
+    read = plan_streams(26, replace(options, num_accelerators=2, num_streams=2, shuffle_size=9))
     assert read.samples.tolist() == [
         [[0, 1], [12, 13]],
         [[6, 7], [18, 19]],
@@ -196,10 +204,11 @@ def test_without_a_shuffle_the_order_is_the_files() -> None:
 
 
 def test_shuffled_files_are_still_whole() -> None:
-    plan = plan_epoch(
-        *(40,), batch_size=1, num_accelerators=1, epoch=0, seed=1, samples_per_file=4,
+    options = PlanOptions(
+        batch_size=1, num_accelerators=1, epoch=0, seed=1, samples_per_file=4,
         shuffle_files=True, shuffle_samples=False,
     )  # fmt: skip
+    plan = plan_epoch(40, options)
     files = plan.samples.reshape(10, 4)
     assert (files - files[:, :1] == np.arange(4)).all()
     assert files[:, 0].tolist() != sorted(files[:, 0].tolist())
@@ -211,7 +220,7 @@ def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
     asked |= {"samples_per_file": 8, "shuffle_files": False, "shuffle_samples": True}
     orders = np.array(
         [
-            plan_streams(8, shuffle_size=4, seed=seed, **asked).samples.ravel()
+            plan_streams(8, PlanOptions(shuffle_size=4, seed=seed, **asked)).samples.ravel()
             for seed in range(4000)
         ]
     )
@@ -231,10 +240,9 @@ def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
 def test_fewer_than_two_steps_are_refused(
     num_samples: int, batch_size: int, accelerators: int
 ) -> None:
+    options = PlanOptions(batch_size=batch_size, num_accelerators=accelerators, epoch=0, seed=0)
     with pytest.raises(WorkloadError) as error:
-        plan_epoch(
-            num_samples, batch_size=batch_size, num_accelerators=accelerators, epoch=0, seed=0
-        )
+        plan_epoch(num_samples, options)
     assert str(error.value) == (
         f"{num_samples} samples are too few for 2 steps: a step of {accelerators} "
         f"accelerator{'s' * (accelerators > 1)} with batches of {batch_size} takes "

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
-from dlemu.dataset.plan import EpochPlan, plan_epoch, plan_interleaved, plan_streams
+from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
 from dlemu.formats import FORMATS
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.loaders.worker import SampleReader
@@ -74,26 +74,22 @@ class Case:
         layout = self.layout
         reader = self.workload.reader
         interleaved = reader.data_loader == "tensorflow"
-        if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
-            return (plan_interleaved if interleaved else plan_streams)(
-                layout.num_samples,
-                batch_size=reader.batch_size,
-                num_accelerators=self.num_accelerators,
-                num_streams=max(1, reader.read_threads),
-                epoch=epoch,
-                seed=3,
-                samples_per_file=layout.samples_per_file,
-                shuffle_files=True,
-                shuffle_samples=True,
-                shuffle_size=reader.shuffle_size,
-            )
-        return plan_epoch(
-            layout.num_samples,
+        options = PlanOptions(
             batch_size=reader.batch_size,
             num_accelerators=self.num_accelerators,
             epoch=epoch,
             seed=3,
         )
+        if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
+            options = dataclasses.replace(
+                options,
+                num_streams=max(1, reader.read_threads),
+                samples_per_file=layout.samples_per_file,
+                shuffle_samples=True,
+                shuffle_size=reader.shuffle_size,
+            )
+            return (plan_interleaved if interleaved else plan_streams)(layout.num_samples, options)
+        return plan_epoch(layout.num_samples, options)
 
 
 def make_case(

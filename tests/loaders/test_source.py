@@ -8,7 +8,7 @@ import pytest
 
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
-from dlemu.dataset.plan import plan_epoch
+from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
 from dlemu.storage.extents import aligned_buffer
@@ -134,7 +134,7 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
 
 def test_a_streams_tasks_name_its_steps_and_where_files_hold_their_samples(tmp_path: Path) -> None:
     source = source_in(tmp_path, num_files_train=24, record_length_bytes_stdev=200.0)
-    plan = plan_epoch(24, batch_size=BATCH, num_accelerators=2, epoch=1, seed=3)
+    plan = plan_epoch(24, PlanOptions(batch_size=BATCH, num_accelerators=2, epoch=1, seed=3))
     assert plan.num_steps == 4
     for stream in range(3):
         tasks = list(source.tasks(1, plan, 1, stream=stream, num_streams=3))

@@ -7,7 +7,7 @@ import pytest
 
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset
-from dlemu.dataset.plan import plan_epoch
+from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.loaders.source import Slots, Source, Task
 from dlemu.loaders.worker import Cost, SampleReader
 from dlemu.storage.extents import aligned_buffer
@@ -54,7 +54,8 @@ def reader_of(source: Source, *, accelerator: int = 0, number: int = 0) -> Sampl
 
 
 def tasks_of(source: Source, epoch: int) -> list[Task]:
-    plan = plan_epoch(NUM_FILES, batch_size=BATCH, num_accelerators=1, epoch=0, seed=0)
+    options = PlanOptions(batch_size=BATCH, num_accelerators=1, epoch=0, seed=0)
+    plan = plan_epoch(NUM_FILES, options)
     return list(source.tasks(epoch, plan, 0))
 
 
