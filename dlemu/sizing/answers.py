@@ -188,31 +188,18 @@ def _cells(sized: Sized) -> tuple[str, ...]:
 
 def render_csv(sized: Sequence[Sized]) -> str:
     """Return the table of drives as CSV, with a column for the AU of each run."""
+    runs = max((len(each.au_percentages) for each in sized), default=0)
+    head = ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
+    head += [f"AU_{run + 1}" for run in range(runs)] + ["throughput_MiBps", "limit"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    runs = max((len(each.au_percentages) for each in sized), default=0)
-    writer.writerow(
-        ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
-        + [f"AU_{run + 1}" for run in range(runs)]
-        + ["throughput_MiBps", "limit"]
-    )
+    writer.writerow(head)
     for each in sized:
         au = [f"{au:.2f}" for au in each.au_percentages]
-        writer.writerow(
-            [
-                each.workload.name,
-                each.target.name,
-                each.target.num_drives,
-                each.num_accelerators,
-                str(each.at_least).lower(),
-                str(each.workload.size.quick).lower(),
-                f"{each.dataset_bytes / 2**30:.3g}",
-                *au,
-                *[""] * (runs - len(au)),
-                f"{_nominal_rate(each):.2f}",
-                each.limit,
-            ]
-        )
+        row = [each.workload.name, each.target.name, each.target.num_drives, each.num_accelerators]
+        row += [str(flag).lower() for flag in (each.at_least, each.workload.size.quick)]
+        row += [f"{each.dataset_bytes / 2**30:.3g}", *au, *[""] * (runs - len(au))]
+        writer.writerow([*row, f"{_nominal_rate(each):.2f}", each.limit])
     return out.getvalue()
 
 

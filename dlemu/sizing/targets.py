@@ -1,5 +1,6 @@
 """What `dlemu size` is asked to search: every workload on every target, in the table's order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,14 @@ from typing import Any
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.run.job import Say
-from dlemu.terminal import say
 from dlemu.workload.model import Workload, load_workload
+
+_NOT_HERE = {
+    "num_accelerators": "it is what is searched for; size.start says where to begin",
+    "accelerators_per_rank": "the search spreads its accelerators over the ranks",
+    "runs": "size.confirm says how many runs confirm the answer",
+    "warmup": "the first run is known to be cold",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,11 @@ class Target:
 
 
 def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
-    """Return what is to be searched, in the table's order."""
+    """Return what is to be searched, in the table's order.
+
+    Raises:
+        WorkloadError: a key contradicts a search, or does not fit another key.
+    """
     for key, remedy in _NOT_HERE.items():
         if key in workload.given:
             raise WorkloadError(f"{key} has no place in dlemu size: {remedy}")
@@ -34,12 +45,12 @@ def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
     return [
         (target, _workload_for(workload, name, target))
         for target in find_targets(workload, say)
-        for name in size.workloads or (None,)
+        for name in size.workloads or (workload.name,)
     ]
 
 
-def find_targets(workload: Workload, say: Say = say) -> list[Target]:
-    """Return the targets with their names and drive counts; two on one device are warned of.
+def find_targets(workload: Workload, say: Say) -> list[Target]:
+    """Return the targets with their names and drive counts; warn of two on one device.
 
     Raises:
         WorkloadError: a target is no folder, or names or drives do not fit the targets.
@@ -58,42 +69,33 @@ def find_targets(workload: Workload, say: Say = say) -> list[Target]:
             raise WorkloadError(f"size.targets names {name} twice; give each a name: size.names")
     targets: list[Target] = []
     seen: dict[str, set[str]] = {}
-    for number, folder in enumerate(folders):
+    for number, (name, folder) in enumerate(zip(names, folders, strict=True)):
         if not Path(folder).is_dir():
             raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
         devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
             if devices & others:
                 shared = ", ".join(sorted(devices & others))
-                say(f"warning: {names[number]} and {other} share {shared}: one drive, twice")
-        seen[names[number]] = devices
+                say(f"warning: {name} and {other} share {shared}: one drive, twice")
+        seen[name] = devices
         drives = size.drives[number] if size.drives else max(1, len(devices))
-        targets.append(Target(names[number], folder, drives))
+        targets.append(Target(name, folder, drives))
     return targets
 
 
-_NOT_HERE = {
-    "num_accelerators": "it is what is searched for; size.start says where to begin",
-    "accelerators_per_rank": "the search spreads its accelerators over the ranks",
-    "runs": "size.confirm says how many runs confirm the answer",
-    "warmup": "the first run is known to be cold",
-}
+def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
+    """Return the named workload on a target, with the keys that the user gave.
 
-
-def _workload_for(workload: Workload, name: str | None, target: Target) -> Workload:
-    """Return the workload of one cell of the table, with the user's own keys laid over it."""
-    if name is not None and name != workload.name:
+    Raises:
+        WorkloadError: its accelerators do not compute.
+    """
+    if name != workload.name:
         tree = workload.model_dump()
-        keys: dict[str, object] = {}
-        for key in workload.given:
-            value: Any = tree
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is not None:  # else it has no effect here (`Workload.ignored`)
-                keys[key] = value
-        workload = load_workload(name, keys)
+        given = {key: _value_of(tree, key) for key in workload.given}
+        # A key without a value here has no effect (`Workload.ignored`).
+        workload = load_workload(name, {k: v for k, v in given.items() if v is not None})
     folder = Path(target.folder)
-    # One folder may hold a dataset for each workload.
+    # A target may hold the dataset of each workload in a folder of that name.
     if (folder / workload.name).is_dir():
         folder /= workload.name
     if workload.train.computation_time.mean == 0:
@@ -104,11 +106,20 @@ def _workload_for(workload: Workload, name: str | None, target: Target) -> Workl
     return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
 
 
-def _names_of(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the folders' last names, or as much of their paths as tells them apart."""
+def _value_of(tree: Any, key: str) -> Any:
+    """Return the value of a dotted key; None where there is none."""
+    value = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _names_of(folders: Sequence[str]) -> tuple[str, ...]:
+    """Return the last parts of the folders' paths: as few as make the names different."""
     parts = [Path(folder).absolute().parts for folder in folders]
+    names: tuple[str, ...] = ()
     for length in range(1, max(map(len, parts)) + 1):
         names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
         if len(set(names)) == len(names):
-            return names
+            break
     return names

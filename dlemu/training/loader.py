@@ -1,11 +1,12 @@
-"""The loader of a training loop of one's own."""
+"""The loader for a training loop of one's own."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dlemu.datagen.find import find_dataset
-from dlemu.dataset.plan import make_plan
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.workload.model import Workload
@@ -14,57 +15,50 @@ from dlemu.world.world import Alone, World
 if TYPE_CHECKING:
     from dlemu.gpu.cuda import Pinned
 
-
 _HELD = 2
 """Batches that a loop may use at once: the one it computes on, and the next, which it copies."""
 
 
 class TrainingLoader:
-    """Yields one accelerator's batches, an epoch at a time, with the samples' bytes.
+    """Yields the batches of one rank, one epoch at a time. `make_loader` opens it.
 
-    `batch.data` is one uint8 array (batch, bytes) that the worker has filled: each row has exactly
-    `record_length_bytes_resize` bytes where that is set, else those of the largest sample, padded
-    with zeros. It is valid until the next but one is taken, for its memory is reused; with `pin`
-    that memory is pinned, and torch.from_numpy(batch.data).to("cuda", non_blocking=True) copies
-    while the program goes on. The workers read as far ahead as a DataLoader's, whatever
-    `train.loop` says: when the next batch is asked for is for the training loop to decide.
-    `set_epoch` shuffles anew, as with PyTorch's DistributedSampler; without it every pass is the
-    next epoch. Closing, or leaving a `with`, ends the workers.
+    `batch.data` is a uint8 array of shape (batch, bytes). A row has `record_length_bytes_resize`
+    bytes, cut or padded with zeros; if that key is not set, it is as long as the largest sample.
+    Its memory is reused: a batch stays valid until the next but one is taken. With `pin` the memory
+    is pinned, so torch.from_numpy(batch.data).to("cuda", non_blocking=True) copies asynchronously.
+
+    The workers read as far ahead as a DataLoader's; `train.loop` has no effect, since the loop
+    itself decides when it asks for a batch. Without `set_epoch`, every pass is the next epoch.
+    Close the loader, or use it in a `with`, to end its workers.
     """
 
-    def __init__(
-        self, workload: Workload, *, rank: int, num_ranks: int, world: World, pin: bool
-    ) -> None:
-        check_loader(workload, 1)
-        found = find_dataset(workload, world)
-        self.workload = found.workload.with_keys({"train.loop": "rule"})
-        self.notes, self._layout = found.notes, found.layout
-        self._rank, self._num_ranks = rank, num_ranks
-        self._epoch = 0
+    def __init__(self, dataset: Dataset, *, rank: int, num_ranks: int, pin: bool) -> None:
+        self.workload = dataset.workload.with_keys({"train.loop": "rule"})
+        self.notes, self._layout = dataset.notes, dataset.layout
+        self._num_ranks, self._epoch = num_ranks, 0
         self._pinned: Pinned | None = None
         self._loader = open_loader(
-            replace(found, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
+            replace(dataset, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
         )
         if pin:
-            self._pinned = self._pin()
+            try:
+                self._pinned = self._pin()
+            except BaseException:
+                self.close()
+                raise
 
     def _pin(self) -> "Pinned":
         from dlemu.gpu.cuda import Pinned
 
         if not isinstance(self._loader, SharesMemory):
-            name = self.workload.reader.data_loader
-            self.close()
             raise WorkloadError(
-                f"pin needs reader.data_loader=pytorch, threads or tensorflow, got {name}"
+                "pin needs reader.data_loader=pytorch, threads or tensorflow, got "
+                f"{self.workload.reader.data_loader}"
             )
-        try:
-            return Pinned(self._loader.memory())
-        except BaseException:
-            self.close()
-            raise
+        return Pinned(self._loader.memory())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass."""
+        """Choose the epoch of the next pass; it decides the order, as in DistributedSampler."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -73,18 +67,22 @@ class TrainingLoader:
         Raises:
             DatasetError: a file is missing or damaged.
             RunError: a worker died.
+            WorkloadError: there are too few samples for a step.
         """
         epoch, self._epoch = self._epoch, self._epoch + 1
-        plan = make_plan(self.workload, self._layout, num_accelerators=self._num_ranks, epoch=epoch)
-        for (batch,) in self._loader.epoch(epoch, plan):
+        for (batch,) in self._loader.epoch(epoch, self._plan(epoch)):
             yield batch
 
     def __len__(self) -> int:
-        """Return the steps of an epoch."""
-        plan = make_plan(
-            self.workload, self._layout, num_accelerators=self._num_ranks, epoch=self._epoch
-        )
-        return plan.num_steps
+        """Return the number of steps of the next epoch.
+
+        Raises:
+            WorkloadError: there are too few samples for a step.
+        """
+        return self._plan(self._epoch).num_steps
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return make_plan(self.workload, self._layout, num_accelerators=self._num_ranks, epoch=epoch)
 
     def close(self) -> None:
         """End the workers; may be called again."""
@@ -92,7 +90,7 @@ class TrainingLoader:
             self._pinned.close()
         self._loader.close()
 
-    def __enter__(self) -> "TrainingLoader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,19 +105,25 @@ def make_loader(
     world: World | None = None,
     pin: bool = False,
 ) -> TrainingLoader:
-    """Return the loader of one of `num_ranks` training processes, each its share of every epoch.
+    """Return the loader of one rank; the ranks share every epoch evenly.
 
-    `rank` is 0 to num_ranks - 1; a `world` (dlemu.make_world()) says both, and is needed only
-    where the dataset's size is to be settled over several hosts. `pin` puts the batches into pinned
-    memory, from which a GPU copies while the program goes on.
+    Args:
+        workload: the dataset, and how it is read.
+        rank: 0 to num_ranks - 1.
+        num_ranks: training processes, one for each accelerator.
+        world: the ranks (dlemu.make_world()), instead of `rank` and `num_ranks`. It is needed only
+            where num_files_train=auto depends on the memory of several hosts.
+        pin: put the batches into pinned memory, from which a GPU copies asynchronously.
 
     Raises:
         DatasetError: there is no dataset, or it does not fit the workload.
-        RunError: `pin`, and there is no GPU.
-        WorkloadError: rank is not below num_ranks, a package is missing, or memory is short.
+        RunError: `pin` is set, and there is no GPU.
+        WorkloadError: rank is out of range, a package is missing, or memory is short.
     """
     if world is not None:
         rank, num_ranks = world.rank, world.num_ranks
     if not 0 <= rank < num_ranks:
         raise WorkloadError(f"rank must be at least 0 and below num_ranks {num_ranks}, got {rank}")
-    return TrainingLoader(workload, rank=rank, num_ranks=num_ranks, world=world or Alone(), pin=pin)
+    check_loader(workload, 1)
+    dataset = find_dataset(workload, world or Alone())
+    return TrainingLoader(dataset, rank=rank, num_ranks=num_ranks, pin=pin)

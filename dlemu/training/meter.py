@@ -1,9 +1,10 @@
-"""Measures a training loop of one's own: the same records and metrics as a replayed job."""
+"""Measures a training loop of one's own, with the records and metrics of a replayed job."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.errors import WorkloadError
 from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
-from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.metrics import EpochMetrics, Metrics, measure_run
 from dlemu.results.records import STEP, Steps
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
@@ -21,38 +22,37 @@ B = TypeVar("B")
 
 @dataclass(kw_only=True)
 class _Step:
-    """A step whose device may still be at it: marks on the stream, in their order."""
+    """A step that the device may not have finished: marks on its stream, in their order."""
 
     stream: StreamClock
     begun: tuple[float, Any]
-    """When the epoch began: on the host's clock, and the mark on the stream."""
+    """The epoch's begin: time on the host's clock, and the mark on the stream."""
     asked: Any
     taken: Any
     computed: Any = None
     met: Any = None
     spans: list[tuple[Any, Any]] = field(default_factory=list)
-    """Begin and end of what was told to be compute; none: all between `taken` and `computed`."""
+    """Begin and end of each `computing`; empty: all from `taken` to `computed` is compute."""
     asked_compute: float | None = None
-    """Seconds, where it is emulated."""
+    """Seconds of emulated compute that were asked for; None: compute is real."""
     told: tuple[Any, ...] = ()
-    """What the batch and its place say."""
+    """epoch, step, rank, num_samples, num_bytes, and the seconds of read, decode and hand-over."""
 
     def row(self) -> tuple[Any, ...]:
-        """Return the record; the device must have done all of the step."""
+        """Return the record (`records.STEP`); the device must have finished the step."""
         seconds = self.stream.seconds
         moment, mark = self.begun
         body = seconds(self.taken, self.computed)
         compute = sum(seconds(*span) for span in self.spans) if self.spans else body
-        epoch, step, rank, num_samples, num_bytes, *costs = self.told
         return (
-            *(epoch, step, rank, num_samples, num_bytes),
+            *self.told[:5],
             moment + seconds(mark, self.asked),
             seconds(self.asked, self.taken),
             body - compute,
             compute,
             seconds(self.computed, self.met),
             compute if self.asked_compute is None else self.asked_compute,
-            *costs,
+            *self.told[5:],
         )
 
 
@@ -66,8 +66,8 @@ class Meter:
                     ...  # the model, its data on the device; or meter.compute(batch), a sleep
         print(meter.report())
 
-    docs/training_loops.md tells what is measured where. `world` joins the loops of several ranks: a
-    barrier ends every step, as gradients are exchanged.
+    With a `world` of several ranks a barrier ends every step, as the exchange of gradients does.
+    docs/training_loops.md says what is measured where.
     """
 
     def __init__(
@@ -90,13 +90,15 @@ class Meter:
     ) -> Iterator[B]:
         """Yield an epoch's batches and record each step.
 
-        Any iterable will do; one with `set_epoch` is told the epoch first, as PyTorch's samplers
-        are. What happens between two batches is compute, unless `computing` says which part is.
+        All time between two batches is compute, unless `computing` marks a part of it.
 
-        `device` is what computes: "cuda" or "cuda:1", timed on the stream that is current in the
-        loop, without waiting for it; or a StreamClock. Without one the host's clock times the loop
-        alone, which is right for a model on the CPU, and for one on a GPU only if every step waits
-        for it.
+        Args:
+            batches: any iterable; its `set_epoch(epoch)` is called first, if it has one.
+            epoch: number of the epoch, from 0.
+            device: what computes: "cuda", "cuda:1" or a StreamClock. A GPU is timed on the stream
+                that is current in the loop, without waiting for it. None: the host's clock times
+                the loop. That is right for a model on the CPU, and for one on a GPU only if every
+                step waits for the GPU.
 
         Raises:
             WorkloadError: PyTorch is missing, or sees no such device.
@@ -142,19 +144,23 @@ class Meter:
                 self._rows.append(self._under_way.popleft().row())
 
     def compute(self, batch: object) -> None:
-        """Emulate the accelerator: return `train.computation_time` after the batch was taken."""
+        """Emulate the accelerator: sleep until `train.computation_time` after the batch was taken.
+
+        Raises:
+            WorkloadError: no batch was taken.
+        """
         step = self._current("compute")
         step.asked_compute = self.workload.train.computation_time.draw(self._generator)
         self._clock.sleep_until(self._loaded + step.asked_compute)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Say that what is queued inside is compute: the model, with its data on the device.
+        """Mark as compute what is queued inside: the model, with its data on the device.
 
-        The rest between two batches, such as stacking, copies and logging, is the host's work.
+        The other time between two batches (stacking, copies, logging) is the loop's own work.
 
         Raises:
-            WorkloadError: no batch was taken, or it is inside itself.
+            WorkloadError: no batch was taken, or another `computing` is still open.
         """
         step = self._current("computing")
         if self._computing:
@@ -176,23 +182,29 @@ class Meter:
 
     @property
     def steps(self) -> Steps:
-        """The records so far, (steps,) of `records.STEP`; waits for the device."""
+        """The records so far, shape (steps,) of `records.STEP`; waits for the device."""
         while self._under_way:
             self._under_way[0].stream.wait(self._under_way[0].met)
             self._rows.append(self._under_way.popleft().row())
         return np.array(self._rows, STEP)
 
     def metrics(self) -> Metrics | None:
-        """Return the metrics over all ranks on rank 0, None elsewhere.
+        """Return the metrics over all ranks on rank 0, None elsewhere. All ranks call it.
 
         Raises:
-            WorkloadError: fewer than two steps were taken.
+            WorkloadError: an epoch has fewer than two steps.
         """
         parts = self._world.gather(self.steps)
         return None if parts is None else measure_run(self.workload, parts)
 
     def report(self) -> str:
-        """Return the report's table and verdict as text; empty on ranks other than 0."""
+        """Return the report's table and verdict as text; empty on ranks other than 0.
+
+        All ranks call it.
+
+        Raises:
+            WorkloadError: an epoch has fewer than two steps.
+        """
         from dlemu.results.text import render_metrics
 
         metrics = self.metrics()
@@ -201,15 +213,14 @@ class Meter:
         if self._all_emulated:
             return render_metrics(self.workload, metrics)
         text = render_metrics(self.workload, metrics, accelerator="accelerator")
-        return "\n".join([text, *self._time_lines(metrics)])
+        return "\n".join([text, *self._time_lines(metrics.epochs)])
 
-    def _time_lines(self, metrics: Metrics) -> list[str]:
-        """Return where a real loop's time went, by whose clock, and what that does not see."""
-        epochs = metrics.epochs
+    def _time_lines(self, epochs: Sequence[EpochMetrics]) -> list[str]:
+        """Return where a real loop's time went, which clock timed it, and what that misses."""
         lost = {
-            "waiting for batches": float(np.mean([epoch.wait_share for epoch in epochs])),
-            "the loop's own work": float(np.mean([epoch.overhead_share for epoch in epochs])),
-            "barrier": float(np.mean([epoch.barrier_share for epoch in epochs])),
+            "waiting for batches": fmean(epoch.wait_share for epoch in epochs),
+            "the loop's own work": fmean(epoch.overhead_share for epoch in epochs),
+            "barrier": fmean(epoch.barrier_share for epoch in epochs),
         }
         shares = {"compute": 1 - sum(lost.values())} | lost
         told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())

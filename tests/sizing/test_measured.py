@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import dlemu
 from dlemu.cli.main import run as run_command
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -23,7 +24,7 @@ from dlemu.host.devices import devices_under
 from dlemu.results.folders import hold
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import STEP, JsonLines, read_steps
+from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
 from dlemu.sizing import plots
 from dlemu.sizing.answers import Sized, as_json, render_csv, render_table
 from dlemu.sizing.measured import point_of, size_storage
@@ -588,3 +589,57 @@ def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2, bound by ")
+
+
+def test_a_library_call_returns_the_answer(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    answer = dlemu.size(job, say=said.append)
+
+    assert capsys.readouterr().out == "", "it speaks to whom it is told"
+    assert said[-1].endswith("done: 2 consecutive runs passed")
+    assert (answer.num_accelerators, answer.at_least, answer.limit) == (3, True, answer.limit)
+    assert answer.folder == results_of(job)
+    assert sizing_of(job) == json.loads(json.dumps(as_json([answer])))
+    # The command goes on with the same runs, and shows the same answer.
+    assert size_storage(job, Alone()) == 0
+    assert f"\n\n{answer}\nresults: {answer.folder}\n" in capsys.readouterr().out
+    assert dlemu.size(job, say=said.append) == answer
+
+
+def test_a_library_call_answers_one_question(job: Workload) -> None:
+    for key in ("size.targets", "size.workloads"):
+        with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
+            dlemu.size(job.with_keys({key: ["a", "b"]}))
+
+
+def test_a_notebook_shows_a_table() -> None:
+    shown = example(at_least=True, limit="host <cpu>", **NO_REAL)._repr_html_()
+
+    assert shown.startswith("<table><tr><th>unet3d_h100</th><th>d1</th></tr>")
+    assert "<tr><td>accelerators</td><td>≥ 8</td></tr>" in shown
+    assert "<td>N*</td><td>-</td>" in shown and "<td>host &lt;cpu&gt;</td>" in shown
+    assert "<td>8.37, 95% interval 8.28 to 8.46</td>" in example()._repr_html_()
+
+
+EACH_RANK = """
+import sys, dlemu
+with dlemu.make_world() as world:
+    answer = dlemu.size(dlemu.load_workload(sys.argv[1]), world=world, say=lambda text: None)
+    found = world.gather((answer.num_accelerators, len(answer.confirmations)))
+    if world.rank == 0:
+        print(found)
+"""
+
+
+@pytest.mark.mpi
+def test_every_rank_gets_the_answer(job: Workload, tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text(dump_workload(job))
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-c", EACH_RANK, str(config)), capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(3, 2), (3, 2)]\n"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import dlemu
 from dlemu.cli.main import run
 from dlemu.sizing.formula import Calibration, CalibrationFile
 
@@ -331,3 +332,31 @@ def test_advice_is_not_what_is_set_already(
     error = capsys.readouterr().err
     assert f"drive is not set, and predict.calibration {path} read none; name a datasheet" in error
     assert "predict.calibration=FILE" not in error
+
+
+def test_a_library_call_returns_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"drive": "d7_ps1010", "drives": 4}
+    prediction = dlemu.predict(dlemu.load_workload("unet3d_h100", keys))
+
+    assert capsys.readouterr().out == ""
+    assert (prediction.num_accelerators, prediction.low, prediction.high) == (20, 12, 27)
+    assert prediction.drive.read_bandwidth == 14_500_000_000
+    assert run([*PS1010, "drives=4"]) == 0
+    assert capsys.readouterr().out == f"{prediction}\n"
+    shown = prediction._repr_html_()
+    head = "<tr><th>unet3d_h100</th><th>predicted</th><th>range</th></tr>"
+    assert shown.startswith(f"<table>{head}<tr><td>accelerators</td><td>20</td>")
+    assert "<tr><td>limit</td><td>storage</td><td></td></tr>" in shown
+
+
+def test_a_library_call_takes_a_calibration(calibration: Path) -> None:
+    keys = {
+        "reader.data_loader": "threads",
+        "reader.odirect": True,
+        "predict.calibration": str(calibration),
+    }
+    prediction = dlemu.predict(dlemu.load_workload("unet3d_h100", keys))
+
+    assert (prediction.num_accelerators, prediction.calibrated) == (3, True)
+    with pytest.raises(dlemu.WorkloadError, match="drive is not set"):
+        dlemu.predict(dlemu.load_workload("unet3d_h100"))
