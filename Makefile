@@ -15,7 +15,7 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
-.PHONY: demo test lint types check fuzz mutants peers clean
+.PHONY: demo test lint types check docs fuzz mutants peers clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/dlemu datagen $(SMALL)
@@ -36,6 +36,10 @@ types: $(VENV)/test.done
 	$(BIN)/mypy
 
 check: lint types test
+
+# The pages of docs/ and the API reference, as build/docs/index.html; a warning is an error.
+docs: $(VENV)/test.done
+	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/docs
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
 SECONDS ?= 600

@@ -1,0 +1,155 @@
+"""The pages build without a warning, lead nowhere that is missing, and say what is there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import dlemu
+from dlemu.workload.compose import compose
+from docs.house import PAGE, draw, folder_path, page_with
+from tests.test_layers import MAY_IMPORT
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.iterdir() if path.suffix in (".md", ".rst"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+TAKE_KEYS = ("datasize", "datagen", "run", "size", "predict", "calibrate")
+
+
+class Parsed(HTMLParser):
+    """What a built page refers to, and what can be referred to in it."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.resources: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        if "id" in values:
+            self.ids.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        elif tag == "link":
+            self.resources.append(values.get("href", ""))
+        elif "src" in values:
+            self.resources.append(values["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the pages as `make docs` does; a warning is an error."""
+    out = tmp_path_factory.mktemp("site")
+    words = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{out}.trees", str(DOCS), str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return out
+
+
+@pytest.fixture(scope="module")
+def parsed(site: Path) -> dict[Path, Parsed]:
+    return {page: Parsed(page) for page in site.glob("**/*.html")}
+
+
+def test_every_page_is_built(site: Path) -> None:
+    assert {page.stem for page in PAGES} <= {page.stem for page in site.glob("*.html")}
+
+
+def test_every_public_name_is_documented(site: Path, parsed: dict[Path, Parsed]) -> None:
+    ids = parsed[site / "api.html"].ids
+    assert [name for name in dlemu.__all__ if f"dlemu.{name}" not in ids] == []
+
+
+def test_every_module_is_listed(site: Path) -> None:
+    text = (site / "modules.html").read_text(encoding="utf-8")
+    for folder in MAY_IMPORT:
+        for path in folder_path(folder).glob("**/*.py"):
+            inner = path.relative_to(folder_path(folder)).with_suffix("").parts
+            name = ".".join(("dlemu", folder, *inner)).removesuffix(".__init__")
+            assert f">{name}<" in text, f"give docs/modules.rst the folder {folder}"
+
+
+def test_no_link_leads_to_a_page_that_is_missing(parsed: dict[Path, Parsed]) -> None:
+    for page, content in parsed.items():
+        for link in content.links:
+            if re.match(r"[a-z]+:", link):
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / unquote(name)).resolve() if name else page
+            assert target.is_file(), f"{page.name}: {link}"
+            if anchor and target in parsed:
+                assert unquote(anchor) in parsed[target].ids, f"{page.name}: {link}"
+
+
+def test_nothing_comes_from_the_network(site: Path, parsed: dict[Path, Parsed]) -> None:
+    loaded = {each for content in parsed.values() for each in content.resources}
+    for sheet in site.glob("**/*.css"):
+        loaded |= set(re.findall(r"(?:url\(|@import)\s*[\"']?([^\"')]+)", sheet.read_text()))
+    assert [each for each in loaded if re.match(r"(https?:)?//", each)] == []
+
+
+def test_links_of_pages_outside_of_the_site_lead_to_files() -> None:
+    for text in TEXTS:
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                assert (text.parent / link).is_file(), f"{text.name}: {link}"
+
+
+def test_files_that_are_named_are_there() -> None:
+    """A page that names a module is changed when the module moves."""
+    named = re.compile(r"`((?:dlemu|datagen|workloads|tests|benchmarks|examples)/[\w/.]+\.\w+)`")
+    for text in TEXTS:
+        if text.name != "CHANGELOG.md":
+            for path in named.findall(text.read_text(encoding="utf-8")):
+                assert (ROOT / path).exists(), f"{text.name} names {path}"
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield (page, command) for every line of a block of commands."""
+    for text in TEXTS:
+        page = text.read_text(encoding="utf-8")
+        small = re.search(r'SMALL="([^"]*)"', page)
+        page = page.replace("\\\n", " ").replace("$SMALL", small[1] if small else "$SMALL")
+        for line in re.findall(r"^    (?:\$ )?((?:dlemu|make|python|mpirun) .*)$", page, re.M):
+            yield text.name, line.partition("  #")[0].strip()
+
+
+def test_commands_name_what_there_is() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    checked = 0
+    for page, command in commands():
+        words = shlex.split(command)
+        if words[0] == "make":
+            assert targets >= {w for w in words[1:] if "=" not in w}, f"{page}: {command}"
+            checked += 1
+        words = words[words.index("dlemu") :] if "dlemu" in words else words
+        if words[0] == "dlemu" and words[1] in TAKE_KEYS and any("workload=" in w for w in words):
+            keys = [w for w in words[2:] if not w.startswith(("predict.calibration", "workload=e"))]
+            if keys == words[2:]:
+                compose(keys)  # refuses unknown keys and values
+                checked += 1
+    assert checked > 20
+
+
+def test_benchmarks_that_are_named_are_there() -> None:
+    for text in TEXTS:
+        for module in re.findall(r"python\s+-m\s+([a-z_.0-9]+)", text.read_text(encoding="utf-8")):
+            assert find_spec(module) is not None, f"{text.name}: python -m {module}"
+
+
+def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    told = "run python -m docs.house --write"
+    assert page == page_with(page, draw(MAY_IMPORT)), told
