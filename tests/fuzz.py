@@ -630,7 +630,8 @@ def _work(name: str, words: argparse.Namespace, seconds: float, reached: mmap.mm
         signal.signal(signal.SIGVTALRM, _on_long)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, resource.RLIM_INFINITY))
-        most = words.inputs or (TARGETS[name].inputs if seconds == math.inf else sys.maxsize)
+        short = max(1, round(words.share * TARGETS[name].inputs))
+        most = words.inputs or (short if seconds == math.inf else sys.maxsize)
         end = time.monotonic() + seconds
         parent = os.getppid()
         while number < words.first + most and time.monotonic() < end and os.getppid() == parent:
@@ -658,6 +659,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), default=[])
     parser.add_argument("--seconds", type=float, default=math.inf, help="in all")
     parser.add_argument("--inputs", type=int, help="of each target; a minute's, unless named")
+    parser.add_argument("--share", type=float, default=1.0, help="of a minute's inputs")
     parser.add_argument("--seed", type=int, default=secrets.randbits(31))
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")

@@ -26,6 +26,7 @@ import yaml
 from dlemu.results.proof import EXIT_STATUS
 from dlemu.results.records import read_steps
 from dlemu.storage.pagecache import drop
+from tests.lab import warm
 from tests.lab.cgroups import Group, cpu_quota, throttled_reads
 from tests.lab.mpirun import mpirun
 from tests.lab.simulated import Read, true_au
@@ -56,7 +57,7 @@ class Run:
         summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return summary
 
-    def wait_for(self, text: str, timeout: float = 30) -> None:
+    def wait_for(self, text: str, timeout: float = 60) -> None:
         """Return once the run has printed this."""
         end = time.monotonic() + timeout
         while not any(text in line for line in self.out):
@@ -89,9 +90,16 @@ class Run:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == self.mark:
+                if process.status() != psutil.STATUS_ZOMBIE and self._owns(process):
                     found.append(process)
         return found
+
+    def _owns(self, process: psutil.Process) -> bool:
+        """Return whether a process is of its session, or has its mark: mpirun leaves that."""
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == self.process.pid:
+                return True
+        return process.environ().get(_MARK) == self.mark
 
     def ranks(self) -> dict[int, psutil.Process]:
         """Return the ranks' processes by number."""
@@ -121,24 +129,27 @@ def start(
     """
     mark = uuid.uuid4().hex
     folder = workload.parent / f"run-{mark[:8]}"
-    dlemu = [*before, sys.executable, "-m", "dlemu", "run", f"workload={workload}"]
+    dlemu = [*before, *warm.COMMAND, "run", f"workload={workload}"]
     if not any(override.startswith("output.folder=") for override in overrides):
         overrides = (*overrides, f"output.folder={folder}")
     command = [*dlemu, *overrides]
     if num_ranks > 1:
         command = mpirun(num_ranks, "--bind-to", "none", *command)
-    if own_shared:
-        command = [*_OWN_SHARED, *command]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, _MARK: mark, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=group.enter if group is not None else None,
-        start_new_session=True,
-    )
+    keys: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": ROOT,
+        "env": {**os.environ, _MARK: mark, "PYTHONUNBUFFERED": "1"},
+        "start_new_session": True,
+    }
+    enter = group.enter if group is not None else None
+    process: subprocess.Popen[str]
+    if num_ranks == 1 and not before:
+        process = warm.Popen(command, own_shared=own_shared, enter=enter, **keys)
+    else:
+        own = _OWN_SHARED if own_shared else []
+        process = subprocess.Popen([*own, *command], preexec_fn=enter, **keys)
     run = Run(process, folder, mark)
     for stream, lines in ((process.stdout, run.out), (process.stderr, run.errors)):
         reader = threading.Thread(target=_keep, args=(stream, lines), daemon=True)
@@ -187,8 +198,7 @@ def dataset(folder: Path, **keys: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "bench.yaml"
     path.write_text(yaml.safe_dump(tree))
-    command = [sys.executable, "-m", "dlemu", "datagen", f"workload={path}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    warm.run([*warm.COMMAND, "datagen", f"workload={path}"], cwd=ROOT).check_returncode()
     return path
 
 

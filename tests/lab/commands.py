@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dlemu.cli.main import run
+from tests.lab import warm
 
 SIZES = [
     "dataset.num_files_train=56",
@@ -36,8 +36,7 @@ def generate(folder: Path, words: Sequence[str] = SMALL) -> str:
 
 def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     """Run `dlemu` as a process of its own."""
-    command = [sys.executable, "-m", "dlemu", *words]
-    return execute(command, cwd=cwd, timeout=timeout)
+    return warm.run([*warm.COMMAND, *words], cwd=cwd, timeout=timeout)
 
 
 def execute(

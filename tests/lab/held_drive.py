@@ -7,12 +7,12 @@ Samples and computation times of the workloads are scaled down together, so that
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.lab import warm
 from tests.lab.cgroups import throttled_reads
 from tests.lab.drives import own_drive
 
@@ -73,16 +73,11 @@ WORKLOADS = {
 
 def dlemu(
     *words: str,
-    enter: Callable[[], None] | None = None,
+    enter: Callable[[int], None] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of dlemu, in a cgroup if told so."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dlemu", *words],
-        capture_output=True,
-        text=True,
-        preexec_fn=enter,
-    )
+    done = warm.run([*warm.COMMAND, *words], enter=enter)
     if check and done.returncode not in (0, 2):
         raise RuntimeError(f"dlemu {' '.join(words)}: {done.stderr}{done.stdout}")
     return done

@@ -311,7 +311,7 @@ class Loaders:
         assert _own_resources() == before
 
     @pytest.mark.parametrize("loop", ["rule", "pipelined"])
-    @pytest.mark.parametrize("workers", range(9))
+    @pytest.mark.parametrize("workers", [0, 1, 2, 3, 8])
     def test_reads_no_further_ahead_than_its_loop_has_asked(
         self, folders: Path, workers: int, loop: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -321,7 +321,7 @@ class Loaders:
         """
         count = _count_tasks(monkeypatch)
         keys = {"reader.read_threads": workers, "reader.batch_size": 1, "train.loop": loop}
-        for prefetch in range(9):
+        for prefetch in (0, 1, 2, 3, 5, 8):
             case = self.case(folders, "npz", **keys, **{"reader.prefetch_size": prefetch})
             in_flight = 1 + (loop == "pipelined") + self.ahead(workers, prefetch, batch_size=1)
             plan, addresses = case.plan(0), []

@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, need
 from dlemu.sizing.measured import size_storage
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
+from tests.lab import warm
 from tests.loaders.contract import make_case
 
 ROOT = Path(__file__).parents[2]
@@ -140,13 +140,11 @@ def tiny(folder: Path, **keys: object) -> Workload:
 
 def limited_to(most: int, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run dlemu where a process may open so many files."""
-    return subprocess.run(
-        ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", sys.executable, "-m", "dlemu", *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=240,
-    )
+
+    def limit(pid: int) -> None:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+
+    return warm.run([*warm.COMMAND, *words], cwd=ROOT, enter=limit, timeout=240)
 
 
 def words(workload: Workload, folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ from dlemu.results.folders import hold, hold_for_runs, keep_leftovers, make
 from dlemu.results.proof import EXIT_STATUS
 from dlemu.results.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.workload.model import Workload, load_workload
+from tests.lab import warm
 from tests.lab.commands import QUICK, dlemu, generate
 from tests.lab.mpirun import mpirun
 
@@ -302,14 +303,9 @@ def test_the_same_command_may_be_given_again_once_a_run_has_failed(
 @contextmanager
 def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
     """Start a run of 500 epochs in folder/run; yield it once it has printed this."""
-    command = [sys.executable, "-m", "dlemu", "run", *QUICK, data, "train.epochs=500"]
-    process = subprocess.Popen(
-        [*command, "output.folder=run"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    command = [*warm.COMMAND, "run", *QUICK, data, "train.epochs=500", "output.folder=run"]
+    process: subprocess.Popen[str] = warm.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
     )
     try:
         assert process.stdout is not None

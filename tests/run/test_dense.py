@@ -4,8 +4,6 @@ Bounds are loose where a busy host would break them; benchmarks/emulate.py has t
 """
 
 import json
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from dlemu.loaders import Batch
 from dlemu.results.records import Steps, read_steps
+from tests.lab import warm
 from tests.lab.step_cost import step_cost
 
 NUM_STEPS = 6
@@ -39,9 +38,7 @@ def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, object], S
     }
     words = [f"{key}={value}" for key, value in keys.items()]
     for command in ("datagen", "run"):
-        done = subprocess.run(
-            [sys.executable, "-m", "dlemu", command, *words], capture_output=True, text=True
-        )
+        done = warm.run([*warm.COMMAND, command, *words])
         assert done.returncode in (0, 2) or "\nNO VERDICT: " in done.stdout, done.stderr
     steps = read_steps(folder / "run").reshape(-1, num_accelerators)
     return json.loads((folder / "run" / "summary.json").read_text()), steps

@@ -200,9 +200,9 @@ def test_a_worker_that_is_killed_is_named(folder: Path, num_ranks: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_is_killed_is_named(folder: Path, culprit: int) -> None:
-    workload = small(folder, reader__data_loader="pytorch", **_LONG)
+@pytest.mark.parametrize(("culprit", "loader"), [(0, "threads"), (1, "pytorch")])
+def test_a_rank_that_is_killed_is_named(folder: Path, culprit: int, loader: str) -> None:
+    workload = small(folder, reader__data_loader=loader, **_LONG)
     with start(workload, num_ranks=2, own_shared=True) as run:
         run.wait_for("epoch 1 of 100")
         run.ranks()[culprit].kill()

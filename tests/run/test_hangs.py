@@ -5,14 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.bench import ROOT, Run, folder_on_disk, small, start
+from tests.lab import warm
+from tests.lab.bench import Run, folder_on_disk, small, start
 from tests.lab.slow_files import slow_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
@@ -198,13 +198,12 @@ COMMANDS = {
 @contextlib.contextmanager
 def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Start a command; kill what is left of it in the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dlemu", *words],
+    process: subprocess.Popen[str] = warm.Popen(
+        [*warm.COMMAND, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
     try:

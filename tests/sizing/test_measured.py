@@ -33,6 +33,7 @@ from dlemu.sizing.search import Point, Sizing
 from dlemu.sizing.targets import Target, find_targets
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
+from tests.lab import warm
 from tests.lab.held_drive import WORKLOADS, bytes_per_step, dataset, rate_for, search
 from tests.lab.mpirun import mpirun
 
@@ -114,6 +115,7 @@ def test_the_true_number_is_found_on_a_device_held_to_a_rate(
     assert [point["num_accelerators"] for point in found["confirmations"]] == [true, true]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_memory_serves_is_no_number_of_a_drive(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,8 +194,8 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
 
 def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     log = results_of(job) / "data.cosmoflow_h100.jsonl"
-    command = [sys.executable, "-m", "dlemu", "size", *words(job, size__confirm=4)]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    command = [*warm.COMMAND, "size", *words(job, size__confirm=4)]
+    child = warm.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
     while not log.exists() or len(log.read_text().splitlines()) < 3:
         assert time.monotonic() < deadline and child.poll() is None
@@ -204,7 +206,7 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     with log.open("a") as file:
         file.write('{"num_accelerators": 3, "au_perc')  # what the kill cut short
 
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = warm.run(command)
 
     assert done.returncode == 0, done.stderr
     assert f"going on after {len(kept) - 1} runs" in done.stdout
@@ -212,11 +214,12 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     assert lines[: len(kept)] == kept
     assert [json.loads(line) for line in lines[1:]] == sizing_of(job)["points"]
 
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = warm.run(command)
     assert again.returncode == 0
     assert log.read_text().splitlines() == lines, "nothing was left to be measured"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_of_other_settings_are_not_mixed(job: Workload) -> None:
     size_storage(job.with_keys({"size.confirm": 1}), Alone())
 
@@ -258,6 +261,7 @@ def test_one_rank_tells_of_a_refusal(job: Workload) -> None:
     assert done.stderr.count("files are needed for") == 1
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_table_of_two_targets_and_two_workloads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,7 +293,7 @@ def test_a_table_of_two_targets_and_two_workloads(
         [" unet3d_h100    ", " d2-data ", " 2      "],
     ]
     assert len(sizing_of(small)) == 4
-    assert (results_of(small) / "table.png").read_bytes()[:4] == b"\x89PNG"
+    assert (results_of(small) / "table.png").is_file()
     num_runs = len(list((results_of(small) / "runs").iterdir()))
     assert num_runs == 4
 
@@ -297,6 +301,7 @@ def test_a_table_of_two_targets_and_two_workloads(
     assert len(list((results_of(small) / "runs").iterdir())) == num_runs
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job: Workload) -> None:
     whole = job.with_keys({"size.quick": False, "host_memory": "1MiB"})
     with pytest.raises(DatasetError, match="1,280 files are needed for 1 accelerator ") as refused:
@@ -310,6 +315,7 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
     assert sizing_of(job)["read_ahead_share"] is None
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None:
     """200 samples are 50 steps of 4 accelerators, and 33 of 6; 40 are needed."""
     with pytest.raises(
@@ -354,6 +360,7 @@ def test_two_searches_never_share_a_folder(job: Workload) -> None:
         size_storage(job, Alone())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_a_full_disk_does_not_take_is_said_first(
     job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,18 +269,15 @@ def test_a_strict_client_sees_the_types(tmp_path: Path) -> None:
     """py.typed: mypy reads the package's own annotations, and finds the one mistake."""
     pytest.importorskip("mypy")
     (tmp_path / "client.py").write_text(CLIENT)
-    config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\nstrict = True\nfollow_imports = silent\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", str(config), "client.py"],
+    done = subprocess.run(  # in the checkout, whose cache has what `make types` found
+        [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "client.py")],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
-        env={"MYPYPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        cwd=ROOT,
         timeout=240,
     )
     lines = [line.partition(": ")[2] for line in done.stdout.splitlines()]
     assert lines[0] == 'note: Revealed type is "dlemu.loaders.Batch"'
     assert lines[1] == 'note: Revealed type is "dlemu.results.metrics.Metrics | None"'
     assert lines[2].startswith('error: Argument 1 to "load_workload" has incompatible type "int"')
-    assert len(lines) == 4, done.stdout
+    assert len(lines) == 3, done.stdout

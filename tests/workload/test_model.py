@@ -525,7 +525,7 @@ keys = st.sampled_from(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(keys, plain, min_size=1, max_size=3))
 def test_any_tree_is_a_workload_or_one_line(values: dict[str, Any]) -> None:
     tree = copy.deepcopy(LEAST)
