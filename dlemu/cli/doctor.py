@@ -263,10 +263,7 @@ def _gpu() -> Iterator[Check]:
 
 
 def _cufile(folder: Path) -> Iterator[Check]:
-    modules = Path("/proc/modules")
-    if modules.exists() and re.search(
-        r"^nvidia_fs ", modules.read_text(encoding="utf-8"), re.MULTILINE
-    ):
+    if gds.has_nvidia_fs():
         yield Check("nvidia-fs", "ok", "loaded")
     else:
         yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")
@@ -277,9 +274,8 @@ def _cufile(folder: Path) -> Iterator[Check]:
         yield Check("libcufile", "ok", f"{number // 1000}.{number % 1000 // 10}, {library}")
     found = gds.availability(folder)
     if not found.usable:
-        for reason in found.reasons:
-            problem, _, remedy = reason.partition("; ")
-            yield Check("cuFile", "missing", problem, remedy)
+        for missing in found.missing:
+            yield Check("cuFile", "missing", missing.problem, missing.remedy)
     elif found.mode == "compat":
         yield Check(
             "cuFile",
