@@ -11,7 +11,7 @@ from typing import Any
 
 from dlemu.errors import WorkloadError
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
-from dlemu.paths.sweep import Cell, PathsPlan, run_paths
+from dlemu.paths.sweep import Cell, Sweep, run_paths
 from dlemu.results.records import write_text
 from dlemu.terminal import is_key_value, refuse_tilde, say
 from dlemu.units import parse_bytes
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse_plan(arguments: Sequence[str]) -> PathsPlan:
+def parse_plan(arguments: Sequence[str]) -> Sweep:
     """Return the plan that command-line arguments mean.
 
     Raises:
@@ -76,7 +76,7 @@ def parse_plan(arguments: Sequence[str]) -> PathsPlan:
             raise WorkloadError(f"{key}={text}: {error}") from None
     if "targets" not in values:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return PathsPlan(**values)
+    return Sweep(**values)
 
 
 def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
