@@ -172,8 +172,6 @@ class Links:
         """Leave the sockets to the kernel, which closes them only after this process has ended."""
         for peer in self._sockets.values():
             peer.detach()
-        self._sockets.clear()
-        self._carriers.clear()
 
     def close(self) -> None:
         self._poll.close()

@@ -1,4 +1,4 @@
-"""Who may connect to a rank, and what becomes of what is said."""
+"""Whom a rank talks to, who may connect to it, and what becomes of what is said."""
 
 import os
 import socket
@@ -16,10 +16,20 @@ from dlemu.world import admission, links
 from dlemu.world.admission import admit, introduce, own_addresses, reach
 from dlemu.world.links import Links
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.world.tree import Tree
 
 SECRET = bytes(32)
 LONG = 60.0
 """Seconds that no test waits for, unless something hangs."""
+
+
+def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
+    hosts = ["a", "b", "a", "c", "b", "b"]
+    places = [Tree.of(rank, hosts) for rank in range(6)]
+    assert [place.parent for place in places] == [None, 0, 0, 0, 1, 1]
+    assert [place.children for place in places] == [[1, 3, 2], [4, 5], [], [], [], []]
+    assert [place.local for place in places[:2]] == [[0, 2], [1, 4, 5]]
+    assert all(place.leaders == [0, 1, 3] for place in places)
 
 
 @contextmanager
