@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -88,20 +87,9 @@ class Sweep:
                 raise WorkloadError(f"target {target} is not a folder; create or mount it")
 
 
-class Asked(NamedTuple):
-    """What a cell measures. Cells with the same values are the same cell."""
-
-    target: str
-    path: DataPath
-    pattern: Pattern
-    io_size: int
-    workers: int
-    seconds: float
-
-
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One measurement. CPU percentages are of all CPUs of the host, as `top` and vendors count."""
+class Asked:
+    """What a cell measures; the same values are the same cell."""
 
     target: str
     path: DataPath
@@ -110,7 +98,13 @@ class Cell:
     """Bytes of a block."""
     workers: int
     seconds: float
-    """The duration asked for."""
+    """How long to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Asked):
+    """One measurement. CPU percentages are of all CPUs of the host, as `top` and vendors count."""
+
     elapsed: float
     """Seconds measured, including the last block and, for buffered writes, the sync."""
     num_ios: int
@@ -141,8 +135,8 @@ class Cell:
     file_bytes: int
 
     @property
-    def key(self) -> Asked:
-        return Asked(self.target, self.path, self.pattern, self.io_size, self.workers, self.seconds)
+    def asked(self) -> Asked:
+        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
 
 # --- measure --------------------------------------------------------------------------------------
@@ -159,23 +153,24 @@ def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
             worker failed.
     """
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
-    keys = [key for keys in asked.values() for key in keys]
+    all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
         store = JsonLines(sweep.output / "cells.jsonl")
-        known = {cell.key: cell for cell in cells_of(store)}
-        num_left = sum(key not in known for key in keys)
+        known = {cell.asked: cell for cell in cells_of(store)}
+        num_left = sum(each not in known for each in all_asked)
         on_event(
-            f"{len(keys)} cells, {len(keys) - num_left} of them measured before; {num_left} x "
-            f"{format_seconds(sweep.seconds)} = {format_seconds(num_left * sweep.seconds)}"
+            f"{len(all_asked)} cells, {len(all_asked) - num_left} of them measured before; "
+            f"{num_left} x {format_seconds(sweep.seconds)} = "
+            f"{format_seconds(num_left * sweep.seconds)}"
         )
         check_writable(sweep.output / "paths.json")
         for target in sweep.targets:
-            left = [key for key in asked[target] if key not in known]
+            left = [each for each in asked[target] if each not in known]
             if not left:
                 continue
             with _files(sweep, target, on_event) as (files, file_bytes):
-                for key in left:
-                    cell = _measure(key, files[: key.workers], file_bytes)
+                for each in left:
+                    cell = _measure(each, files[: each.workers], file_bytes)
                     num_left -= 1
                     on_event(
                         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
@@ -183,9 +178,9 @@ def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
                         f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
                     )
-                    known[key] = cell
+                    known[each] = cell
                     store.append(asdict(cell))
-    return [known[key] for key in keys]
+    return [known[each] for each in all_asked]
 
 
 _CELL = TypeAdapter(Cell)
@@ -222,14 +217,21 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
     for pattern, workers, io_size, path in itertools.product(
         sweep.patterns, sweep.workers, sweep.io_sizes, usable
     ):
-        yield Asked(str(target), path, pattern, io_size, workers, sweep.seconds)
+        yield Asked(
+            target=str(target),
+            path=path,
+            pattern=pattern,
+            io_size=io_size,
+            workers=workers,
+            seconds=sweep.seconds,
+        )
 
 
 def path_problem(path: DataPath, target: Path) -> str | None:
     """Return why a path cannot be measured in a folder; None if it can."""
     if path == "cufile":
         found = availability(target)
-        return None if found.usable else "; ".join(found.reasons)
+        return None if found.usable else found.why
     if path != "host_buffered" and not _opens_direct(target):
         return "its file system does not open files with O_DIRECT"
     if path == "host_direct_gpu_copy":
@@ -274,7 +276,7 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
 
     all_cpus = elapsed * (os.cpu_count() or 1)
     return Cell(
-        **asked._asdict(),
+        **asdict(asked),
         elapsed=elapsed,
         num_ios=done.latencies.num,
         gib_per_second=num_bytes / elapsed / 2**30,
