@@ -41,7 +41,7 @@ def register_drive(folder: Path) -> None:
 def main(folder: Path, seconds: float = 5.0, rounds: float = 3) -> int:
     found = gds.availability(folder)
     if not found.usable:
-        print(f"cuFile cannot read {folder}: {'; '.join(found.reasons)}")
+        print(f"cuFile cannot read {folder}: {found.why}")
         return 1
     library = gds.find_library()
     assert library is not None, "cuFile is usable"

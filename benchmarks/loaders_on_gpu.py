@@ -310,7 +310,7 @@ def describe_gpu(folder: Path) -> dict[str, Any]:
         "cufile": library_version(library) if library else None,
         "cufile_usable": found.usable,
         "cufile_expected": found.mode,
-        "cufile_reasons": list(found.reasons),
+        "cufile_reasons": list(map(str, found.reasons)),
     }
 
 

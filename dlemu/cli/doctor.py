@@ -274,8 +274,8 @@ def _cufile(folder: Path) -> Iterator[Check]:
         yield Check("libcufile", "ok", f"{number // 1000}.{number % 1000 // 10}, {library}")
     found = gds.availability(folder)
     if not found.usable:
-        for missing in found.missing:
-            yield Check("cuFile", "missing", missing.problem, missing.remedy)
+        for reason in found.reasons:
+            yield Check("cuFile", "missing", reason.problem, reason.remedy)
     elif found.mode == "compat":
         yield Check(
             "cuFile",

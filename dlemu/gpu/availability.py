@@ -115,16 +115,16 @@ class Availability:
     mode: str | None
     """The path to expect: p2pdma, nvidia-fs or compat; None if cuFile is not usable. Which path was
     taken, only cuFile's counters show."""
-    missing: tuple[Missing, ...]
+    reasons: tuple[Missing, ...]
 
     @property
     def usable(self) -> bool:
-        return not self.missing
+        return not self.reasons
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """What is missing, each with its remedy."""
-        return tuple(map(str, self.missing))
+    def why(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(map(str, self.reasons))
 
 
 def _missing_for(folder: Path, root: Path) -> Missing | None:

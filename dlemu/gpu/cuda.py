@@ -92,7 +92,20 @@ def driver_version() -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-class Gpu:
+class Closable:
+    """Something that must be closed, in a `with` statement or by `close`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Gpu(Closable):
     """One GPU's primary context.
 
     CUDA has a current context per thread: each thread must call `use` before it reads or copies.
@@ -122,14 +135,8 @@ class Gpu:
     def close(self) -> None:
         _call("cuDevicePrimaryCtxRelease_v2", self._device)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DeviceMemory:
+class DeviceMemory(Closable):
     """Memory of the calling thread's current GPU; its address is a multiple of 4096."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -143,26 +150,12 @@ class DeviceMemory:
         """Copy from the host address `source`; return when the copy is done."""
         _call("cuMemcpyHtoD_v2", self.address, source, num_bytes)
 
-    def drain(self, target: int, num_bytes: int, offset: int = 0) -> None:
-        """Copy from byte `offset` on to the host address `target`; return when it is done."""
-        _call("cuMemcpyDtoH_v2", target, self.address + offset, num_bytes)
-
-    def to_bytes(self, offset: int = 0, num_bytes: int | None = None) -> bytes:
-        """Return a copy of `num_bytes` from `offset` on; None means up to the end."""
-        host = ctypes.create_string_buffer(
-            self.num_bytes - offset if num_bytes is None else num_bytes
-        )
-        self.drain(ctypes.addressof(host), len(host), offset)
-        return host.raw
+    def drain(self, target: int, num_bytes: int) -> None:
+        """Copy to the host address `target`; return when the copy is done."""
+        _call("cuMemcpyDtoH_v2", target, self.address, num_bytes)
 
     def close(self) -> None:
         _call("cuMemFree_v2", self._base)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Pinned:
@@ -191,7 +184,7 @@ class Pinned:
             _call("cuMemHostUnregister", self._addresses.pop())
 
 
-class HostMemory:
+class HostMemory(Closable):
     """Page-aligned host memory; after `pin` the GPU copies to and from it directly."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -207,9 +200,3 @@ class HostMemory:
         if self._pinned:
             _call("cuMemHostUnregister", self.address)
             self._pinned = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

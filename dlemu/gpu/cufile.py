@@ -16,7 +16,6 @@ import shutil
 import struct
 import tempfile
 from pathlib import Path
-from typing import Self
 
 from dlemu.errors import RunError
 from dlemu.gpu.availability import (
@@ -29,6 +28,7 @@ from dlemu.gpu.availability import (
     find_library,
     library_version,
 )
+from dlemu.gpu.cuda import Closable
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.units import PAGE_BYTES
 
@@ -128,7 +128,7 @@ def decode_stats(stats: bytes, version: int) -> PathBytes:
 # --- reading --------------------------------------------------------------------------------------
 
 
-class Driver:
+class Driver(Closable):
     """cuFile's driver, open in this process with our own settings.
 
     Open at most one at a time, before anything else opens cuFile, and do not fork afterwards.
@@ -144,7 +144,7 @@ class Driver:
     def __init__(self, folder: str | Path, gds: Gds = "prefer") -> None:
         found = availability(folder, gds=gds)
         if not found.usable:
-            raise RunError(f"cuFile cannot read {folder}: {'; '.join(found.reasons)}")
+            raise RunError(f"cuFile cannot read {folder}: {found.why}")
         path = find_library()
         assert path is not None, "availability has just found it"
         self.gds = gds
@@ -225,14 +225,8 @@ class Driver:
         finally:
             self._leave()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DeviceBuffer:
+class DeviceBuffer(Closable):
     """GPU memory that is registered with cuFile, to be read into many times.
 
     Args:
@@ -257,14 +251,8 @@ class DeviceBuffer:
     def close(self) -> None:
         self._driver.call("cuFileBufDeregister", self.address)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DeviceFile:
+class DeviceFile(Closable):
     """A file that cuFile reads into GPU memory, or writes from it; opened with O_DIRECT.
 
     Several threads may use it at once.
@@ -328,9 +316,3 @@ class DeviceFile:
     def close(self) -> None:
         self._driver.forget(self._handle)
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -60,7 +60,7 @@ def test_a_missing_udev_entry_is_named_with_the_command_that_writes_it(
     found = availability(folder, root=root)
 
     assert (found.usable, found.mode) == (False, None)
-    assert found.reasons[-1] == (
+    assert str(found.reasons[-1]) == (
         f"udev does not know {folder}'s block device: {entry} is missing; in a container mount "
         "/run/udev (-v /run/udev:/run/udev:ro), or as root: "
         f"mkdir -p {entry.parent} && printf 'I:1000000\\nE:ID_FS_USAGE=filesystem\\n"
@@ -71,7 +71,7 @@ def test_a_missing_udev_entry_is_named_with_the_command_that_writes_it(
 def test_tmpfs_is_refused(tmp_path: Path, folder: Path) -> None:
     root = host(tmp_path, folder, file_system="tmpfs")
 
-    assert availability(folder, root=root).reasons[-1] == (
+    assert str(availability(folder, root=root).reasons[-1]) == (
         f"{folder} is on tmpfs, which cuFile never reads; use a folder on a drive"
     )
 
@@ -82,7 +82,7 @@ def test_a_kernel_without_modules_is_refused_before_the_driver_can_hang(
     root = host(tmp_path, folder)
     (root / "proc/modules").unlink()
 
-    assert availability(folder, root=root).reasons[-1] == (
+    assert str(availability(folder, root=root).reasons[-1]) == (
         "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for "
         "ever; run on a host whose kernel has CONFIG_MODULES"
     )
@@ -92,7 +92,8 @@ def test_all_reasons_are_told_at_once(tmp_path: Path, folder: Path) -> None:
     root = host(tmp_path, folder, file_system="overlay")
     (root / "proc/modules").unlink()
 
-    assert len([r for r in availability(folder, root=root).reasons if "libcufile" not in r]) == 2
+    reasons = map(str, availability(folder, root=root).reasons)
+    assert len([reason for reason in reasons if "libcufile" not in reason]) == 2
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,7 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
     if gds == "prefer":
         found = availability(folder)
         if not found.usable:
-            pytest.skip(f"cuFile does not work here: {'; '.join(found.reasons)}")
+            pytest.skip(f"cuFile does not work here: {found.why}")
     loader = open_dali(case, known_places=known)
     try:
         steps = [*check_epoch(case, loader, 0), *check_epoch(case, loader, 1)]
@@ -436,7 +436,7 @@ def test_dali_is_not_given_inputs_of_two_kinds(
     case = case_of(folder, "hdf5 of 5", {"dali.device": "gpu", "reader.gds": "prefer"})
     found = availability(folder)
     if not found.usable:
-        pytest.skip(f"cuFile does not work here: {'; '.join(found.reasons)}")
+        pytest.skip(f"cuFile does not work here: {found.why}")
     plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
     assert plan.samples[:2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
     loader = open_dali(case)

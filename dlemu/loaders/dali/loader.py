@@ -294,7 +294,7 @@ def _why_through_host(dataset: Dataset) -> str | None:
         return f"the samples of a {layout.format} file of several are taken apart in host memory"
     assert reader.gds != "off"
     found = availability(folder, gds=reader.gds)
-    return None if found.usable else "; ".join(found.reasons)
+    return None if found.usable else found.why
 
 
 def _choose(source: Source, *, through_cufile: bool) -> Way:
