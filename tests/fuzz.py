@@ -52,7 +52,7 @@ from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import FormatName, check_workload, load_workload
-from dlemu.world import links
+from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
 from tests.formats.test_fuzz import check, damaged, files_of
 from tests.lab.commands import QUICK, SMALL
@@ -446,8 +446,8 @@ def _read_cells(folder: Path, data: bytes) -> None:
 
 
 def _messages(folder: Path) -> Sequence[Any]:
-    words = (links.ARRIVED, links.RELEASED, links.ASK, links.FAILED, links.ENDING, links.END)
-    said = [links.with_text(word, text) for word in words for text in ("", "7", "rank 3: ü\x1b[1m")]
+    words = [word for word in Word if word is not Word.GONE]
+    said = [encode(word, text) for word in words for text in ("", "7", "rank 3: ü\x1b[1m")]
     return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
 
 
@@ -462,10 +462,10 @@ class _Peer:
 
 
 def _receive(folder: Path, data: bytes) -> None:
-    stream = links.Stream(cast(socket.socket, _Peer(data)))
-    while (messages := stream.read()) != [links.GONE]:
+    stream = Stream(cast(socket.socket, _Peer(data)))
+    while (messages := stream.read()) != [Word.GONE.value]:
         for message in messages:
-            if len(message) > links.MAX_BYTES or not isinstance(links.text_of(message), str):
+            if len(message) > MAX_BYTES or not isinstance(decode(message)[1], str):
                 raise Finding("a message is longer than any may be")
 
 

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import pytest
 
 import dlemu
-from dlemu.workload.compose import compose
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import check_workload
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT
 
@@ -138,7 +139,7 @@ def test_commands_name_what_there_is() -> None:
         if words[0] == "dlemu" and words[1] in TAKE_KEYS and any("workload=" in w for w in words):
             keys = [w for w in words[2:] if not w.startswith(("predict.calibration", "workload=e"))]
             if keys == words[2:]:
-                compose(keys)  # refuses unknown keys and values
+                check_workload(compose_words(keys))  # refuses unknown keys and values
                 checked += 1
     assert checked > 20
 

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "run": "datagen dataset gpu host loaders results storage workload world",
     "training": "datagen dataset gpu loaders results workload world",
     "sizing": "datagen dataset host loaders results run storage workload world",
-    "paths": "gpu results storage",
+    "paths": "gpu host results storage",
     "cli": "datagen dataset gpu host paths results run sizing workload world",
     "workloads": "",
 }
@@ -38,7 +38,7 @@ MAY_IMPORT = {
 SPEAKERS = {"cli", "run", "sizing", "ending", "__main__"}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
-OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "cupy"}
+OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy"}
 MAY_NEED = {
     "loaders.pytorch": {"torch"},
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},

@@ -258,10 +258,7 @@ def _gpu() -> Iterator[Check]:
 
 
 def _cufile(folder: Path) -> Iterator[Check]:
-    modules = Path("/proc/modules")
-    if modules.exists() and re.search(
-        r"^nvidia_fs ", modules.read_text(encoding="utf-8"), re.MULTILINE
-    ):
+    if gds.has_nvidia_fs():
         yield Check("nvidia-fs", "ok", "loaded")
     else:
         yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")

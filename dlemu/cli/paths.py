@@ -8,7 +8,7 @@ from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.report import render_table, write_report
-from dlemu.paths.sweep import PathsPlan, run_paths
+from dlemu.paths.sweep import Sweep, run_paths
 from dlemu.terminal import say
 from dlemu.units import parse_bytes
 from dlemu.workload.compose import refuse_tilde
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parse_plan(arguments: Sequence[str]) -> PathsPlan:
+def parse_plan(arguments: Sequence[str]) -> Sweep:
     """Return the plan that command-line arguments mean.
 
     Raises:
@@ -68,7 +68,7 @@ def parse_plan(arguments: Sequence[str]) -> PathsPlan:
             raise WorkloadError(f"{key}={text}: {error}") from None
     if "targets" not in values:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return PathsPlan(**values)
+    return Sweep(**values)
 
 
 def _list_of(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """Can cuFile, NVIDIA's GPUDirect Storage library, read a folder here, and by which path?
 
-Answered before anything of cuFile is touched in this process, because a driver that cannot work
-hangs, crashes or silently takes the host's memory: see docs/gds.md.
+This is checked without using cuFile in this process: a driver that cannot work hangs, crashes, or
+silently reads through host memory. See docs/gds.md.
 """
 
 import ctypes
@@ -17,19 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlemu.errors import RunError
-from dlemu.host.devices import read_text
+from dlemu.host.devices import PROC, read_mounts, read_text
 
 Gds = Literal["require", "prefer"]
 
 PROBE_SECONDS = 60.0
-"""A driver that opens does so in about a second; one that hangs, spins for ever."""
+"""A driver that works opens in about a second; one that hangs never returns."""
 
 INSTALL = "pip install nvidia-cufile, or install the CUDA toolkit's libcufile"
+_NO_MODULES = (
+    "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for ever"
+)
+_NEVER_READ = ("tmpfs", "ramfs", "overlay")
+"""File systems that cuFile does not support."""
 
 
 class CufileError(ctypes.Structure):
-    """CUfileError_t, which functions return by value."""
+    """CUfileError_t, which cuFile's functions return by value."""
 
     _fields_ = (("err", ctypes.c_int), ("cu_err", ctypes.c_int))
 
@@ -49,13 +53,16 @@ _MEANING = {
 
 
 def describe(code: int, cuda_code: int = 0) -> str:
-    """Return what an error number of cuFile means."""
+    """Return the meaning of a cuFile error number, with the numbers."""
     cuda = f", CUDA error {cuda_code}" if cuda_code else ""
     return f"{_MEANING.get(code, 'see cuFile error numbers')} (cuFile error {code}{cuda})"
 
 
 def find_library() -> str | None:
-    """Return the path of libcufile.so.0: the loader's, a CUDA toolkit's, or an NVIDIA wheel's."""
+    """Return the path of libcufile.so.0; None if it is not installed.
+
+    Looked for where the dynamic loader does, then in the CUDA toolkit, then in NVIDIA's wheels.
+    """
     folders = [Path("/usr/local/cuda/lib64")]
     nvidia = importlib.util.find_spec("nvidia")
     for place in (nvidia.submodule_search_locations or []) if nvidia else []:
@@ -65,43 +72,54 @@ def find_library() -> str | None:
             ctypes.CDLL(candidate)
         except OSError:
             continue
-        # The bare name also finds what PyTorch loaded from its wheel, but in this process alone.
-        loaded = re.search(
-            r"/\S*/libcufile\.so\S*",
-            Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"),
-        )
+        # A bare name may work in this process alone, where PyTorch has loaded its own wheel.
+        loaded = re.search(r"/\S*/libcufile\.so\S*", read_text(PROC / "self" / "maps"))
         return loaded[0] if loaded else candidate
     return None
 
 
 def library_version(path: str) -> int:
-    """Return cuFile's version as 1000 x major + 10 x minor: 1150 is 1.15."""
+    """Return cuFile's version as 1000 × major + 10 × minor: 1150 is 1.15."""
     version = ctypes.c_int()
     ctypes.CDLL(path).cuFileGetVersion(ctypes.byref(version))
     return version.value
 
 
 def config(gds: Gds, log_folder: Path) -> dict[str, dict[str, object]]:
-    """Return the content of cuFile's JSON for this run."""
+    """Return the content of the JSON file with cuFile's settings; "prefer" allows compat mode."""
     return {
         "logging": {"dir": str(log_folder), "level": "ERROR"},
         "profile": {"cufile_stats": 3},
-        # Otherwise cuFile splits reads over 1 MiB among its own threads, and a sweep over worker
-        # counts compares something else than it says.
+        # Otherwise cuFile splits reads over 1 MiB among its own threads, and a sweep over numbers
+        # of workers does not compare what it claims to.
         "execution": {"parallel_io": False},
         "properties": {"allow_compat_mode": gds == "prefer", "use_pci_p2pdma": True},
     }
 
 
 @dataclass(frozen=True)
-class Availability:
-    """Whether cuFile will read files of one folder, and if not, why."""
+class Missing:
+    """Something without which cuFile cannot read a folder."""
 
-    usable: bool
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether cuFile can read files of one folder, and if not, why."""
+
     mode: str | None
-    """The path to expect: p2pdma, nvidia-fs or compat. What was taken, only the counters tell."""
-    reasons: tuple[RunError, ...]
-    """What is in the way, each with its remedy where there is one."""
+    """The path to expect: p2pdma, nvidia-fs or compat; None if cuFile is not usable. Which path was
+    taken, only cuFile's counters show."""
+    reasons: tuple[Missing, ...]
+
+    @property
+    def usable(self) -> bool:
+        return not self.reasons
 
     @property
     def why(self) -> str:
@@ -109,50 +127,43 @@ class Availability:
         return "; ".join(map(str, self.reasons))
 
 
-def _mount_type(device: str, root: Path) -> str | None:
-    """Return the type of the file system that is mounted from device "major:minor"."""
-    for line in read_text(root / "proc/self/mountinfo").splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2] == device:
-            return right.split()[0]
-    return None
-
-
-def _folder_reasons(folder: Path, root: Path) -> list[RunError]:
-    """Return why cuFile will not register files of the folder."""
+def _missing_for(folder: Path, root: Path) -> Missing | None:
+    """Return why cuFile will not register files of the folder; None if it will."""
     number = os.stat(folder).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
-    file_system = _mount_type(device, root) or "unknown"
-    if file_system in ("tmpfs", "ramfs", "overlay"):
+    mounts = read_mounts(proc=root / "proc")
+    file_system = next((mount.kind for mount in mounts if mount.number == device), "unknown")
+    if file_system in _NEVER_READ:
         problem = f"{folder} is on {file_system}, which cuFile never reads"
-        return [RunError(problem, remedy="use a folder on a drive")]
-    if os.major(number) == 0:
-        return []  # A network file system has no block device; its own driver answers for it.
+        return Missing(problem, "use a folder on a drive")
     entry = root / f"run/udev/data/b{device}"
-    if entry.exists():
-        return []
+    # A network file system (major number 0) has no block device that udev could know.
+    if os.major(number) == 0 or entry.exists():
+        return None
     lines = "I:1000000\\nE:ID_FS_USAGE=filesystem\\n"
     lines += f"E:ID_FS_TYPE={file_system}\\nE:ID_FS_VERSION=1.0\\nV:1\\n"
-    return [
-        RunError(
-            f"udev does not know {folder}'s block device: {entry} is missing",
-            remedy="in a container mount /run/udev (-v /run/udev:/run/udev:ro), or as root: "
-            f"mkdir -p {entry.parent} && printf '{lines}' > {entry}",
-        )
-    ]
+    return Missing(
+        f"udev does not know {folder}'s block device: {entry} is missing",
+        "in a container mount /run/udev (-v /run/udev:/run/udev:ro), or as root: "
+        f"mkdir -p {entry.parent} && printf '{lines}' > {entry}",
+    )
+
+
+def has_nvidia_fs(root: Path = Path("/")) -> bool:
+    """Return whether the kernel module nvidia-fs is loaded."""
+    return re.search(r"^nvidia_fs ", read_text(root / "proc/modules"), re.MULTILINE) is not None
 
 
 def expected_mode(folder: Path, version: int, root: Path = Path("/")) -> str:
-    """Return the path that cuFile should choose for files of the folder."""
-    if re.search(r"^nvidia_fs ", read_text(root / "proc/modules"), re.MULTILINE):
+    """Return the path that this version of cuFile should choose for files of the folder."""
+    if has_nvidia_fs(root):
         return "nvidia-fs"
     number = os.stat(folder).st_dev
     device = (root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     kernel = re.match(r"(\d+)\.(\d+)", read_text(root / "proc/sys/kernel/osrelease"))
-    driver = root / "proc/driver/nvidia/version"
-    driver_text = read_text(driver)
-    open_driver = re.search(r"Open Kernel Module.*?\s(\d+)\.\d+", driver_text)
-    # PCI P2PDMA: cuFile 1.13 (CUDA 12.8), kernel 6.2, NVMe, and the open driver from 565 on.
+    driver = read_text(root / "proc/driver/nvidia/version")
+    open_driver = re.search(r"Open Kernel Module.*?\s(\d+)\.\d+", driver)
+    # PCI P2PDMA needs cuFile 1.13 (CUDA 12.8), kernel 6.2, NVMe, and NVIDIA's open driver 565.
     direct = (
         version >= 1130
         and kernel is not None
@@ -164,7 +175,7 @@ def expected_mode(folder: Path, version: int, root: Path = Path("/")) -> str:
     return "p2pdma" if direct else "compat"
 
 
-# Opens and closes the driver in a process that can be killed: where it hangs, it spins for ever.
+# Opens the driver in a process of its own, which can be killed if the driver hangs.
 _PROBE = """
 import ctypes, sys
 class Error(ctypes.Structure):
@@ -178,7 +189,7 @@ print("opened", error.err, error.cu_err)
 
 @functools.cache
 def probe(library: str, gds: Gds, timeout: float = PROBE_SECONDS) -> str | None:
-    """Return why the driver does not open, or None if it does; tried in another process."""
+    """Return why cuFile's driver does not open, tried in another process; None if it does."""
     with tempfile.TemporaryDirectory(prefix="dlemu-cufile-") as folder:
         path = Path(folder, "cufile.json")
         path.write_text(json.dumps(config(gds, Path(folder))), encoding="utf-8")
@@ -204,27 +215,20 @@ def probe(library: str, gds: Gds, timeout: float = PROBE_SECONDS) -> str | None:
 def availability(
     folder: str | Path, *, gds: Gds = "prefer", root: Path = Path("/")
 ) -> Availability:
-    """Say whether cuFile can read files of the folder; `root` is where /proc, /sys and /run lie.
+    """Return whether cuFile can read files of the folder; /proc, /sys and /run lie under `root`.
 
-    Nothing is opened in this process. cuFileDriverOpen is tried in another one, and only once the
-    cheap reasons are out of the way.
+    cuFileDriverOpen is called in another process, and only if nothing else is missing.
     """
-    reasons = []
+    missing = []
     library = find_library()
     if library is None:
-        reasons.append(RunError("libcufile.so.0 was not found", remedy=INSTALL))
+        missing.append(Missing("libcufile.so.0 was not found", INSTALL))
     if not (root / "proc/modules").exists():
-        reasons.append(
-            RunError(
-                "/proc/modules is missing (a kernel without modules), and cuFile would wait for it "
-                "for ever",
-                remedy="run on a host whose kernel has CONFIG_MODULES",
-            )
-        )
-    reasons += _folder_reasons(Path(folder), root)
-    if library is None or reasons:
-        return Availability(False, None, tuple(reasons))
-    problem = probe(library, gds)
-    if problem is not None:
-        return Availability(False, None, (RunError(problem),))
-    return Availability(True, expected_mode(Path(folder), library_version(library), root), ())
+        missing.append(Missing(_NO_MODULES, "run on a host whose kernel has CONFIG_MODULES"))
+    if (for_folder := _missing_for(Path(folder), root)) is not None:
+        missing.append(for_folder)
+    if library is None or missing:
+        return Availability(None, tuple(missing))
+    if (problem := probe(library, gds)) is not None:
+        return Availability(None, (Missing(problem),))
+    return Availability(expected_mode(Path(folder), library_version(library), root), ())

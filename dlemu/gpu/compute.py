@@ -1,7 +1,7 @@
-"""Compute that keeps real GPUs busy, so that copies contend with it as they would in training.
+"""Compute that keeps real GPUs busy, so that it contends with copies as in training.
 
-Matrix products of a known length fill the time up to a deadline. Two slices of them are always
-queued, so that the GPU never waits for the host, and the host sleeps meanwhile.
+Matrix products of known duration fill the time up to a deadline. They are queued in slices, two of
+them ahead, so that the GPU never waits for the host, which sleeps meanwhile.
 """
 
 from collections import deque
@@ -12,22 +12,24 @@ from dlemu.clock import Clock
 from dlemu.errors import WorkloadError
 
 _LARGEST_SIDE = 4096
-"""Of a matrix; in bfloat16 one product takes an H200 0.2 ms, at 90 % of its peak rate."""
+"""Rows of a square matrix; in bfloat16 a product takes an H200 0.2 ms, at 90 % of its peak rate."""
 _SMALLEST_SIDE = 256
 _LONGEST_PRODUCT = 0.0005
-"""Seconds: the shortest step in use, CosmoFlow's 3.5 ms, has room for several."""
+"""Seconds; several products fit into the shortest step in use, CosmoFlow's 3.5 ms."""
 _SLICE_SECONDS = 0.002
 _NUM_TIMED = 40
+"""Products of one calibration."""
 _SLOWEST = 1.5
-"""A GPU's products never take longer than this, in units of what was calibrated."""
+"""A product is never taken to last longer than this many times the calibrated time."""
 _FOLLOW = 0.25
-"""Weight of the last slice in the pace that is expected of the next."""
+"""Weight of the last slice in the moving average of a product's time."""
 
 
 def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
-    """Return `compute(deadline)`: keeps these GPUs busy, and returns at the deadline.
+    """Return `compute(deadline)`, which keeps these GPUs busy and returns at the deadline.
 
-    Calibrates first, which takes about a tenth of a second a GPU.
+    First measures how long a product takes, which needs about 0.1 s per GPU. The deadline is in
+    seconds on `clock`.
 
     Raises:
         WorkloadError: PyTorch is missing, or sees no such GPU.
@@ -41,7 +43,7 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
         pace, ended = longest, None
         while True:
             waiting = sum(count for count, _ in queued)
-            # One product short of the deadline: the clock ends the step, not the GPU.
+            # Stop one product before the deadline, so that the clock ends the step, not the GPU.
             left = int((deadline - clock.now()) / pace) - waiting - 1
             if left < 1:
                 break
@@ -52,7 +54,7 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
                 _wait(events)
                 now = clock.now()
                 if ended is not None:
-                    # A GPU slows down as it gets warm; a host that woke late is not that.
+                    # A warm GPU gets slower. The bound leaves out a host that woke up late.
                     seen = min((now - ended) / count, _SLOWEST * longest)
                     pace = max(longest, pace + _FOLLOW * (seen - pace))
                 ended = now
@@ -86,7 +88,7 @@ def find_torch(gpus: Sequence[int]) -> Any:
 
 
 class _Product:
-    """A matrix product on one GPU, launched again and again on a stream of its own."""
+    """A matrix product on one GPU, launched many times on its own stream."""
 
     def __init__(self, torch: Any, gpu: int) -> None:
         self._torch = torch
@@ -98,24 +100,24 @@ class _Product:
             self.seconds = self._calibrate(gpu, side)
 
     def launch(self, count: int) -> Any:
-        """Queue so many products; return the event of their end."""
+        """Queue so many products; return the CUDA event at their end."""
         torch = self._torch
         with torch.cuda.stream(self._stream):
             for _ in range(count):
                 torch.mm(self._left, self._right, out=self._out)
-            # Who waits for a blocking event sleeps; else a core would spin.
+            # blocking: who waits for the event sleeps; otherwise it would spin.
             event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
         return event
 
     def _calibrate(self, gpu: int, side: int) -> float:
-        """Make matrices with sides so long; return the seconds that a product of them takes."""
+        """Make square matrices with `side` rows; return the seconds that a product takes."""
         torch = self._torch
         shape = {"size": (side, side), "device": f"cuda:{gpu}", "dtype": torch.bfloat16}
         with torch.cuda.stream(self._stream):
             self._left, self._right = torch.randn(**shape), torch.randn(**shape)
             self._out = torch.empty(**shape)
-            self.launch(_NUM_TIMED).synchronize()  # warms up, and raises the clocks
+            self.launch(_NUM_TIMED).synchronize()  # warm up, and let the GPU raise its clock rate
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(self._stream)
             self.launch(_NUM_TIMED)

@@ -1,7 +1,7 @@
-"""Memory of one GPU and copies into it, through the CUDA driver library and nothing else.
+"""GPU memory and copies between it and the host, through the CUDA driver API alone.
 
-`libcuda.so.1` comes with the GPU's driver. Its context is the one that PyTorch, CuPy and DALI use
-in the same process, so that addresses can be exchanged with them.
+`libcuda.so.1` comes with NVIDIA's driver. Uses the primary context, as PyTorch, CuPy and DALI do in
+the same process, so that memory addresses can be exchanged with them.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dlemu.errors import RunError
 from dlemu.units import PAGE_BYTES, round_up
 
-# What is called, with its arguments; all return a CUresult. The suffix names the 64-bit interface.
+# The functions in use, with the types of their arguments; all return a CUresult. The ending _v2 is
+# the interface with 64-bit sizes.
 _FUNCTIONS: dict[str, list[type]] = {
     "cuInit": [ctypes.c_uint],
     "cuDriverGetVersion": [ctypes.c_void_p],
@@ -38,10 +39,10 @@ _FUNCTIONS: dict[str, list[type]] = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Load and initialise the driver library.
+    """Load the driver's library.
 
     Raises:
-        RunError: there is no driver or no GPU.
+        RunError: there is no driver.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -56,7 +57,11 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call one function of the driver; ctypes lets other threads run meanwhile."""
+    """Call a function of the driver; other threads run meanwhile.
+
+    Raises:
+        RunError: there is no driver, or the function failed.
+    """
     library = _library()
     result = getattr(library, name)(*arguments)
     if result:
@@ -78,16 +83,36 @@ def num_gpus() -> int:
 
 
 def driver_version() -> tuple[int, int]:
-    """Return the newest CUDA that the driver serves, as (13, 0)."""
+    """Return the newest CUDA version that the driver supports, as (13, 0).
+
+    Raises:
+        RunError: there is no driver.
+    """
     version = ctypes.c_int()
     _call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
 
 
-class Gpu:
+class Closable:
+    """Something that must be closed, in a `with` statement or by `close`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Gpu(Closable):
     """One GPU's primary context.
 
-    CUDA keeps the current context per thread: each thread calls `use` before it reads or copies.
+    CUDA has a current context per thread: each thread must call `use` before it reads or copies.
+
+    Raises:
+        RunError: there is no driver, or no such GPU.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -105,21 +130,15 @@ class Gpu:
         self.use()
 
     def use(self) -> None:
-        """Make this GPU the calling thread's."""
+        """Make this GPU's context the current one of the calling thread."""
         _call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
         _call("cuDevicePrimaryCtxRelease_v2", self._device)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DeviceMemory:
-    """Memory of the calling thread's GPU, its address aligned to 4096 bytes."""
+class DeviceMemory(Closable):
+    """Memory of the calling thread's current GPU; its address is a multiple of 4096."""
 
     def __init__(self, num_bytes: int) -> None:
         base = ctypes.c_uint64()
@@ -129,36 +148,22 @@ class DeviceMemory:
         self.num_bytes = num_bytes
 
     def fill(self, source: int, num_bytes: int) -> None:
-        """Copy from the host address `source`; returns when the copy is done."""
+        """Copy from the host address `source`; return when the copy is done."""
         _call("cuMemcpyHtoD_v2", self.address, source, num_bytes)
 
-    def drain(self, target: int, num_bytes: int, offset: int = 0) -> None:
-        """Copy from `offset` on to the host address `target`; returns when the copy is done."""
-        _call("cuMemcpyDtoH_v2", target, self.address + offset, num_bytes)
-
-    def to_bytes(self, offset: int = 0, num_bytes: int | None = None) -> bytes:
-        """Return a copy of the content from `offset` on, all of it if `num_bytes` is None."""
-        host = ctypes.create_string_buffer(
-            self.num_bytes - offset if num_bytes is None else num_bytes
-        )
-        self.drain(ctypes.addressof(host), len(host), offset)
-        return host.raw
+    def drain(self, target: int, num_bytes: int) -> None:
+        """Copy to the host address `target`; return when the copy is done."""
+        _call("cuMemcpyDtoH_v2", target, self.address, num_bytes)
 
     def close(self) -> None:
         _call("cuMemFree_v2", self._base)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Pinned:
-    """Arrays of the host whose memory a GPU may copy from while the program goes on."""
+    """Host arrays in page-locked memory, which a GPU can copy from asynchronously."""
 
     def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
-        """Pin the arrays.
+        """Lock the arrays' pages in memory.
 
         Raises:
             RunError: there is no GPU, or the memory cannot be locked.
@@ -175,13 +180,13 @@ class Pinned:
             self._addresses.append(first)
 
     def close(self) -> None:
-        """Let the memory go; may be called again."""
+        """Unlock the memory; may be called more than once."""
         while self._addresses:
             _call("cuMemHostUnregister", self._addresses.pop())
 
 
-class HostMemory:
-    """Page-aligned memory of the host; `pin` it and the GPU copies from it without a detour."""
+class HostMemory(Closable):
+    """Page-aligned host memory; after `pin` the GPU copies to and from it directly."""
 
     def __init__(self, num_bytes: int) -> None:
         self.view = memoryview(mmap.mmap(-1, num_bytes))
@@ -196,9 +201,3 @@ class HostMemory:
         if self._pinned:
             _call("cuMemHostUnregister", self.address)
             self._pinned = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

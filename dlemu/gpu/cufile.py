@@ -1,11 +1,11 @@
-"""Reads from storage straight into GPU memory through NVIDIA's cuFile, and the proof of the path.
+"""Reads from storage into GPU memory through NVIDIA's cuFile, and proves which path the bytes took.
 
-cuFile answers every call alike, whichever way the bytes went: by PCI peer-to-peer DMA, through the
-nvidia-fs kernel module, or, in "compatibility mode", read by POSIX into host memory and copied.
-Only its own counters tell them apart, so `Driver.path_bytes` reads those.
+A call of cuFile looks the same whichever path it took: PCI peer-to-peer DMA; the nvidia-fs kernel
+module; or "compatibility mode", a POSIX read into host memory and a copy. Only cuFile's counters
+tell them apart, and `Driver.path_bytes` reads those.
 
-Thin over `libcufile.so.0`, with the standard library only. Names, layouts and error numbers are
-those of cufile.h (versions 1.15 and 1.20 compared); ctypes lets other threads run during a call.
+A thin layer over `libcufile.so.0` with ctypes, which releases the interpreter's lock during a call.
+Names, layouts and error numbers are those of cufile.h, versions 1.15 and 1.20.
 """
 
 import ctypes
@@ -16,12 +16,10 @@ import shutil
 import struct
 import tempfile
 from pathlib import Path
-from typing import Self
 
 from dlemu.errors import RunError
 from dlemu.gpu.availability import (
     INSTALL,
-    Availability,
     CufileError,
     Gds,
     availability,
@@ -30,32 +28,25 @@ from dlemu.gpu.availability import (
     find_library,
     library_version,
 )
+from dlemu.gpu.cuda import Closable
 from dlemu.storage.path_bytes import PathBytes
-from dlemu.units import PAGE_BYTES, round_up
-
-__all__ = [
-    "Availability",
-    "DeviceBuffer",
-    "DeviceFile",
-    "Driver",
-    "Gds",
-    "aligned",
-    "availability",
-    "decode_stats",
-]
-
+from dlemu.units import PAGE_BYTES
 
 _VARIABLE = "CUFILE_ENV_PATH_JSON"
 
 
 class _Descriptor(ctypes.Structure):
-    """CUfileDescr_t for a Linux file descriptor; its union is as wide as a pointer."""
+    """CUfileDescr_t for a Linux file descriptor; its union has the size of a pointer."""
 
     _fields_ = (("type", ctypes.c_int), ("fd", ctypes.c_longlong), ("fs_ops", ctypes.c_void_p))
 
 
 _OPAQUE_FD = 1
 
+_TRANSFER: tuple[type, list[type]] = (
+    ctypes.c_ssize_t,
+    [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
+)
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "cuFileDriverOpen": (CufileError, []),
     "cuFileDriverClose_v2": (CufileError, []),
@@ -67,14 +58,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "cuFileHandleDeregister": (None, [ctypes.c_void_p]),
     "cuFileBufRegister": (CufileError, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
     "cuFileBufDeregister": (CufileError, [ctypes.c_void_p]),
-    "cuFileRead": (
-        ctypes.c_ssize_t,
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
-    ),
-    "cuFileWrite": (
-        ctypes.c_ssize_t,
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
-    ),
+    "cuFileRead": _TRANSFER,
+    "cuFileWrite": _TRANSFER,
 }
 
 
@@ -85,7 +70,7 @@ def _load(path: str) -> ctypes.CDLL:
         try:
             function = getattr(library, name)
         except AttributeError:
-            # The counters that prove the path came with 1.15.
+            # 1.15 introduced the counters that prove the path.
             raise RunError(
                 f"{path} has no {name}: it is older than cuFile 1.15; {INSTALL}"
             ) from None
@@ -105,12 +90,19 @@ _GPU_READS, _GPU_WRITES = 56, 160  # n_p2p_*, n_nvfs_*, n_posix_*, one after ano
 
 
 def decode_stats(stats: bytes, version: int) -> PathBytes:
-    """Return the bytes by path that a CUfileStatsLevel3_t of this library version tells.
+    """Return the bytes of all reads and writes by path.
 
-    The bytes are those of all reads and writes; where several paths were taken, they are dealt out
-    by the number of operations.
+    cuFile counts bytes in total, but operations by path. If several paths were taken, the bytes are
+    divided in proportion to the operations.
+
+    Args:
+        stats: a CUfileStatsLevel3_t.
+        version: of the library, as `library_version` returns it.
+
+    Raises:
+        RunError: bytes were moved and no path was counted, so the layout is unknown.
     """
-    # 1.19 put 112 bytes about readv and writev before the GPUs.
+    # 1.19 added 112 bytes, about readv and writev, before the GPUs.
     gpus = 1144 if version >= 1190 else 1032
     (num_gpus,) = struct.unpack_from("=I", stats, gpus - 8)
     totals = struct.unpack_from("=QQ", stats, _READ_BYTES)
@@ -136,13 +128,13 @@ def decode_stats(stats: bytes, version: int) -> PathBytes:
 # --- reading --------------------------------------------------------------------------------------
 
 
-class Driver:
-    """cuFile's driver, open in this process under our own configuration.
+class Driver(Closable):
+    """cuFile's driver, open in this process with our own settings.
 
-    At most one at a time, opened before anything else opens cuFile, and never before a fork.
+    Open at most one at a time, before anything else opens cuFile, and do not fork afterwards.
 
     Args:
-        folder: where the files lie; checked before anything of cuFile is touched.
+        folder: where the files lie; checked before cuFile is used.
         gds: "require" forbids compatibility mode, "prefer" allows it.
 
     Raises:
@@ -161,7 +153,7 @@ class Driver:
         self._folder = Path(tempfile.mkdtemp(prefix="dlemu-cufile-"))
         settings = self._folder / "cufile.json"
         settings.write_text(json.dumps(config(gds, self._folder)), encoding="utf-8")
-        # cuFile takes its settings from this variable only, and reads it when the driver opens.
+        # cuFile reads this variable when the driver opens; there is no other way to set options.
         self._settings, self._users = str(settings), os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = self._settings
         try:
@@ -169,13 +161,13 @@ class Driver:
             self.call("cuFileDriverOpen")
             self.call("cuFileSetStatsLevel", 3)
             self.call("cuFileStatsStart")
-            self.call("cuFileStatsReset")  # or counters go on from a driver that was closed
+            self.call("cuFileStatsReset")  # a driver that was open before leaves its counts
         except BaseException:
             self._leave()
             raise
 
     def _leave(self) -> None:
-        """Put back the user's own settings, unless they were changed meanwhile."""
+        """Restore the user's own settings, unless somebody changed them meanwhile."""
         if os.environ.get(_VARIABLE) == self._settings:
             if self._users is None:
                 del os.environ[_VARIABLE]
@@ -184,13 +176,22 @@ class Driver:
         shutil.rmtree(self._folder)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function that returns a CUfileError_t."""
+        """Call a function that returns a CUfileError_t.
+
+        Raises:
+            RunError: it failed.
+        """
         error = getattr(self._library, name)(*arguments)
         if error.err:
             raise RunError(f"{name} failed: {describe(error.err, error.cu_err)}")
 
     def move(self, name: str, *arguments: object) -> int:
-        """Call cuFileRead or cuFileWrite and return how many bytes went."""
+        """Call cuFileRead or cuFileWrite; return the number of bytes moved.
+
+        Raises:
+            OSError: the kernel reports an error.
+            RunError: cuFile reports an error.
+        """
         done: int = getattr(self._library, name)(*arguments)
         if done == -1:
             number = ctypes.get_errno()
@@ -203,10 +204,10 @@ class Driver:
         self._library.cuFileHandleDeregister(handle)
 
     def path_bytes(self) -> PathBytes:
-        """Return what cuFile's counters say about all bytes since the driver was opened.
+        """Return all bytes read and written since the driver was opened, by path.
 
         Raises:
-            RunError: bytes went through the host although `gds` is "require".
+            RunError: bytes went through host memory although `gds` is "require".
         """
         stats = ctypes.create_string_buffer(STATS_BYTES)
         self.call("cuFileGetStatsL3", stats)
@@ -224,17 +225,16 @@ class Driver:
         finally:
             self._leave()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class DeviceBuffer(Closable):
+    """GPU memory that is registered with cuFile, to be read into many times.
 
+    Args:
+        address: of the GPU memory; a multiple of 4096, else cuFile silently uses the page cache.
+        num_bytes: its size; a multiple of 4096 as well.
 
-class DeviceBuffer:
-    """Device memory that cuFile has pinned; register once, then read into it often.
-
-    Its address and size must be multiples of 4096: what is not, takes the page cache silently.
+    Raises:
+        RunError: either is not aligned, or cuFile refuses.
     """
 
     def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
@@ -251,24 +251,15 @@ class DeviceBuffer:
     def close(self) -> None:
         self._driver.call("cuFileBufDeregister", self.address)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class DeviceFile(Closable):
+    """A file that cuFile reads into GPU memory, or writes from it; opened with O_DIRECT.
 
+    Several threads may use it at once.
 
-def aligned(offset: int, num_bytes: int) -> tuple[int, int, int]:
-    """Return (start, length, head): the aligned read that holds these bytes, from `head` on."""
-    start = offset // PAGE_BYTES * PAGE_BYTES
-    end = round_up(offset + num_bytes)
-    return start, end - start, offset - start
-
-
-class DeviceFile:
-    """A file that cuFile reads into GPU memory (or writes from it), opened with O_DIRECT.
-
-    Several threads may read through one handle.
+    Raises:
+        OSError: the file cannot be opened.
+        RunError: cuFile does not accept it.
     """
 
     def __init__(self, driver: Driver, path: str | Path, *, writable: bool = False) -> None:
@@ -288,44 +279,26 @@ class DeviceFile:
     def read(
         self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
     ) -> int:
-        """Read into the buffer; all numbers are multiples of 4096. Returns the bytes read, fewer
-        only at the file's end."""
-        self._check(buffer, num_bytes, file_offset, buffer_offset)
-        return self._driver.move(
-            "cuFileRead", self._handle, buffer.address, num_bytes, file_offset, buffer_offset
-        )
+        """Read into the buffer; return the bytes read, fewer than asked only at the file's end.
+
+        All numbers are bytes and must be multiples of 4096.
+
+        Raises:
+            OSError: the kernel reports an error.
+            RunError: cuFile does, or a number is not aligned, or the buffer is too small.
+        """
+        return self._move("cuFileRead", buffer, num_bytes, file_offset, buffer_offset)
 
     def write(
         self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
     ) -> int:
-        """Write from the buffer; all numbers are multiples of 4096."""
-        self._check(buffer, num_bytes, file_offset, buffer_offset)
-        return self._driver.move(
-            "cuFileWrite", self._handle, buffer.address, num_bytes, file_offset, buffer_offset
-        )
+        """Write from the buffer, like `read`; return the bytes written."""
+        return self._move("cuFileWrite", buffer, num_bytes, file_offset, buffer_offset)
 
-    def read_extent(
-        self, buffer: DeviceBuffer, offset: int, num_bytes: int, buffer_offset: int = 0
+    def _move(
+        self, name: str, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int
     ) -> int:
-        """Read any bytes of the file, and return where in the buffer the first of them lies.
-
-        The read is widened to whole blocks of 4096 bytes, for which the buffer needs room.
-
-        Raises:
-            RunError: the file ends too early.
-        """
-        start, length, head = aligned(offset, num_bytes)
-        done = self.read(buffer, length, start, buffer_offset)
-        if done < head + num_bytes:
-            raise RunError(
-                f"{self.path} ends at byte {start + done}; {num_bytes} bytes at {offset} were asked"
-            )
-        return buffer_offset + head
-
-    def _check(
-        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int
-    ) -> None:
-        # In compatibility mode cuFile would take what is not aligned through the page cache.
+        # In compatibility mode cuFile would read unaligned bytes through the page cache.
         if (num_bytes | file_offset | buffer_offset) % PAGE_BYTES:
             raise RunError(
                 f"{self.path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
@@ -336,13 +309,10 @@ class DeviceFile:
                 f"{self.path}: {num_bytes} bytes at {buffer_offset} overrun a buffer of "
                 f"{buffer.num_bytes}"
             )
+        return self._driver.move(
+            name, self._handle, buffer.address, num_bytes, file_offset, buffer_offset
+        )
 
     def close(self) -> None:
         self._driver.forget(self._handle)
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,7 +1,7 @@
-"""When did a device get to a point of the work that was queued on it?
+"""When a device reached a point in its stream of work: marks, such as CUDA events.
 
-A training loop queues work and runs ahead of its device. What the device did, and when it was idle,
-is seen only in the order of the device's own work: by marks queued between the pieces of it.
+A training loop queues work and runs ahead of its device. So the host's clock does not show when the
+device worked and when it was idle; marks that are queued between the pieces of work do.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -12,30 +12,30 @@ from dlemu.errors import RunError, WorkloadError
 
 @runtime_checkable
 class StreamClock(Protocol):
-    """Marks points of one stream of work, and tells the time between them."""
+    """Marks points in one stream of work, and measures the time between them."""
 
     name: str
-    """What does the work, for the report."""
+    """The device that does the work, for the report."""
 
     def record(self) -> Any:
-        """Mark the end of what is queued so far; return the mark at once."""
+        """Mark the end of the work queued so far; return the mark without waiting."""
         ...
 
     def passed(self, mark: Any) -> bool:
-        """Return whether all work before the mark is done, at once."""
+        """Return, without waiting, whether all work before the mark is done."""
         ...
 
     def wait(self, mark: Any) -> None:
-        """Return when all work before the mark is done."""
+        """Wait until all work before the mark is done."""
         ...
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the time between two marks; the work before both must be done."""
+        """Return the seconds between two marks; the work before both must be done."""
         ...
 
 
 class HostStream:
-    """The calling thread itself: its work is done when the next line runs."""
+    """The calling thread, on the host's clock: its work is done when a call returns."""
 
     name = "the host"
 
@@ -56,10 +56,10 @@ class HostStream:
 
 
 class CudaStream:
-    """The CUDA stream that is current now, by events that PyTorch queues on it.
+    """The current CUDA stream of a device ("cuda" or "cuda:1"), marked with PyTorch's events.
 
     Raises:
-        WorkloadError: PyTorch is missing, or sees no such GPU.
+        WorkloadError: PyTorch is missing, sees no such GPU, or `device` is no CUDA device.
     """
 
     def __init__(self, device: str) -> None:
@@ -91,7 +91,7 @@ class CudaStream:
         """Queue an event.
 
         Raises:
-            RunError: another stream is current now, so that the work is queued elsewhere.
+            RunError: the current stream is another one now, so the work is queued there.
         """
         if self._cuda.current_stream(self._device) != self._stream:
             raise RunError(

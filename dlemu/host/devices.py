@@ -1,8 +1,8 @@
-"""Which drives lie under a folder, and what they have counted: mountinfo, mountstats and /sys.
+"""The mount and the drives under a folder, and their counters: mountinfo, mountstats and /sys.
 
-The kernel's files are documented in its Documentation/filesystems/proc.rst (mountinfo, mountstats)
-and Documentation/ABI/stable/sysfs-block (stat, slaves). Their roots are arguments, so that a copy
-of another host's files can be read as well.
+The kernel documents them in Documentation/filesystems/proc.rst (mountinfo, mountstats) and
+Documentation/ABI/stable/sysfs-block (stat, slaves). `proc` and `sys` are arguments, so that a copy
+of another host's files can be read.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 PROC = Path("/proc")
 SYS = Path("/sys")
 
-_SECTOR = 512  # the unit of a stat file's sectors, whatever the drive's own
+_SECTOR = 512  # bytes; stat files count these, whatever the drive's own sector size is
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,34 @@ class Mount:
     id: str
     parent: str
     number: str
-    """Device as "major:minor"; the major is 0 where no single block device is mounted."""
+    """Device as "major:minor"; the major number is 0 where no single block device is mounted."""
     root: str
-    """What of the file system is mounted: "/", or the folder of a bind mount."""
+    """The part of the file system that is mounted: "/", or the folder of a bind mount."""
     point: str
+    """The folder on which it is mounted."""
     kind: str
+    """File system type: ext4, nfs4, overlay."""
     source: str
+    """What is mounted: a device, or a server's export."""
     options: str
-    """Of the file system, as in "rw,lowerdir=/a:/b,upperdir=/c"."""
+    """Options of the file system, as "rw,lowerdir=/a:/b,upperdir=/c"."""
 
 
 @dataclass(frozen=True)
 class DeviceCounters:
-    """What a drive has counted since the host started."""
+    """A drive's counters since the host started; both times wrap around at 2^32 ms."""
 
     reads: int
+    """Requests completed."""
     read_bytes: int
     busy_ms: int
-    """Time with at least one request in flight; a drive that serves many at once can be busy all
-    the time and still not be at its limit. Both times start anew from 0 at 2^32."""
+    """Time with at least one request in flight. A drive that serves many requests at once can be
+    busy all the time and still not be at its limit."""
     queue_ms: int
-    """Time that requests were in flight, summed over them: its growth by the time that passed is
-    the mean number in flight."""
+    """Time in flight, summed over all requests. Its growth, divided by the time passed, is the mean
+    number of requests in flight."""
     in_flight: int
+    """Requests in flight at this moment."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,11 @@ class BlockDevice:
     """A drive as users know it: nvme0n1, sda, vda."""
 
     name: str
-    number: str
     stats: tuple[Path, ...]
-    """Its stat file; where NVMe reaches it over several controllers, that of each path."""
+    """Its stat file; with NVMe multipath, the stat file of each path."""
 
     def counters(self) -> DeviceCounters | None:
-        """Return what it has counted, None where the kernel does not tell."""
+        """Return the drive's counters; None if the kernel does not provide them."""
         try:
             paths = [parse_stat(path.read_text(encoding="utf-8")) for path in self.stats]
         except (OSError, ValueError):
@@ -75,33 +79,39 @@ class BlockDevice:
 def devices_under(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
     """Return the physical drives that hold a folder, by name; none for tmpfs and networks.
 
-    Partitions are led back to their drive; md, dm, LVM and multipath to their members; a loop
-    device to the drives under its file; overlay to those under its layers, where they can be seen.
+    A partition is resolved to its drive; md, dm, LVM and multipath to their members; a loop device
+    to the drives under its file; overlay to the drives under those of its layers that are visible.
     """
-    mounts = parse_mountinfo(read_text(proc / "self" / "mountinfo"))
-    folders = {disk.name: disk for disk in _disks_under(folder.resolve(), mounts, sys, set())}
-    return [_block_device(disk, sys) for _, disk in sorted(folders.items())]
+    disks = _disks_under(folder.resolve(), read_mounts(proc=proc), sys, set())
+    by_name = {disk.name: disk for disk in disks}
+    return [_block_device(disk, sys) for _, disk in sorted(by_name.items())]
 
 
 def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
-    """Return the mount that a folder lies on; None where mountinfo does not show it."""
-    return mount_of(folder.resolve(), parse_mountinfo(read_text(proc / "self" / "mountinfo")))
+    """Return the mount that a folder lies on; None if mountinfo does not list it."""
+    return mount_of(folder.resolve(), read_mounts(proc=proc))
 
 
 def lies_in_memory(folder: Path) -> bool:
-    """Return whether a folder's files are memory themselves: reading them waits for nothing."""
+    """Return whether a folder lies on tmpfs or ramfs: reading its files never waits for a drive."""
     mount = mount_under(folder)
     return mount is not None and mount.kind in ("tmpfs", "ramfs")
 
 
 def network_read_bytes(mount: Mount, *, proc: Path = PROC) -> int | None:
-    """Return what an NFS mount has read from its server, None for other kinds of mount."""
+    """Return the bytes that an NFS mount has read from its server; None for other file systems."""
     if not mount.kind.startswith("nfs"):
         return None
     return parse_mountstats(read_text(proc / "self" / "mountstats")).get(mount.point)
 
 
+def read_mounts(*, proc: Path = PROC) -> list[Mount]:
+    """Return the mounts that this process sees, in the kernel's order."""
+    return parse_mountinfo(read_text(proc / "self" / "mountinfo"))
+
+
 def parse_mountinfo(text: str) -> list[Mount]:
+    """Return the mounts of a mountinfo file; lines of another form are skipped."""
     mounts = []
     for line in text.split("\n"):
         before, separator, after = line.partition(" - ")
@@ -116,10 +126,10 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
-    """Return the mount that an absolute path without links lies on.
+    """Return the mount that an absolute path without symbolic links lies on.
 
-    The longest mount point is not enough: a mount may be hidden by a later one on a folder above
-    it. So the path is walked as the kernel does, from each mount to the child that it meets first.
+    The longest mount point may be wrong: a later mount on a parent folder hides it. So follow the
+    path as the kernel does: from each mount to the first of its child mounts on the path.
     """
     on_the_way = [mount for mount in mounts if path.is_relative_to(mount.point)]
     ids = {mount.id for mount in on_the_way}
@@ -135,14 +145,15 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
 
 
 def parse_mountstats(text: str) -> dict[str, int]:
-    """Return the bytes read from the server, of each mount point that counts them."""
+    """Return the bytes read from the server by mount point, of the mounts that count them."""
     read_bytes = {}
     point = None
     for line in text.split("\n"):
         if line.startswith("device "):
             point = _unescape(line.split(" mounted on ", 1)[-1].split(" with fstype ", 1)[0])
         elif point is not None and line.lstrip().startswith("bytes:"):
-            # normal read, write; O_DIRECT read, write; then server read, which has both in it
+            # Normal reads, writes; O_DIRECT reads, writes; reads from the server, which include
+            # both kinds of read.
             read_bytes[point] = int(line.split()[5])
     return read_bytes
 
@@ -151,7 +162,7 @@ def parse_stat(text: str) -> DeviceCounters:
     """Return the counters of a /sys/block/*/stat file.
 
     Raises:
-        ValueError: the text is no such file.
+        ValueError: the text is not of that form.
     """
     numbers = [int(word) for word in text.split()]
     if len(numbers) < 11:
@@ -168,8 +179,8 @@ def parse_stat(text: str) -> DeviceCounters:
 def _disks_under(path: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> Iterator[Path]:
     """Yield the /sys folders of the drives that hold a path.
 
-    `seen` has the mounts on the way here: a container shows the paths of layers and loop files as
-    the host has them, and there they may seem to lie on the very mount that they are part of.
+    `seen` holds the ids of the mounts visited so far, to stop at a circle: in a container the paths
+    of layers and loop files are the host's, and may seem to lie on the mount that they belong to.
     """
     mount = mount_of(path, mounts)
     if mount is None or mount.id in seen:
@@ -190,7 +201,7 @@ def _mounted_devices(mount: Mount, sys: Path) -> list[Path]:
         return [device.resolve()]
     if not mount.source.startswith("/dev/"):
         return []
-    # btrfs mounts a number of its own, and names one of its devices as the source.
+    # btrfs has a device number of its own; its source is one of its devices.
     name = Path(mount.source).resolve().name
     for volume in sys.glob("fs/btrfs/*/devices"):
         if (volume / name).exists():
@@ -209,17 +220,17 @@ def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> It
         file = Path(read_text(backing_file).rstrip("\n"))
         if file.exists():
             members += _disks_under(file.resolve(), mounts, sys, seen)
-    # A loop device over tmpfs has no drive below, but counts what is read all the same.
+    # A loop device over tmpfs has no drive below it, but it counts reads, too.
     yield from members or [disk]
 
 
 def _block_device(disk: Path, sys: Path) -> BlockDevice:
-    # Kernels before 6.2 count the reads of NVMe multipath at its hidden paths (nvme0c1n1) alone,
-    # and 0 at the drive; all kernels count them at the paths.
+    # With NVMe multipath, every kernel counts reads at the hidden paths (nvme0c1n1); only since 6.2
+    # also at the drive.
     name = re.fullmatch(r"nvme(\d+)n(\d+)", disk.name)
     hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()
     paths = sorted(path / "stat" for path in hidden) or [disk / "stat"]
-    return BlockDevice(disk.name, read_text(disk / "dev").strip(), tuple(paths))
+    return BlockDevice(disk.name, tuple(paths))
 
 
 def _layers(options: str) -> list[Path]:
@@ -233,9 +244,9 @@ def _unescape(word: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return a kernel file's text, "" where it is absent or closed to us."""
+    """Return a kernel file's text; "" if it is missing or not readable."""
     try:
-        # Not read_text(): it would make a line's end of a carriage return in a folder's name.
+        # Not Path.read_text(): it changes a carriage return in a folder's name to a line feed.
         return path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return ""

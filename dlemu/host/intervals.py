@@ -1,4 +1,4 @@
-"""What a host did during an interval: the difference of two observations."""
+"""The counters of a host at one moment, and what it did between two of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,27 +21,30 @@ class HostCpu:
     busy: float
     idle: float
     iowait: float
-    """Idle, while a thread of that CPU waited for a drive."""
+    """Idle while a thread of that CPU waited for I/O."""
     steal: float
-    """Taken by other guests of the machine below."""
+    """Ready to run, but the hypervisor gave the physical CPU to another virtual machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was counted up to one moment; None where the kernel does not tell."""
+    """All counters at one moment; None where the kernel does not provide them."""
 
     time: float
-    """On perf_counter's clock, as the steps are."""
+    """Seconds on the clock of time.perf_counter, like the times of steps."""
     label: str | None
-    """Of a border, "epoch 0 start"; None between borders."""
+    """What begins or ends here: "epoch 0 start"; None for the observations between."""
     devices: dict[str, DeviceCounters]
+    """By name of the drive."""
     network_read_bytes: int | None
+    """Bytes that the folder's network mount has read from its server."""
     host: HostCpu | None
     usable_cpus: float
+    """CPUs that the processes may use, by affinity and cgroup quota."""
     processes: ProcessCounters
     throttling: Throttling | None
     pss_bytes: int | None
-    """Memory held; it costs too much to be asked for each time."""
+    """Memory of the processes; None in most observations, because measuring it is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,67 +52,84 @@ class DeviceUse:
     """What one drive did during an interval."""
 
     reads: int
+    """Requests completed."""
     read_bytes: int
     read_bytes_per_second: float
     busy_share: float
-    """Share (0-1) of the time with a request in flight."""
+    """Share (0-1) of the time with at least one request in flight."""
     mean_in_flight: float
+    """Mean number of requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalSummary:
-    """What a host did between two observations; None where the kernel does not tell."""
+    """What a host did between two observations; None where the kernel does not count it.
+
+    "The processes" are the ranks of the host with all their descendants.
+    """
 
     seconds: float
     devices: dict[str, DeviceUse]
+    """By name of the drive."""
     device_read_bytes: int | None
-    """Of all drives under the folder, whoever read; None where none can be seen."""
+    """Bytes read from all drives under the folder, by any process; None if no drive is visible."""
     network_read_bytes: int | None
+    """Bytes that the folder's network mount read from its server, for any process."""
     process_read_bytes: int | None
-    """Fetched from storage for the processes observed."""
+    """Bytes that the processes had fetched from storage."""
     process_rchar: int | None
+    """Bytes that the processes' read calls returned, from the page cache as well."""
     host_cpu_share: float | None
-    """Share (0-1) of the host's CPU time that was busy, with whatever else ran there."""
+    """Share (0-1) of the time of all the host's CPUs that was busy, for any process."""
     host_iowait_share: float | None
+    """Share (0-1) of the same time that a CPU was idle while a thread waited for I/O."""
     host_steal_share: float | None
+    """Share (0-1) of the same time that the hypervisor gave to other virtual machines."""
     usable_cpus: float
+    """CPUs that the processes may use, by affinity and cgroup quota."""
     process_cpu_seconds: float | None
+    """User and system time of the processes."""
     runqueue_seconds: float | None
-    """Time that threads were ready to run and had no CPU, summed over them."""
+    """Time that threads were ready to run and had no CPU, summed over the threads."""
     num_throttled: int | None
+    """Periods in which a cgroup's CPU quota was used up."""
     throttled_seconds: float | None
     """Time that a cgroup's CPU quota stopped the processes, summed over CPUs."""
     voluntary_switches: int | None
+    """Context switches because a thread had to wait."""
     involuntary_switches: int | None
+    """Context switches because another thread got the CPU."""
     max_processes: int
+    """Most processes alive at one observation."""
     max_pss_bytes: int | None
+    """Most memory at one observation (proportional set size); None if it was never measured."""
 
     @property
     def device_busy_share(self) -> float | None:
-        """Of the busiest drive."""
+        """Share (0-1) of the time that the busiest drive was busy."""
         return max((use.busy_share for use in self.devices.values()), default=None)
 
     @property
     def process_cpu_share(self) -> float | None:
-        """Share (0-1) of the CPUs that the processes may use."""
+        """Share (0-1) of the usable CPUs' time that the processes used."""
         if self.process_cpu_seconds is None or not self.seconds:
             return None
         return self.process_cpu_seconds / (self.seconds * self.usable_cpus)
 
     @property
     def storage_read_bytes(self) -> int | None:
-        """What storage delivered, by the best witness: drives, the network mount, processes."""
+        """Bytes that storage delivered, by the best counter: drives, network mount, processes."""
         for num_bytes in (self.device_read_bytes, self.network_read_bytes):
             if num_bytes is not None:
                 return num_bytes
         return self.process_read_bytes
 
 
-def summarize(observations: Sequence[Observation]) -> IntervalSummary:
-    """Return what was done between the first and the last of at least two observations."""
+def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
+    """Return what happened between the first and the last of at least two observations."""
     first, last = observations[0], observations[-1]
     seconds = last.time - first.time
-    assert seconds > 0, "an interval has two ends"
+    assert seconds > 0, "needs two observations, in order of time"
     devices = {
         name: _device_use(first.devices[name], after, seconds)
         for name, after in last.devices.items()
@@ -143,10 +163,10 @@ def summarize(observations: Sequence[Observation]) -> IntervalSummary:
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """Return the observations that a HostObserver wrote; a line that was cut short is left out.
+    """Return the observations that a HostObserver wrote; an incomplete last line is left out.
 
     Raises:
-        ValueError: a line holds none.
+        ValueError: a line is not an observation.
     """
     lines = path.read_bytes().splitlines(keepends=True)[1:]
     return [_OBSERVATION.validate_json(line) for line in lines if line.endswith(b"\n")]
@@ -158,7 +178,7 @@ _OBSERVATION = TypeAdapter(Observation)
 def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | None:
     if before is None or after is None:
         return None
-    # iowait may shrink by a tick: proc(5) says that it is not reliable.
+    # iowait may decrease: proc(5) says that it is not reliable.
     pairs = zip(asdict(before).values(), asdict(after).values(), strict=True)
     growths = [max(0.0, last - first) for first, last in pairs]
     total = sum(growths)
@@ -168,14 +188,14 @@ def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | Non
 def _device_use(before: DeviceCounters, after: DeviceCounters, seconds: float) -> DeviceUse:
     read_bytes = after.read_bytes - before.read_bytes
     busy_ms, queue_ms = (
-        (last - first) % (1 << 32)  # both wrap around there: the queue's within hours
+        (last - first) % (1 << 32)  # both wrap around: queue_ms within hours
         for first, last in ((before.busy_ms, after.busy_ms), (before.queue_ms, after.queue_ms))
     )
     return DeviceUse(
         reads=after.reads - before.reads,
         read_bytes=read_bytes,
         read_bytes_per_second=read_bytes / seconds,
-        busy_share=min(1.0, busy_ms / 1000 / seconds),  # the kernel counts whole clock ticks
+        busy_share=min(1.0, busy_ms / 1000 / seconds),  # counted in whole clock ticks
         mean_in_flight=queue_ms / 1000 / seconds,
     )
 

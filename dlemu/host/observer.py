@@ -1,7 +1,6 @@
-"""Observe a host while a job runs: what its drives, CPUs and processes have counted."""
+"""Observes a host while a job runs: the counters of its drives, CPUs and processes."""
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,36 +10,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes, read_text
-from dlemu.host.intervals import (
-    HostCpu,
-    IntervalSummary,
-    Observation,
-    read_observations,
-    summarize,
-)
+from dlemu.host.cpu import read_cpu_times
+from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
+from dlemu.host.intervals import HostCpu, Observation
 from dlemu.host.limits import cgroup_folders, cpu_throttling, usable_cpus
 from dlemu.host.processes import ProcessTree
 
-__all__ = ["HostObserver", "IntervalSummary", "Observation", "read_observations", "summarize"]
-
 T = TypeVar("T")
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Shares of a core that the counters, the search for new processes, and memory may take: together
-# under 1 %. Where they would cost more, they are looked at less often.
+# Shares of one core that reading the counters, looking for new processes, and measuring memory may
+# take: together below 1 %. What would cost more is done less often.
 _COUNTERS, _SEARCH, _MEMORY = 0.004, 0.002, 0.001
 
 
 class HostObserver:
-    """Reads a host's counters at the borders of epochs, and about once a second between.
+    """Reads a host's counters at the start and end of epochs, and about once a second between.
 
-    The observations are kept, and written to `path` as JSON lines. Where so many processes run that
-    this would cost 1 % of a core, it is done less often. `pids` names the processes to follow, as
-    they may change; their descendants are followed as well.
+    Observes less often where so many processes run that it would take 1 % of a core. Keeps all
+    observations, and writes them to `path` as JSON lines.
+
+    Args:
+        folder: the counters of the drives and the mount under it are read.
+        pids: returns the processes to follow; their descendants are followed as well.
+        path: where to write the observations; None writes nothing.
+        period: seconds between two observations.
 
     Raises:
-        OSError: `path` exists, or cannot be written: by whichever call comes next.
+        OSError: on entering, `path` exists or cannot be created; on a later call, a write failed.
     """
 
     def __init__(
@@ -56,7 +52,7 @@ class HostObserver:
         self.devices = devices_under(folder, proc=proc, sys=sys)
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
-        """What the thread that observes has cost."""
+        """CPU time that the observing thread has used."""
         self._mount = mount_under(folder, proc=proc)
         self._pids = pids
         self._path = path
@@ -75,7 +71,7 @@ class HostObserver:
     def __enter__(self) -> Self:
         if self._path is not None:
             self._file = self._path.open("xb", buffering=0)
-            # For those who compare with other logs: the observations' clock and the time of day.
+            # Both clocks, so that the observations can be compared with other logs.
             self._write({"time": time.perf_counter(), "unix_time": time.time()})
         self._thread.start()
         return self
@@ -95,7 +91,11 @@ class HostObserver:
             raise self._failure
 
     def mark(self, label: str) -> Observation:
-        """Observe a border, now. Memory is left to the thread: to measure it can take a second."""
+        """Observe now, under a label. Does not measure memory, which can take a second.
+
+        Raises:
+            OSError: an observation could not be written.
+        """
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -105,10 +105,10 @@ class HostObserver:
         return observation
 
     def between(self, first: str, last: str) -> list[Observation]:
-        """Return the observations from one border to another, both included.
+        """Return the observations from one label to another, both included.
 
         Raises:
-            ValueError: there is no such border.
+            ValueError: there is no such label.
         """
         with self._lock:
             labels = [observation.label for observation in self.observations]
@@ -149,7 +149,7 @@ class HostObserver:
             label=label,
             devices={name: counts for name, counts in counters.items() if counts is not None},
             network_read_bytes=self._network_read_bytes(),
-            host=_host_cpu(self._proc),
+            host=self._host_cpu(),
             usable_cpus=self._usable_cpus,
             processes=self._tree.counters(),
             throttling=cpu_throttling(self._cgroups),
@@ -158,6 +158,10 @@ class HostObserver:
         self.observations.append(observation)
         self._write(asdict(observation))
         return observation
+
+    def _host_cpu(self) -> HostCpu | None:
+        times = read_cpu_times(proc=self._proc)
+        return HostCpu(times.busy, times.idle, times.iowait, times.steal) if times else None
 
     def _network_read_bytes(self) -> int | None:
         return network_read_bytes(self._mount, proc=self._proc) if self._mount else None
@@ -168,7 +172,7 @@ class HostObserver:
 
 
 class _Paced(Generic[T]):
-    """Calls a function when asked to, unless that would cost more than a share of a core."""
+    """Calls a function, or skips the call if it would use more than its share of a core."""
 
     def __init__(self, function: Callable[[], T], share: float) -> None:
         self._function = function
@@ -182,13 +186,3 @@ class _Paced(Generic[T]):
         result = self._function()
         self._due = time.perf_counter() + (time.thread_time() - start) / self._share
         return result
-
-
-def _host_cpu(proc: Path) -> HostCpu | None:
-    words = read_text(proc / "stat").partition("\n")[0].split()
-    if len(words) < 9:
-        return None
-    user, nice, system, idle, iowait, irq, softirq, steal = (
-        int(word) / _TICKS_PER_SECOND for word in words[1:9]
-    )
-    return HostCpu(user + nice + system + irq + softirq, idle, iowait, steal)

@@ -1,6 +1,6 @@
-"""What processes and all their descendants have used so far: CPU, reads, waiting, memory.
+"""What processes and their descendants have used so far: CPU time, reads, waiting, memory.
 
-Totals never go backwards when a process ends. See proc(5), and for schedstat the kernel's
+Totals never decrease when a process ends. For the files see proc(5), and for schedstat the kernel's
 Documentation/scheduler/sched-stats.rst.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlemu.host.cpu import TICKS_PER_SECOND
 from dlemu.host.devices import PROC
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-_SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s*(\d+)")  # "nonvoluntary" comes second
+_SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s*(\d+)")  # also finds "nonvoluntary", second
 _READS = re.compile(rb"(?:rchar|read_bytes): (\d+)")
 _PSS = re.compile(rb"\nPss:\s*(\d+) kB")
 
@@ -22,36 +22,43 @@ _Counts = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
-    """Totals of a tree of processes; None where the kernel does not tell."""
+    """Totals of a tree of processes; None where the kernel does not count."""
 
     num: int
-    """Processes that live now."""
+    """Processes alive now."""
     cpu_seconds: float | None
     """User and system time."""
     rchar: int | None
-    """Bytes that read calls returned, from the page cache, pipes and sockets as well."""
+    """Bytes that read calls returned, including those from the page cache, pipes and sockets."""
     read_bytes: int | None
     """Bytes that these processes had fetched from storage."""
     runqueue_seconds: float | None
-    """Time that threads were ready to run and had no CPU, summed over them."""
+    """Time that threads were ready to run and had no CPU, summed over the threads."""
     voluntary_switches: int | None
+    """Context switches because a thread had to wait."""
     involuntary_switches: int | None
+    """Context switches because another thread got the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
+    """What is used of /proc/<pid>/stat."""
+
     parent: int
     start: int
+    """When it started; tells apart two processes that had the same pid."""
     num_threads: int
     ticks: int
+    """CPU time, with that of the children that it has waited for."""
 
 
 class ProcessTree:
-    """Processes, and their descendants for as long as these live.
+    """Some processes and all their descendants.
 
-    When a process ends, the kernel adds its CPU time and reads to the parent that waits for it: the
-    sum over the tree stays right, even for a child that began and ended unseen. Waiting and
-    switches are counted by thread and lost with it, so the last values seen are kept here.
+    When a process ends, the kernel adds its CPU time and reads to the parent that waits for it. So
+    the sum over the tree stays right, even for a child that started and ended between two looks.
+    Run-queue time and switches are counted per thread and lost when it ends: their last values are
+    kept here.
     """
 
     def __init__(self, proc: Path = PROC) -> None:
@@ -66,11 +73,11 @@ class ProcessTree:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that lived when last looked at."""
+        """The processes that were alive at the last look."""
         return list(self._starts)
 
     def refresh(self, roots: Iterable[int]) -> None:
-        """Look for new descendants: reads one file of every process of the host."""
+        """Look for new descendants of `roots`: reads one file of every process of the host."""
         stats = {}
         for name in os.listdir(self._proc):
             if name.isdecimal() and (stat := self._stat(int(name))) is not None:
@@ -84,7 +91,29 @@ class ProcessTree:
             found += [child for child in children.get(pid, ()) if child not in self._starts]
 
     def counters(self) -> ProcessCounters:
-        """Return what the processes found have used up to now."""
+        """Return what the processes found so far have used up to now."""
+        self._read_counts()
+        # A parent that ignores SIGCHLD does not inherit its child's counts, and one that ends while
+        # the files are read is missed once: never report less than before.
+        totals = _sums([self._ended_processes, *self._processes.values()])
+        self._highest = tuple(
+            max((n for n in pair if n is not None), default=None)
+            for pair in zip(totals, self._highest, strict=True)
+        )
+        ticks, rchar, read_bytes = self._highest
+        waits_ns, voluntary, involuntary = _sums([self._ended_threads, *self._threads.values()])
+        return ProcessCounters(
+            num=len(self._processes),
+            cpu_seconds=None if ticks is None else ticks / TICKS_PER_SECOND,
+            rchar=rchar,
+            read_bytes=read_bytes,
+            runqueue_seconds=None if waits_ns is None else waits_ns / 1e9,
+            voluntary_switches=voluntary,
+            involuntary_switches=involuntary,
+        )
+
+    def _read_counts(self) -> None:
+        """Read the counts of all processes and threads; add those that have ended to the totals."""
         parents: dict[int, int] = {}
         processes: dict[int, _Counts] = {}
         threads: dict[int, _Counts] = {}
@@ -108,36 +137,18 @@ class ProcessTree:
             [self._ended_threads, *(self._threads[t] for t in self._threads.keys() - threads)]
         )
         self._parents, self._processes, self._threads = parents, processes, threads
-        # A parent that ignores SIGCHLD does not inherit, and one that ends between two reads
-        # above is missed once: neither may take back what was told before.
-        totals = _sums([self._ended_processes, *processes.values()])
-        self._highest = tuple(
-            max((n for n in pair if n is not None), default=None)
-            for pair in zip(totals, self._highest, strict=True)
-        )
-        ticks, rchar, read_bytes = self._highest
-        waits_ns, voluntary, involuntary = _sums([self._ended_threads, *threads.values()])
-        return ProcessCounters(
-            num=len(processes),
-            cpu_seconds=None if ticks is None else ticks / _TICKS_PER_SECOND,
-            rchar=rchar,
-            read_bytes=read_bytes,
-            runqueue_seconds=None if waits_ns is None else waits_ns / 1e9,
-            voluntary_switches=voluntary,
-            involuntary_switches=involuntary,
-        )
 
     def pss_bytes(self) -> int | None:
-        """Return the memory held now, pages shared by n processes counted 1/n each.
+        """Return the proportional set size: of a page shared by n processes, each counts 1/n.
 
-        The kernel walks all of a process' pages for it: about 10 ms a GiB.
+        Slow, about 10 ms per GiB: the kernel visits every page of a process.
         """
         sizes = [self._numbers(f"{pid}/smaps_rollup", _PSS, 1) for pid in self.pids]
         (kib,) = _sums(sizes or [(None,)])
         return None if kib is None else kib * 1024
 
     def _has_heir(self, pid: int) -> bool:
-        """Whether an ancestor that lives and is counted got what an ended process had used."""
+        """Return whether a living ancestor in this tree has inherited an ended process's counts."""
         while pid not in self._starts:
             if pid not in self._parents:
                 return False
@@ -150,18 +161,18 @@ class ProcessTree:
             return
         try:
             names = os.listdir(f"{self._proc}/{pid}/task")
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             return
         for name in names:
             yield int(name), f"{pid}/task/{name}"
 
     def _stat(self, pid: int) -> _Stat | None:
-        # The name in brackets may have spaces and brackets in it.
+        # The process's name, in brackets, may itself contain spaces and brackets.
         _, _, rest = _read(f"{self._proc}/{pid}/stat").rpartition(b")")
         words = rest.split()
         if len(words) < 20:
             return None
-        # utime, stime, and those of the children that were waited for
+        # utime, stime, cutime, cstime; the last two are of the children waited for.
         ticks = sum(int(word) for word in words[11:15])
         return _Stat(int(words[1]), int(words[19]), int(words[17]), ticks)
 
@@ -171,20 +182,20 @@ class ProcessTree:
 
 
 def _sums(rows: Iterable[_Counts]) -> _Counts:
-    """Return the sum of each column over the rows that know it, None where none does."""
+    """Return the sum of each column, without None; None for a column that has nothing else."""
     columns = ([n for n in column if n is not None] for column in zip(*rows, strict=True))
     return tuple(sum(column) if column else None for column in columns)
 
 
 def _read(path: str) -> bytes:
-    # Thousands of these are read: open() with its buffers and decoder takes three times as long.
+    # Thousands of these are read, and open() with its buffer and decoder is three times as slow.
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
         return b""
     try:
         return os.read(file, 1 << 16)
-    except OSError:  # a process that ended since
+    except OSError:  # the process has ended meanwhile
         return b""
     finally:
         os.close(file)

@@ -1,10 +1,11 @@
 """One measurement of one data path: workers that read or write blocks of files for some seconds.
 
-processes > threads > workers, each with its own file, buffer and order of blocks
-    path:     host_buffered            page cache
-              host_direct              O_DIRECT
-              host_direct_gpu_copy     O_DIRECT, then a copy from pinned memory to the GPU
-              cufile                   cuFile, by whichever path it chooses: see `path_bytes`
+Each worker has its own file, buffer and order of blocks. The data paths:
+
+    host_buffered           page cache
+    host_direct             O_DIRECT
+    host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
+    cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
 """
 
 import functools
@@ -15,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from multiprocessing.connection import Connection, wait
@@ -36,13 +37,14 @@ DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 
 PROCESSES_BELOW = 128 * 1024
-"""Into host memory. Threads of one Python process stop scaling with smaller blocks: 4 of them reach
-171,000 IOPS at 4 KiB, fio 365,000."""
+"""Smaller blocks into host memory need several processes: Python threads do not scale with them. At
+4 KiB, 4 threads reach 171,000 IOPS, fio 365,000."""
 
-_CHUNK = 8192  # blocks between two looks at the clock's results
+_CHUNK = 8192
+"""Blocks whose latencies are added to the histogram at once."""
 
 _Transfer = Callable[[int], int]
-"""Reads or writes the block at an offset and returns its bytes."""
+"""Reads or writes the block at an offset; returns the number of bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,9 @@ class Work:
     pattern: Pattern
     io_size: int
     files: tuple[str, ...]
-    """One for each worker."""
+    """One per worker."""
     file_bytes: int
+    """Bytes of each file that are used."""
     seconds: float
     seed: int = 0
 
@@ -68,21 +71,21 @@ class Work:
 
     @property
     def num_processes(self) -> int:
-        """Small blocks into host memory get a process for each worker, all else threads.
+        """One process per worker for small blocks into host memory, otherwise one for all.
 
-        A process has a CUDA context of its own, and contexts take turns on a GPU: several would
-        measure that, and not the path.
+        With a GPU always one: each process has its own CUDA context, and contexts take turns on a
+        GPU, so several processes would measure that instead of the path.
         """
         return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
 
 
 @dataclass
 class Done:
-    """What workers did, one or many of them."""
+    """What one or more workers did."""
 
     latencies: Latencies
     end: float
-    """When the last one was done."""
+    """When the last worker ended, on the clock of time.perf_counter."""
     user_seconds: float = 0.0
     system_seconds: float = 0.0
     path_bytes: PathBytes = field(default_factory=PathBytes)
@@ -96,16 +99,16 @@ class Done:
 
 
 def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
-    """Let the workers work, and return what they did and in how many seconds.
+    """Run the workers; return what they did and the seconds that it took.
 
-    `on_start` is called when all are ready and begin.
+    Calls `on_start` at the moment when all workers start.
 
     Raises:
         RunError: a worker failed or died.
     """
     context = multiprocessing.get_context("forkserver")
-    # Each process of a measurement is forked from a server that has imported this module: cheap
-    # to start, and without this process's threads and CUDA context, which must not be forked.
+    # The forkserver has imported this module, so its forks start fast. They do not have this
+    # process's threads and CUDA context, which must not be forked.
     context.set_forkserver_preload([__name__])
     groups = []
     try:
@@ -118,10 +121,11 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
             groups.append((process, ours))
         pipes = [pipe for _, pipe in groups]
         for _ in _receive_all(pipes):
-            pass
-        start = time.perf_counter() + 0.02  # so that the message reaches all before it is due
+            pass  # each says that it is ready
+        start = time.perf_counter() + 0.02  # time for the message to reach all of them
         for pipe in pipes:
-            pipe.send(start)
+            with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
+                pipe.send(start)
         time.sleep(max(0.0, start - time.perf_counter()))
         on_start()
         done = Done(Latencies(), start)
@@ -137,7 +141,11 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
 
 
 def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
-    """Yield a message of each pipe, in the order in which they come: so none hides a failure."""
+    """Yield one message per pipe as they come, so that a failure is seen at once.
+
+    Raises:
+        RunError: a worker failed or died.
+    """
     awaited = list(pipes)
     while awaited:
         for pipe in wait(awaited):
@@ -145,7 +153,7 @@ def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterat
             awaited.remove(pipe)
             try:
                 message = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # a reset: with our message unread
                 raise RunError("a worker ended without a word; killed, or out of memory?") from None
             if isinstance(message, str):
                 raise RunError(message)
@@ -155,8 +163,8 @@ def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterat
 def _run_group(
     pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
 ) -> None:
-    """Work as one process, for the workers `members`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    """Run the workers with the numbers `members`, as one process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the parent ends this process
     try:
         with ExitStack() as stack:
             gpu = stack.enter_context(Gpu()) if work.on_gpu else None
@@ -191,7 +199,7 @@ def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
 
 
 class _Worker:
-    """One file, one block of memory, one order of blocks."""
+    """Reads or writes the blocks of one file, through one buffer."""
 
     def __init__(
         self, work: Work, index: int, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
@@ -204,7 +212,7 @@ class _Worker:
             flags |= os.O_DIRECT
         self._fd = os.open(work.files[index], flags)
         stack.callback(os.close, self._fd)
-        # What was written or read before this measurement must not serve it.
+        # Start with a cold page cache.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self._buffer = stack.enter_context(HostMemory(max(work.io_size, PAGE_BYTES)))
         self._view = self._buffer.view[: work.io_size]
@@ -241,11 +249,11 @@ class _Worker:
             if stamps[-1] >= end:
                 break
         if self._work.writes and self._work.path == "host_buffered":
-            os.fdatasync(self._fd)  # or the drive would not have taken part
+            os.fdatasync(self._fd)  # otherwise only memory was measured
         return Done(latencies, time.perf_counter())
 
     def _blocks(self) -> Iterator[tuple[list[int], Iterator[_Transfer]]]:
-        """Yield offsets and what to do there, each block of the file once, then again and again."""
+        """Yield offsets and transfers, for ever: in each round every block of the file once."""
         num_blocks = self._work.file_bytes // self._work.io_size
         while True:
             order = np.arange(num_blocks)
@@ -255,7 +263,7 @@ class _Worker:
                 offsets = (order[start : start + _CHUNK] * self._work.io_size).tolist()
                 yield offsets, self._transfers(len(offsets))
             if self._work.path == "host_buffered":
-                # The next round must not be read from memory.
+                # The next round must not find its blocks in the page cache.
                 if self._work.writes:
                     os.fdatasync(self._fd)
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -267,9 +275,9 @@ class _Worker:
         return repeat(self._write if self._work.writes else self._read)
 
     def _stamp(self) -> None:
-        """Make every 4 KiB differ from all others, or storage that deduplicates looks faster."""
+        """Make every 4 KiB unique: storage that deduplicates would look faster than it is."""
         self._num_written += 1
-        # An odd factor meets each 64-bit number once before it comes round.
+        # Multiples of an odd number repeat only after 2^64 of them.
         step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
         np.add(self._first_stamps, step, out=self._stamps)
 

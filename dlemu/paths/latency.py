@@ -1,4 +1,4 @@
-"""Percentiles of millions of latencies in 22 KiB, each right to 0.8 %."""
+"""Percentiles of any number of latencies in 22 KiB of memory, with an error of at most 0.8 %."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 _PER_POWER = 64
-"""Buckets to each power of two, equally wide: a bucket's middle is at most 1/128 off."""
-_NUM_POWERS = 44  # up to 2^43 ns, 2.4 hours
+"""Buckets of equal width per power of two: a bucket's middle is off by at most 1/128."""
+_NUM_POWERS = 44
+"""Powers of two covered: up to 2^43 ns, 2.4 hours."""
 
 
 class Latencies:
-    """A histogram over logarithmic buckets, after Gil Tene's HdrHistogram; times are in ns."""
+    """A histogram with logarithmic buckets, after Gil Tene's HdrHistogram; times are in ns."""
 
     def __init__(self) -> None:
         self.counts: npt.NDArray[np.int64] = np.zeros(_NUM_POWERS * _PER_POWER, np.int64)
         self.total = 0
-        """Sum of all latencies, exact."""
+        """Exact sum of all latencies."""
 
     @property
     def num(self) -> int:
@@ -35,13 +36,13 @@ class Latencies:
         self.total += other.total
 
     def mean(self) -> float:
-        """Return the mean in seconds, exact; nan if nothing was counted."""
+        """Return the exact mean in seconds; nan if nothing was counted."""
         return self.total / self.num / 1e9 if self.num else float("nan")
 
     def percentile(self, percent: float) -> float:
-        """Return the seconds that `percent` of the latencies do not exceed; nan if there is none.
+        """Return the percentile in seconds, by nearest rank; nan if nothing was counted.
 
-        The nearest rank is taken, as in numpy's method "inverted_cdf".
+        The same as numpy's method "inverted_cdf".
         """
         if not self.num:
             return float("nan")

@@ -1,8 +1,8 @@
-"""A sweep over the data paths of folders, as vendors publish them for GPUDirect Storage.
+"""A sweep over the data paths of folders, as vendors publish it for GPUDirect Storage.
 
-plan      targets x paths x patterns x block sizes x workers, a cell each
-prepare   one file of random bytes for each worker and target, removed at the end
-measure   each cell for some seconds; done cells are kept in cells.jsonl and not measured again
+1. cells     every combination of target, path, pattern, block size and number of workers
+2. files     one file of random bytes per worker and target, removed at the end
+3. measure   each cell for some seconds; cells.jsonl keeps those done, which are not measured again
 """
 
 import itertools
@@ -10,10 +10,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from pydantic import TypeAdapter
 from dlemu.ending import last_act
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.gpu import cuda
-from dlemu.gpu.cufile import availability
+from dlemu.gpu.availability import availability
+from dlemu.host.cpu import CpuTimes, read_cpu_times
 from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
@@ -30,32 +31,37 @@ from dlemu.results.records import JsonLines, check_writable
 from dlemu.units import PAGE_BYTES, format_bytes, format_seconds
 
 LARGEST_FILE = 2 << 30
-"""What the published runs gave each worker for large blocks (gdsio -s 2048M)."""
+"""Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
 SMALLEST_FILE = 16 << 20
-_FILL = 16 << 20  # bytes of one write when a file is prepared
+_FILL = 16 << 20
+"""Bytes of one write when a file is prepared."""
 
 OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathsPlan:
-    """What to measure; every combination is a cell."""
+class Sweep:
+    """What to measure; every combination is a cell.
+
+    Raises:
+        WorkloadError: a value is out of its bounds, or a target is not a folder.
+    """
 
     targets: tuple[Path, ...]
     """Folders: a local drive, a remote mount …"""
     output: Path = Path("outputs/paths")
-    """Results; measuring again into the same folder goes on where it ended."""
+    """Folder for results. A second sweep into it continues where the first one ended."""
     seconds: float = 45.0
-    """Of each cell; 45 s as in the published tables."""
+    """Duration of each cell; 45 s as in the published tables."""
     io_sizes: tuple[int, ...] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
     workers: tuple[int, ...] = (8,)
     patterns: tuple[Pattern, ...] = ("seq_read", "random_read")
-    """Writing wears drives, so it is done when asked for."""
+    """Writing wears drives, so it must be asked for."""
     paths: tuple[DataPath, ...] | None = None
-    """None means all that work here; one that was named and does not work is an error."""
+    """None means all paths that work here. A path that is named and does not work is an error."""
     file_size: int | None = None
-    """Of each worker's file; None means 2 GiB, or less where more would take over a quarter of the
-    free space."""
+    """Bytes of each worker's file; None means 2 GiB, or less if that would take over a quarter of
+    the free space."""
 
     def __post_init__(self) -> None:
         for name in ("targets", "io_sizes", "workers", "patterns"):
@@ -82,22 +88,30 @@ class PathsPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One measurement. CPU shares are of all CPUs of the host, as `top` and vendors give them."""
+class Asked:
+    """What a cell measures; the same values are the same cell."""
 
     target: str
     path: DataPath
     pattern: Pattern
     io_size: int
+    """Bytes of a block."""
     workers: int
     seconds: float
-    """As asked."""
+    """How long to measure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Asked):
+    """One measurement. CPU percentages are of all CPUs of the host, as `top` and vendors count."""
+
     elapsed: float
-    """As measured, with the last block and, for buffered writes, the sync."""
+    """Seconds measured, including the last block and, for buffered writes, the sync."""
     num_ios: int
     gib_per_second: float
     iops: float
     latency_mean: float
+    """Seconds per block, as the percentiles."""
     latency_p50: float
     latency_p99: float
     latency_p999: float
@@ -105,14 +119,15 @@ class Cell:
     """Of the measuring processes."""
     cpu_system_percentage: float
     host_user_percentage: float
-    """Of everything on the host, the kernel's own threads included."""
+    """Of everything on the host, including the kernel's own threads."""
     host_system_percentage: float
     cpu_seconds_per_gb: float
-    """User and system time of the measuring processes, for 10^9 bytes."""
+    """User and system time of the measuring processes per 10^9 bytes."""
     cpu_watts: float | None
+    """Mean power of all CPU packages, and of all GPUs; None if it cannot be read."""
     gpu_watts: float | None
     mode: str
-    """The path that the bytes took, as cuFile counted: p2pdma, nvidia-fs, compat; else host."""
+    """The path that the bytes took: by cuFile's counters p2pdma, nvidia-fs or compat; else host."""
     p2pdma_bytes: int
     nvidia_fs_bytes: int
     compat_bytes: int
@@ -120,49 +135,52 @@ class Cell:
     file_bytes: int
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """What was asked; the same key is the same cell."""
-        return (self.target, self.path, self.pattern, self.io_size, self.workers, self.seconds)
+    def asked(self) -> Asked:
+        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
 
 # --- measure --------------------------------------------------------------------------------------
 
 
-def run_paths(plan: PathsPlan, on_event: OnEvent) -> list[Cell]:
-    """Measure all cells of the plan that the output folder does not hold yet; return all of them.
+def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
+    """Measure the cells that the output folder does not have yet; return all cells of the sweep.
+
+    `on_event` gets a line about each step.
 
     Raises:
         WorkloadError: the output folder cannot be made, or another command holds it.
         RunError: a named path does not work, space is short, a result cannot be written, or a
             worker failed.
     """
-    todo = {target: list(_plan_target(plan, target, on_event)) for target in plan.targets}
-    keys = [_key(plan, target, *what) for target, cells in todo.items() for what in cells]
-    with hold(plan.output, "paths", key="output"):
-        store = JsonLines(plan.output / "cells.jsonl")
-        known = {cell.key: cell for cell in cells_of(store)}
-        num_left = sum(key not in known for key in keys)
+    asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
+    all_asked = [each for cells in asked.values() for each in cells]
+    with hold(sweep.output, "paths", key="output"):
+        store = JsonLines(sweep.output / "cells.jsonl")
+        known = {cell.asked: cell for cell in cells_of(store)}
+        num_left = sum(each not in known for each in all_asked)
         on_event(
-            f"{len(keys)} cells, {len(keys) - num_left} of them measured before; {num_left} x "
-            f"{format_seconds(plan.seconds)} = {format_seconds(num_left * plan.seconds)}"
+            f"{len(all_asked)} cells, {len(all_asked) - num_left} of them measured before; "
+            f"{num_left} x {format_seconds(sweep.seconds)} = "
+            f"{format_seconds(num_left * sweep.seconds)}"
         )
-        check_writable(plan.output / "paths.json")
-        for target, cells in todo.items():
-            left = [what for what in cells if _key(plan, target, *what) not in known]
+        check_writable(sweep.output / "paths.json")
+        for target in sweep.targets:
+            left = [each for each in asked[target] if each not in known]
             if not left:
                 continue
-            with _files(plan, target, on_event) as (files, file_bytes):
-                for what in left:
-                    cell = _measure(target, _work(plan, what, files, file_bytes))
+            with _files(sweep, target, on_event) as (files, file_bytes):
+                for each in left:
+                    cell = _measure(each, files[: each.workers], file_bytes)
                     num_left -= 1
                     on_event(
-                        f"{_name(cell)}: {cell.gib_per_second:.3f} GiB/s, p99 "
+                        f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
+                        f"{cell.workers}: {cell.gib_per_second:.3f} GiB/s, p99 "
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
-                        f"CPU-s/GB; {format_seconds(num_left * plan.seconds)} left"
+                        f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
                     )
-                    known[cell.key] = cell
+                    known[each] = cell
                     store.append(asdict(cell))
-    return [known[key] for key in keys]
+    return [known[each] for each in all_asked]
 
 
 _CELL = TypeAdapter(Cell)
@@ -172,7 +190,7 @@ def cells_of(store: JsonLines) -> list[Cell]:
     """Return the finished cells of a cells.jsonl.
 
     Raises:
-        RunError: a line is no cell.
+        RunError: a line is not a cell.
     """
     try:
         return [_CELL.validate_python(value) for value in store.values]
@@ -180,50 +198,37 @@ def cells_of(store: JsonLines) -> list[Cell]:
         raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
 
 
-def _work(
-    plan: PathsPlan, what: tuple[DataPath, Pattern, int, int], files: tuple[str, ...], size: int
-) -> Work:
-    path, pattern, io_size, workers = what
-    return Work(
-        path=path,
-        pattern=pattern,
-        io_size=io_size,
-        files=files[:workers],
-        file_bytes=size // io_size * io_size,
-        seconds=plan.seconds,
-    )
+def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
+    """Yield the cells to measure on a target, in the order of measuring.
 
-
-def _name(cell: Cell) -> str:
-    size = format_bytes(cell.io_size)
-    return f"{cell.target} {cell.path} {cell.pattern} {size} x {cell.workers}"
-
-
-def _key(plan: PathsPlan, target: Path, *what: object) -> tuple[object, ...]:
-    return (str(target), *what, plan.seconds)
-
-
-def _plan_target(
-    plan: PathsPlan, target: Path, on_event: OnEvent
-) -> Iterator[tuple[DataPath, Pattern, int, int]]:
+    Raises:
+        RunError: a path that was named does not work there.
+    """
     usable = []
-    for path in plan.paths or DATA_PATHS:
+    for path in sweep.paths or DATA_PATHS:
         problem = path_problem(path, target)
         if problem is None:
             usable.append(path)
-        elif plan.paths is None:
+        elif sweep.paths is None:
             on_event(f"left out on {target}: {path}: {problem}")
         else:
             raise RunError(f"paths={path} does not work on {target}: {problem}")
-    # Paths innermost: what is compared is measured one after the other, in like conditions.
+    # Paths vary fastest: what is compared is measured shortly after each other.
     for pattern, workers, io_size, path in itertools.product(
-        plan.patterns, plan.workers, plan.io_sizes, usable
+        sweep.patterns, sweep.workers, sweep.io_sizes, usable
     ):
-        yield path, pattern, io_size, workers
+        yield Asked(
+            target=str(target),
+            path=path,
+            pattern=pattern,
+            io_size=io_size,
+            workers=workers,
+            seconds=sweep.seconds,
+        )
 
 
 def path_problem(path: DataPath, target: Path) -> str | None:
-    """Return why a path cannot be measured in a folder, None if it can."""
+    """Return why a path cannot be measured in a folder; None if it can."""
     if path == "cufile":
         found = availability(target)
         return None if found.usable else found.why
@@ -248,30 +253,30 @@ def _opens_direct(target: Path) -> bool:
     return True
 
 
-def _measure(target: Path, work: Work) -> Cell:
-    before: list[tuple[Mapping[str, float], Energy, float]] = []
-    done, elapsed = perform(
-        work, lambda: before.append((_host_cpu(), read_energy(), time.perf_counter()))
+def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
+    work = Work(
+        path=asked.path,
+        pattern=asked.pattern,
+        io_size=asked.io_size,
+        files=files,
+        file_bytes=file_bytes // asked.io_size * asked.io_size,
+        seconds=asked.seconds,
     )
-    cpu, energy, moment = _host_cpu(), read_energy(), time.perf_counter()
-    cpu_before, energy_before, moment_before = before[0]
-    host_seconds = sum(cpu.values()) - sum(cpu_before.values())
+    before: list[tuple[CpuTimes, Energy, float]] = []
+    done, elapsed = perform(work, lambda: before.append(_counters()))
+    (cpu_before, energy_before, start), (cpu, energy, end) = before[0], _counters()
     num_bytes = done.latencies.num * work.io_size
 
     def host_share(*names: str) -> float:
-        return 100 * sum(cpu[name] - cpu_before[name] for name in names) / max(host_seconds, 1e-9)
+        seconds: float = sum(getattr(cpu, name) - getattr(cpu_before, name) for name in names)
+        return 100 * seconds / max(cpu.total - cpu_before.total, 1e-9)
 
     def watts(joules: float | None) -> float | None:
-        return None if joules is None else joules / (moment - moment_before)
+        return None if joules is None else joules / (end - start)
 
     all_cpus = elapsed * (os.cpu_count() or 1)
     return Cell(
-        target=str(target),
-        path=work.path,
-        pattern=work.pattern,
-        io_size=work.io_size,
-        workers=len(work.files),
-        seconds=work.seconds,
+        **asdict(asked),
         elapsed=elapsed,
         num_ios=done.latencies.num,
         gib_per_second=num_bytes / elapsed / 2**30,
@@ -296,32 +301,36 @@ def _measure(target: Path, work: Work) -> Cell:
     )
 
 
-def _host_cpu() -> dict[str, float]:
-    """Return CPU seconds of the whole host by kind, idle ones too."""
-    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-    ticks = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
-    return {
-        name: int(number) / os.sysconf("SC_CLK_TCK")
-        for name, number in zip(names, ticks, strict=False)
-    }
+def _counters() -> tuple[CpuTimes, Energy, float]:
+    """Return the host's CPU times, its energy, and the time of the clock.
+
+    Raises:
+        RunError: the kernel does not provide CPU times.
+    """
+    cpu = read_cpu_times()
+    if cpu is None:
+        raise RunError("/proc/stat has no CPU times; paths needs a /proc of Linux")
+    return cpu, read_energy(), time.perf_counter()
 
 
 # --- the files ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _files(
-    plan: PathsPlan, target: Path, on_event: OnEvent
-) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Write the workers' files into the target, and remove them in the end."""
-    num = max(plan.workers)
+def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Write the workers' files into the target; yield them and their size; remove them at the end.
+
+    Raises:
+        RunError: space is short.
+    """
+    num = max(sweep.workers)
     files = tuple(str(target / f"dlemu_paths.{index}") for index in range(num))
     for file in files:
-        Path(file).unlink(missing_ok=True)  # of a run that was killed
+        Path(file).unlink(missing_ok=True)  # left by a sweep that was killed
     free = shutil.disk_usage(target).free
-    largest = max(plan.io_sizes)
+    largest = max(sweep.io_sizes)
     chosen = min(LARGEST_FILE, max(SMALLEST_FILE, largest, free // 4 // num))
-    size = (plan.file_size or chosen) // largest * largest
+    size = (sweep.file_size or chosen) // largest * largest
     if num * size > free * 0.95:
         raise RunError(
             f"{target} has {format_bytes(free)} free, too little for {num} files of "
@@ -353,13 +362,13 @@ def _write_all(files: Sequence[str], size: int) -> None:
             for each in written:
                 each.result()
         finally:
-            stopped.set()  # an interrupt would wait for the rest of all files
+            stopped.set()  # otherwise an interrupt would wait until all files are written
 
 
 def write_random_file(
     path: str, seed: int, num_bytes: int, stopped: threading.Event | None = None
 ) -> None:
-    """Write bytes that no storage can compress or deduplicate, and put them on the drive."""
+    """Write bytes that no storage can compress or deduplicate, and sync them to the drive."""
     random = np.random.default_rng(seed)
     pool = random.integers(0, 1 << 64, _FILL // 8, np.uint64)
     block = np.empty(_FILL // 8, np.uint64)

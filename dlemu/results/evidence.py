@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.host.observer import IntervalSummary
+from dlemu.host.intervals import IntervalSummary
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
 from dlemu.results.records import Steps

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import Observation, read_observations, summarize
+from dlemu.host.intervals import Observation, read_observations, summarize_interval
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.stored import Stored
@@ -145,7 +145,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
     if len(points) < 2:
         return
     start, end = points[0].time, points[-1].time
-    parts = [summarize(pair) for pair in pairwise(points)]
+    parts = [summarize_interval(pair) for pair in pairwise(points)]
     times = [point.time - start for point in points]
     borders = {o.label: o.time - start for o in observations if o.label is not None}
     bands = [

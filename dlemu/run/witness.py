@@ -11,7 +11,8 @@ from typing import Self
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
 from dlemu.host.devices import mount_under
-from dlemu.host.observer import HostObserver, IntervalSummary, summarize
+from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.observer import HostObserver
 from dlemu.loaders import Loader, TellsPaths
 from dlemu.results.evidence import Gathered, HostReport, combine
 from dlemu.results.records import Steps, host_file, named
@@ -94,7 +95,7 @@ class Witness:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
-            self._epochs.append(summarize(between))
+            self._epochs.append(summarize_interval(between))
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._watchdog.phase(f"while {self._path} was written")

@@ -12,19 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dlemu.errors import LostRankError, RunError
-from dlemu.world.links import (
-    ARRIVED,
-    ASK,
-    END,
-    ENDING,
-    FAILED,
-    GONE,
-    HERE,
-    RELEASED,
-    Links,
-    text_of,
-    with_text,
-)
+from dlemu.world.links import Links
+from dlemu.world.messages import Word, decode, encode
+from dlemu.world.tree import Tree
 from dlemu.world.world import Alone, PeerError, World
 
 if TYPE_CHECKING:
@@ -32,56 +22,55 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 1.0
-# Before an abort: time for a rank's last line to reach the terminal.
+_PONG_SECONDS = 1.0
+"""Time for a neighbour to answer a ping."""
 _LINE_SECONDS = 0.5
-# Rank 0 waits so long for the others, and then aborts the job. The others wait half as long again,
-# since rank 0 may still write results.
+"""Time for a rank's last line to reach the terminal, before an abort."""
 _END_SECONDS = 3.0
-# When all have agreed to end, rank 0 waits at most so long for the others to exit.
+"""Time that rank 0 waits for the others before it aborts the job. The others wait 1.5 times that,
+because rank 0 may still write results."""
 _LAST_SECONDS = 10.0
-# A rank that hangs in MPI_Finalize is killed by SIGALRM after so long.
+"""Time that rank 0 waits for the others to exit, after all have agreed to end."""
 _EXIT_SECONDS = 30
+"""A rank that hangs in MPI_Finalize is killed by SIGALRM after this time."""
 
 
 class Mpi(World):
     """The ranks that mpirun or srun started.
 
-    MPI's own barrier polls, and so takes from the readers the cores that are measured. Here the
-    ranks are a tree: those of a host are children of its first rank, the first ranks of the hosts
-    are children of rank 0, over sockets on which they sleep. "Arrived" goes up, "released" comes
-    down. Sockets also tell at once when a process dies. A host that cannot be reached over TCP has
-    none: its first rank and rank 0 test for MPI messages, with short sleeps between, and only the
-    launcher, or a barrier's timeout, knows of its death.
+    MPI's own barrier polls, and takes CPU time from the readers that are measured. Here the ranks
+    form a tree (see `Tree`), connected by sockets on which they sleep. At a barrier ARRIVED goes up
+    the tree and RELEASED comes down. A socket also tells at once when a process dies.
 
-    One thread at a time may call it.
+    If a host cannot be reached over TCP, its leader and rank 0 poll MPI for messages, with short
+    sleeps between. Only the launcher, or a barrier's timeout, notices the death of such a leader.
+
+    Not thread-safe: one thread at a time may call it.
     """
 
     def __init__(self, host: str | None = None) -> None:
-        """Join the others; `host` replaces the host's name, to try several hosts on one."""
+        """Join the others. `host` replaces the host's name, to test several hosts on one.
+
+        Raises:
+            RunError: MPI cannot be loaded, or the ranks of a host cannot reach each other.
+        """
         self._comm = _mpi_world().Dup()
         self.rank, self.num_ranks = self._comm.rank, self._comm.size
         self.host = host or socket.gethostname()
         self._hosts: list[str] = self._comm.allgather(self.host)
-        hosts = list(dict.fromkeys(self._hosts))
-        self.host_index, self.num_hosts = hosts.index(self.host), len(hosts)
-        local = [rank for rank in range(self.num_ranks) if self._hosts[rank] == self.host]
-        self.local_rank, self.num_local_ranks = local.index(self.rank), len(local)
-
-        leaders = [self._hosts.index(host) for host in hosts]
-        self._parent = None if self.rank == 0 else 0 if self.rank in leaders else local[0]
-        # Other hosts first: they have ranks of their own to release.
-        self._children = leaders[1:] if self.rank == 0 else []
-        self._children += local[1:] if self.rank in leaders else []
+        tree = Tree.of(self.rank, self._hosts)
+        self._parent, self._children = tree.parent, tree.children
+        self.host_index, self.num_hosts = tree.leaders.index(tree.local[0]), len(tree.leaders)
+        self.local_rank, self.num_local_ranks = tree.local.index(self.rank), len(tree.local)
         self._failure: str | None = None
         self._links = Links(self._comm)
         self._unread: list[tuple[int, bytes]] = []
         self._gone: set[int] = set()
         # MPI_Finalize, at exit, waits for all ranks; after a failure some may be stuck.
         atexit.register(self._end_unclosed)
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._drop_links)
         try:
-            self._links.connect(local, leaders)
+            self._links.connect(tree)
         except OSError as error:
             raise RunError(
                 f"the ranks on host {self.host} cannot reach each other ({error}); if these are "
@@ -98,13 +87,13 @@ class Mpi(World):
         deadline = math.inf if timeout is None else begin + timeout
         self._wait_for(self._children, begin, deadline)
         if self._parent is not None:
-            self._links.send(self._parent, ARRIVED)
+            self._send(self._parent, Word.ARRIVED)
             self._wait_for([self._parent], begin, deadline)
         for rank in self._children:
-            self._links.send(rank, RELEASED)
+            self._send(rank, Word.RELEASED)
 
     def gather(self, value: T) -> list[T] | None:
-        self.barrier()  # MPI polls only while it copies
+        self.barrier()  # so that MPI polls only while it copies
         return self._comm.gather(value)
 
     def all_gather(self, value: T) -> list[T]:
@@ -125,91 +114,98 @@ class Mpi(World):
 
     def end(self, status: int) -> int:
         atexit.unregister(self._end_unclosed)
-        with suppress(OSError):  # what reads our output may have ended
+        with suppress(OSError):  # the reader of our output may have ended
             sys.stdout.flush()
             sys.stderr.flush()
-        worst = self._agree_to_end(status)
-        if worst is None:
-            # MPI_Finalize would wait for the rank that is dead or stuck. What launchers print of an
-            # abort overtakes what ranks have said.
+        agreed = self._agree_to_end(status)
+        if agreed is None:
+            # Some rank is dead or stuck, and MPI_Finalize would wait for it. Wait first: what a
+            # launcher prints about an abort may appear before the ranks' own last lines.
             time.sleep(_LINE_SECONDS)
             self._comm.Abort(status or 1)
-        elif worst == 0:
-            self._forget()
+        elif agreed == 0:
+            self._drop_links()
         else:
             signal.alarm(_EXIT_SECONDS)
             _finalize()
             self._links.outlast(self._children, _LAST_SECONDS)
             self._links.leave_open()
-        return (worst or 0) if self.rank == 0 else 0
+        return (agreed or 0) if self.rank == 0 else 0
 
     def _agree_to_end(self, status: int) -> int | None:
-        """Return the exit status of all, once all are ready to end; None if a rank is not."""
+        """Return the job's exit status once all ranks are ready to end; None if a rank is not.
+
+        Up the tree goes the first status other than 0 of a rank and those below it; rank 0's result
+        comes down.
+        """
         patience = _END_SECONDS if self.rank == 0 else 1.5 * _END_SECONDS
         deadline = time.perf_counter() + patience
-        statuses = self._numbers(self._children, ENDING, deadline)
-        if statuses is not None:
-            statuses = [next((each for each in (status, *statuses) if each), 0)]
+        below = self._statuses(self._children, Word.ENDING, deadline)
+        agreed = None if below is None else next((each for each in (status, *below) if each), 0)
         if self._parent is not None:
-            if statuses is not None:
-                told = with_text(ENDING, str(statuses[0]))
-                self._links.send(self._parent, told)
-            statuses = self._numbers([self._parent], END, deadline)
-            if statuses is None:
-                # Others may still have something to show or to keep.
+            if agreed is not None:
+                self._send(self._parent, Word.ENDING, str(agreed))
+            from_parent = self._statuses([self._parent], Word.END, deadline)
+            agreed = from_parent[0] if from_parent else None
+            if agreed is None:
+                # Other ranks may still have results to write or an error to show.
                 time.sleep(max(deadline - time.perf_counter(), 0.0))
-        if statuses is None:
-            return None
-        for rank in self._children:
-            self._links.send(rank, with_text(END, str(statuses[0])))
-        return statuses[0]
+        if agreed is not None:
+            for rank in self._children:
+                self._send(rank, Word.END, str(agreed))
+        return agreed
 
-    def _numbers(self, ranks: Iterable[int], word: bytes, deadline: float) -> list[int] | None:
-        """Return the numbers that these neighbours say with a word; None if one does not."""
+    def _statuses(self, ranks: Iterable[int], word: Word, deadline: float) -> list[int] | None:
+        """Return the exit statuses that these neighbours send with a word; None if one does not."""
         begin = time.perf_counter()
         pending = set(ranks)
-        numbers = []
+        statuses = []
         while pending - self._gone:
             if time.perf_counter() > deadline:
                 return None
             for rank, message in self._receive(pending, begin, deadline):
-                text = text_of(message)
-                if message[:1] == word and text.isdecimal() and len(text) <= 3:
-                    pending.discard(rank)
-                    numbers.append(int(text))
-                elif message[:1] == FAILED:  # after our last meeting
-                    self._tell(text, but=rank)
-        return None if pending else numbers
+                match decode(message):
+                    case (said, text) if said is word and text.isdecimal() and len(text) <= 3:
+                        pending.discard(rank)
+                        statuses.append(int(text))
+                    case (Word.FAILED, text):  # it failed after the last barrier
+                        self._tell(text, but=rank)
+        return None if pending else statuses
 
     def _wait_for(self, ranks: Iterable[int], begin: float, deadline: float) -> None:
-        """Return when all these neighbours have arrived, or the one above has released us."""
+        """Return when these children have arrived, or this parent has released us.
+
+        At the deadline, ask who is really missing: ping the neighbours that are still awaited. One
+        that answers is itself waiting for a rank further away, and will report that one.
+        """
         if self._failure is not None:
             raise PeerError(self._failure)
         pending = set(ranks)
-        silent: set[int] | None = None
+        pinged = False
+        silent: set[int] = set()
         since = time.perf_counter()
         while pending:
             for rank, message in self._receive(pending, since, deadline):
-                if message in (ARRIVED, RELEASED):
-                    pending.discard(rank)
-                elif message == HERE:
-                    if silent is not None:
+                match decode(message)[0]:
+                    case Word.ARRIVED | Word.RELEASED:
+                        pending.discard(rank)
+                    case Word.PONG:
                         silent.discard(rank)
-                elif message == ASK:
-                    if rank not in pending:  # else our answer is on its way
-                        self._links.send(rank, HERE)
-                        if silent is None:
+                    case Word.PING if rank in pending:
+                        pass  # no answer: our ARRIVED or RELEASED is on its way to that rank
+                    case Word.PING:
+                        self._send(rank, Word.PONG)
+                        if not pinged:  # now it is on us to find the missing rank
                             deadline = min(deadline, time.perf_counter())
-                else:
-                    self._cannot_go_on(rank, message)
+                    case _:
+                        self._cannot_go_on(rank, message)
             if time.perf_counter() < deadline:
                 continue
-            # The one we wait for may itself wait for others, and then knows better.
-            if silent is None:
-                silent = set(pending)
+            if not pinged:
+                pinged, silent = True, set(pending)
                 for rank in silent:
-                    self._links.send(rank, ASK)
-                deadline = time.perf_counter() + _ANSWER_SECONDS
+                    self._send(rank, Word.PING)
+                deadline = time.perf_counter() + _PONG_SECONDS
             elif silent & pending:
                 waited = time.perf_counter() - begin
                 error = f"waited {waited:.3g} s at a barrier for {self._name(silent & pending)}"
@@ -218,42 +214,47 @@ class Mpi(World):
             else:
                 deadline = math.inf
 
+    def _send(self, rank: int, word: Word, text: str = "") -> None:
+        self._links.send(rank, encode(word, text))
+
     def _receive(
         self, pending: set[int], since: float, deadline: float
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield what neighbours say. What an error leaves unread comes first the next time."""
+        """Yield the messages that have come; those left unread by an error come again first."""
         if not self._unread:
             self._unread = self._links.receive(pending, since, deadline)
         while self._unread:
             rank, message = self._unread.pop(0)
-            if message == GONE:
+            if message == Word.GONE.value:
                 self._gone.add(rank)
             yield rank, message
 
     def _cannot_go_on(self, rank: int, message: bytes) -> NoReturn:
-        """Pass on that a neighbour has failed or ended.
+        """Tell the other neighbours why the job cannot go on.
 
         Raises:
-            PeerError: it has said why.
-            LostRankError: it has not.
+            PeerError: a rank has failed, with its error.
+            LostRankError: the neighbour ended without an error, or sent what no rank sends here.
         """
-        failed = message[:1] == FAILED
-        if failed:
-            error = text_of(message)
-        elif message == GONE:
-            error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
-        else:
-            error = f"{self._name([rank])} sent what no rank sends at a barrier: {message[:20]!r}"
+        word, text = decode(message)
+        match word:
+            case Word.FAILED:
+                error = text
+            case Word.GONE:
+                error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
+            case _:
+                name = self._name([rank])
+                error = f"{name} sent what no rank sends at a barrier: {message[:20]!r}"
         self._tell(error, but=rank)
-        raise PeerError(error) if failed else LostRankError(error)
+        raise PeerError(error) if word is Word.FAILED else LostRankError(error)
 
     def _tell(self, error: str, but: int | None = None) -> None:
-        """Keep what went wrong, and pass it on to all neighbours but the one that knows."""
+        """Keep the first error of the job, and send it to all neighbours except `but`."""
         if self._failure is None:
             self._failure = error
             for rank in [self._parent, *self._children]:
                 if rank is not None and rank != but:
-                    self._links.send(rank, with_text(FAILED, error))
+                    self._send(rank, Word.FAILED, error)
 
     def _name(self, ranks: Iterable[int]) -> str:
         """Return "ranks 3, 5 on host a and rank 7 on host b"."""
@@ -265,31 +266,30 @@ class Mpi(World):
             for host, numbers in by_host.items()
         )
 
-    def _forget(self) -> None:
-        """Let go of the others: this is the end, or a child process, which is no rank.
+    def _drop_links(self) -> None:
+        """Close the connections: at the end, or in a forked child, which is no rank.
 
-        A child that kept the sockets would hide from the others that this process has died.
+        If a child kept the sockets open, the other ranks would not notice that this process died.
         """
         atexit.unregister(self._end_unclosed)
         self._links.close()
 
     def _end_unclosed(self) -> None:
-        """End a job that nobody closed, as at an exception."""
+        """End a job that was not closed, for instance because of an exception."""
         self.fail("ended before the others")
         self.end(1)
 
 
 def make_world(environment: Mapping[str, str] | None = None) -> World:
-    """Return the world that a launcher made this process a rank of, or Alone.
+    """Return the world of all ranks if a launcher started this process, else Alone.
 
-    `environment` replaces the process's own, which help() would show as the parameter's default.
-
-    Launchers tell their processes by environment variables and in no other way, and MPI, loaded
-    just to find out, would cost a second: so this function, alone in dlemu, looks at them.
+    Launchers announce themselves in environment variables only, and loading MPI to find out takes a
+    second. So this function reads the environment; nothing else in dlemu does. `environment`
+    replaces the process's own.
 
     Raises:
-        RunError: there is a launcher, and no MPI, or one that belongs to another launcher; or it
-            says what is no number.
+        RunError: there is a launcher, but MPI is missing or belongs to another launcher, or the
+            number of ranks is not a number.
     """
     global _joined
     num_ranks = _launched_ranks(os.environ if environment is None else environment)
@@ -310,19 +310,17 @@ _joined: World = Alone()
 
 
 def leave(status: int) -> int:
-    """End the world that `make_world` made here; return this process's exit status."""
+    """End the world that `make_world` returned; return this process's exit status."""
     return _joined.end(status)
 
 
 def _launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks were launched, None if there are several or one."""
-    # Of Open MPI, MPICH and Intel MPI, MVAPICH, and srun. Slurm also tells a batch script, which
-    # is no rank, about tasks: only steps have SLURM_STEP_NUM_TASKS.
+    """Return how many ranks were launched; None if there is a launcher that does not say."""
     for key in (
-        "OMPI_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-        "SLURM_STEP_NUM_TASKS",
+        "OMPI_COMM_WORLD_SIZE",  # Open MPI
+        "PMI_SIZE",  # MPICH, Intel MPI
+        "MV2_COMM_WORLD_SIZE",  # MVAPICH
+        "SLURM_STEP_NUM_TASKS",  # srun; Slurm's other variables are also set in batch scripts
     ):
         if key in environment:
             value = environment[key]
@@ -336,12 +334,12 @@ def _launched_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def _mpi_world() -> "MPI.Intracomm":
-    # Ranks of a host meet over sockets. Open MPI's shared memory would serve the few messages that
-    # are left, and leave its files in /dev/shm when a rank is killed.
+    # No shared memory: Open MPI leaves its files in /dev/shm when a rank is killed. The ranks of a
+    # host talk over sockets, and few messages are left for MPI.
     os.environ.setdefault("OMPI_MCA_btl", "^sm")
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI library
         raise RunError(
             f"started as one of several ranks, but MPI cannot be loaded ({error}); "
             "pip install 'dlemu[mpi]'"

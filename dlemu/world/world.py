@@ -1,4 +1,4 @@
-"""The ranks of a job as everything else sees them: World, and Alone, a world of one."""
+"""The ranks of a job as the rest of dlemu sees them: World, and Alone, a world of one rank."""
 
 import socket
 from collections.abc import Callable
@@ -11,40 +11,44 @@ T = TypeVar("T")
 
 
 class PeerError(RunError):
-    """Another rank could not go on and has said why; this one ends because of it."""
+    """Another rank has failed; the message is its error. That rank shows it to the user itself."""
 
 
 class World(Protocol):
-    """The ranks of a job. Left by an exception, a `with` over it tells the other ranks."""
+    """The ranks of a job, as one of them sees it.
+
+    Use it in a `with` statement: if that is left by an exception, the other ranks get its message.
+    """
 
     rank: int
     num_ranks: int
     host: str
     """Name of this rank's host."""
     host_index: int
+    """Number of this host, from 0 on."""
     num_hosts: int
     local_rank: int
     """Number of this rank among those of its host."""
     num_local_ranks: int
     notes: tuple[str, ...] = ()
-    """What a run's summary must tell of how the ranks meet."""
+    """Notes for the run's summary about how the ranks are connected."""
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait, asleep, until all ranks are here.
+        """Sleep until all ranks have called barrier; None waits for ever.
 
         Raises:
-            PeerError: another rank failed or ended, and shows the reason itself.
-            RunError: a rank ended without a word, or ranks, which are named, are not here after
-                `timeout` seconds.
+            PeerError: another rank has failed.
+            RunError: a rank's process has ended without an error, or some ranks have not arrived
+                after `timeout` seconds; the message names them.
         """
         ...
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the values of all ranks, by rank, on rank 0, and None on the others."""
+        """Return the values of all ranks, in order of rank, on rank 0; None on the others."""
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, by rank."""
+        """Return the values of all ranks, in order of rank."""
         ...
 
     def broadcast(self, value: T) -> T:
@@ -59,18 +63,18 @@ class World(Protocol):
         return cast(T, self.broadcast(make() if self.rank == 0 else None))
 
     def fail(self, error: str) -> None:
-        """Make every other rank raise PeerError from the barrier where it is, or its next."""
+        """Make every other rank raise PeerError from its current barrier, or its next one."""
         ...
 
     def close(self) -> None:
-        """Wait for all ranks; the last meeting of those that did not fail."""
+        """Wait for all ranks a last time, after a job without failures."""
         ...
 
     def end(self, status: int) -> int:
-        """Leave the world, closed or failed, for good; return the process's exit status.
+        """Leave the job, closed or failed; return the exit status for this process.
 
-        Rank 0 is the last to leave and alone returns other than 0: its own status, or else that
-        of a rank that has one. So launchers find nothing to complain of under our last line.
+        Rank 0 leaves last. It returns its own status, or if that is 0, another rank's; all other
+        ranks return 0. So a launcher prints no error of its own below our last line.
         """
         ...
 
@@ -92,7 +96,7 @@ class World(Protocol):
 
 
 class Alone(World):
-    """A world of one, without MPI."""
+    """A world of one rank, without MPI."""
 
     def __init__(self) -> None:
         self.rank, self.num_ranks = 0, 1

@@ -71,7 +71,7 @@ def host(tmp_path: Path) -> Host:
 def test_a_partition_is_led_back_to_its_drive(host: Host) -> None:
     (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
 
-    assert (device.name, device.number) == ("sda", "8:0")
+    assert device.name == "sda"
     assert device.counters() == DeviceCounters(
         reads=26742, read_bytes=2097258 * 512, busy_ms=3016, queue_ms=8529, in_flight=7
     )

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from dlemu.host.devices import DeviceCounters
-from dlemu.host.intervals import DeviceUse, HostCpu, IntervalSummary, Observation, summarize
+from dlemu.host.intervals import (
+    DeviceUse,
+    HostCpu,
+    IntervalSummary,
+    Observation,
+    summarize_interval,
+)
 from dlemu.host.limits import Throttling
 from dlemu.host.processes import ProcessCounters
 
@@ -45,7 +51,7 @@ def test_a_summary_is_the_difference_of_its_ends() -> None:
     between = replace(FIRST, label=None, pss_bytes=777, processes=replace(FIRST.processes, num=9))
     later = replace(between, pss_bytes=555)
 
-    assert summarize([FIRST, between, later, LAST]) == IntervalSummary(
+    assert summarize_interval([FIRST, between, later, LAST]) == IntervalSummary(
         seconds=10.0,
         devices={
             "nvme0n1": DeviceUse(20, 20000, 2000.0, busy_share=0.75, mean_in_flight=4.0),
@@ -71,7 +77,7 @@ def test_a_summary_is_the_difference_of_its_ends() -> None:
 
 
 def test_what_follows_from_a_summary() -> None:
-    summary = summarize([FIRST, LAST])
+    summary = summarize_interval([FIRST, LAST])
 
     assert summary.device_busy_share == 0.75, "of the busiest drive"
     assert summary.process_cpu_share == pytest.approx(14 / 40)
@@ -80,7 +86,7 @@ def test_what_follows_from_a_summary() -> None:
 
 def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
     def storage(first: Observation, last: Observation) -> int | None:
-        return summarize([first, last]).storage_read_bytes
+        return summarize_interval([first, last]).storage_read_bytes
 
     assert storage(FIRST, LAST) == 30000
     first, last = replace(FIRST, devices={}), replace(LAST, devices={})
@@ -95,7 +101,7 @@ def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
 def test_what_was_never_told_stays_none() -> None:
     nothing = replace(FIRST, devices={}, host=None, processes=NOTHING, throttling=None)
 
-    summary = summarize([nothing, replace(nothing, time=101.0)])
+    summary = summarize_interval([nothing, replace(nothing, time=101.0)])
 
     assert summary == IntervalSummary(
         1.0, {}, *(None,) * 7, 4.0, *(None,) * 6, max_processes=0, max_pss_bytes=None

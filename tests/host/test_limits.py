@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.devices import BlockDevice, devices_under
 from dlemu.host.limits import (
     Throttling,
     cgroup_folders,
     cpu_throttling,
     host_memory_bytes,
-    read_limits,
     usable_cpus,
 )
-from tests.lab.cgroups import cpu_quota, memory_limit, throttled_reads
+from tests.lab.cgroups import cpu_quota, memory_limit
 
 GIB = 1 << 30
-VDA = BlockDevice("vda", "254:0", ())
-NVME = BlockDevice("nvme0n1", "259:0", ())
 
 
 class Host:
@@ -131,16 +127,6 @@ def test_ranks_bound_to_a_cpu_each_have_them_all_together() -> None:
     assert usable_cpus([rank.pid for rank in ranks]) > 0, "though they have ended"
 
 
-def test_read_limits_are_the_tightest_of_each_drive(first: Host, second: Host) -> None:
-    first.write("blkio/blkio.throttle.read_bps_device", "8:0 111\n254:0 333\n")
-    first.write("blkio/a:b/blkio.throttle.read_bps_device", "254:0 444\n")
-    assert read_limits([VDA, NVME], proc=first.proc) == {"vda": 333}
-
-    second.write("cgroup/job/io.max", "254:0 rbps=555 wbps=1 riops=max wiops=max\n")
-    second.write("cgroup/io.max", "259:0 rbps=max wbps=2 riops=3 wiops=max\n")
-    assert read_limits([VDA, NVME], proc=second.proc) == {"vda": 555}
-
-
 def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
     usage = "usage_usec 9\nnr_periods 7\n"
     second.write("cgroup/job/cpu.stat", usage + "nr_throttled 3\nthrottled_usec 1500000\n")
@@ -158,7 +144,6 @@ def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
 def test_a_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
     assert cgroup_folders("cpu", proc=tmp_path) == []
     assert usable_cpus(proc=tmp_path) == len(os.sched_getaffinity(0))
-    assert read_limits([VDA], proc=tmp_path) == {}
     assert cpu_throttling([]) is None
     with pytest.raises(OSError, match="meminfo"):
         host_memory_bytes(proc=tmp_path)
@@ -167,7 +152,6 @@ def test_a_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_the_limits_of_real_groups_are_seen() -> None:
     memory = 3 << 30
-    devices = devices_under(Path.cwd())
     program = (
         "from dlemu.host.limits import *; input(); print(usable_cpus(), host_memory_bytes()[0])"
     )
@@ -181,8 +165,4 @@ def test_the_limits_of_real_groups_are_seen() -> None:
         cpu.enter(child.pid)
         ram.enter(child.pid)
         assert usable_cpus([child.pid]) == 0.5
-        with throttled_reads(Path.cwd(), 100 << 20) as reads:
-            reads.enter(child.pid)
-            limits = read_limits(devices, pids=[child.pid])
-            assert limits == {device.name: 100 << 20 for device in devices}
         assert child.communicate("\n")[0].split() == ["0.5", str(memory)]

@@ -13,14 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
-from dlemu.host.intervals import HostCpu
-from dlemu.host.observer import (
-    HostObserver,
+from dlemu.host.intervals import (
+    HostCpu,
     IntervalSummary,
-    _host_cpu,
     read_observations,
-    summarize,
+    summarize_interval,
 )
+from dlemu.host.observer import HostObserver
 from dlemu.storage.pagecache import drop
 from tests.lab.cgroups import Group, cpu_quota, throttled_reads
 from tests.lab.drives import drive_folder, own_drive
@@ -83,7 +82,7 @@ def observe(
         assert child.stdout.readline() == b"\n"
         observer.mark("end")
     child.communicate(b"\n")
-    return summarize(observer.between("start", "end"))
+    return summarize_interval(observer.between("start", "end"))
 
 
 def in_three_tries(check: Callable[[], tuple[bool, str]]) -> None:
@@ -226,7 +225,7 @@ def test_memory_is_measured_between_the_borders() -> None:
         observer.mark("end")
     child.communicate(b"\n")
 
-    pss_bytes = summarize(observer.between("start", "end")).max_pss_bytes
+    pss_bytes = summarize_interval(observer.between("start", "end")).max_pss_bytes
     assert first.pss_bytes is None, "a border does not wait for it"
     assert pss_bytes is not None
     assert 64 * MIB < pss_bytes < 96 * MIB
@@ -301,7 +300,7 @@ def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> N
         time.sleep(0.05)
         observer.mark("end")
 
-    summary = summarize(observer.between("start", "end"))
+    summary = summarize_interval(observer.between("start", "end"))
 
     assert observer.devices == []
     assert summary.storage_read_bytes is None
@@ -324,7 +323,7 @@ def test_reads_by_the_observing_process_itself_count() -> None:
             os.close(file)
             observer.mark("end")
 
-    summary = summarize(observer.between("start", "end"))
+    summary = summarize_interval(observer.between("start", "end"))
     assert summary.process_read_bytes is not None
     assert 1 <= summary.process_read_bytes / 64 / MIB < 1.02
     assert summary.device_read_bytes is not None
@@ -335,6 +334,8 @@ def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     kinds = [number * ticks for number in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, kinds))}\ncpu0 1 2 3 4 5 6 7 8\n")
-    assert _host_cpu(tmp_path) == HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
+    observer = HostObserver(tmp_path, list, proc=tmp_path)
+    expected = HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
+    assert observer.mark("all kinds").host == expected
     (tmp_path / "stat").write_text("cpu  1 2 3\n")
-    assert _host_cpu(tmp_path) is None
+    assert observer.mark("too few").host is None

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dlemu.world.links
+import dlemu.world.admission
 from dlemu.errors import RunError
 from dlemu.world.mpi import Mpi
 from dlemu.world.world import World
@@ -105,7 +105,7 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
     if hosts[-1].endswith("!"):
-        dlemu.world.links.own_addresses = list
+        dlemu.world.admission.own_addresses = list
     world = Mpi(host=hosts[rank].rstrip("!"))
     status = 0
     try:

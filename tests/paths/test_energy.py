@@ -1,6 +1,8 @@
 """Joules between two readings of the counters."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +40,51 @@ def test_what_cannot_be_read_is_none() -> None:
 
     assert nothing.cpu_joules_since(nothing) is None
     assert nothing.gpu_joules_since(Energy({}, {}, {"gpu0": 1.0})) is None
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, has_driver: bool) -> None:
+    """Two GPUs, of which the first does not count its energy."""
+
+    def init() -> None:
+        if not has_driver:
+            raise NVMLError("Driver Not Loaded")
+
+    def energy(gpu: str) -> int:
+        if gpu == "handle 0":
+            raise NVMLError("Not Supported")
+        return 5500
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=init,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+
+def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(monkeypatch, has_driver=True)
+    assert read_energy(tmp_path) == Energy({}, {}, {"gpu1": 5.5})
+
+
+def test_without_a_driver_or_the_library_no_gpu_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(monkeypatch, has_driver=False)
+    assert read_energy(tmp_path).gpus == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_energy(tmp_path).gpus == {}
+
+
+def test_the_real_library_has_what_is_called() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for name in ("Init", "DeviceGetCount", "DeviceGetHandleByIndex"):
+        assert callable(getattr(pynvml, f"nvml{name}"))
+    assert callable(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+    assert issubclass(pynvml.NVMLError, Exception)

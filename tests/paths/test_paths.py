@@ -19,7 +19,7 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.paths import report, sweep
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.paths.report import path_name, render_csv, render_json, render_table
-from dlemu.paths.sweep import Cell, PathsPlan, cells_of, run_paths, write_random_file
+from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths, write_random_file
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
 
@@ -155,10 +155,10 @@ def test_a_worker_that_is_killed_is_noticed(worker: int, tmp_path: Path) -> None
 # --- a plan ---------------------------------------------------------------------------------------
 
 
-def plan(tmp_path: Path, **changes: object) -> PathsPlan:
+def plan(tmp_path: Path, **changes: object) -> Sweep:
     target = tmp_path / "target"
     target.mkdir(exist_ok=True)
-    plain = PathsPlan(
+    plain = Sweep(
         targets=(target,),
         output=tmp_path / "output",
         seconds=0.1,
@@ -336,7 +336,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
         "patterns=random_mix paths=host_direct,cufile file_size=1GiB output=out".split()
     )
 
-    assert found == PathsPlan(
+    assert found == Sweep(
         targets=(tmp_path / "d1", tmp_path / "d2"),
         seconds=5.0,
         io_sizes=(4096, MIB),
@@ -346,7 +346,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
         file_size=1 << 30,
         output=Path("out"),
     )
-    assert parse_plan([str(tmp_path)]) == PathsPlan(targets=(tmp_path,))
+    assert parse_plan([str(tmp_path)]) == Sweep(targets=(tmp_path,))
 
 
 @pytest.mark.parametrize(

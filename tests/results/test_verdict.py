@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.host.observer import IntervalSummary
+from dlemu.host.intervals import IntervalSummary
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure

@@ -1,4 +1,4 @@
-"""Who may connect to a rank, and what becomes of what is said."""
+"""Whom a rank talks to, who may connect to it, and what becomes of what is said."""
 
 import os
 import socket
@@ -12,21 +12,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlemu.world import links
-from dlemu.world.links import (
-    Links,
-    Stream,
-    admit,
-    introduce,
-    own_addresses,
-    reach,
-    text_of,
-    with_text,
-)
+from dlemu.world import admission, links
+from dlemu.world.admission import admit, introduce, own_addresses, reach
+from dlemu.world.links import Links
+from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.world.tree import Tree
 
 SECRET = bytes(32)
 LONG = 60.0
 """Seconds that no test waits for, unless something hangs."""
+
+
+def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
+    hosts = ["a", "b", "a", "c", "b", "b"]
+    places = [Tree.of(rank, hosts) for rank in range(6)]
+    assert [place.parent for place in places] == [None, 0, 0, 0, 1, 1]
+    assert [place.children for place in places] == [[1, 3, 2], [4, 5], [], [], [], []]
+    assert [place.local for place in places[:2]] == [[0, 2], [1, 4, 5]]
+    assert all(place.leaders == [0, 1, 3] for place in places)
 
 
 @contextmanager
@@ -100,7 +103,7 @@ def test_who_does_not_come_in_time_is_not_admitted() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
     codes: list[int] = []
-    proof = links._PROOF.pack(1, links._prove(SECRET, links._UP, 1))
+    proof = admission._PROOF.pack(1, admission._prove(SECRET, admission._UP, 1))
     ready, begin = os.pipe()
     with host_server() as (server, name):
         pid = os.fork()
@@ -168,7 +171,7 @@ def test_a_rank_tries_all_addresses_of_rank_0() -> None:
     assert admitted[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert admitted[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     found[0].close()
-    assert Stream(admitted[1]).read() == [links.GONE]
+    assert Stream(admitted[1]).read() == [Word.GONE.value]
     admitted[1].close()
 
 
@@ -198,7 +201,7 @@ class Bytes:
 def read_all(pieces: list[bytes]) -> list[bytes]:
     stream = Stream(Bytes(pieces))  # type: ignore[arg-type]
     messages: list[bytes] = []
-    while messages[-1:] != [links.GONE]:
+    while messages[-1:] != [Word.GONE.value]:
         messages += stream.read()
     return messages[:-1]
 
@@ -212,11 +215,11 @@ def test_messages_come_whole_however_they_are_cut(messages: list[bytes], size: i
 @given(st.lists(st.binary(max_size=200)))
 def test_any_bytes_are_messages_of_bounded_length(pieces: list[bytes]) -> None:
     for message in read_all(pieces):
-        assert 0 < len(message) <= links.MAX_BYTES
-        text_of(message)
+        assert 0 < len(message) <= MAX_BYTES
+        decode(message)
 
 
-@pytest.mark.parametrize("size", [0, links.MAX_BYTES + 1, 2**32 - 1])
+@pytest.mark.parametrize("size", [0, MAX_BYTES + 1, 2**32 - 1])
 def test_a_size_that_no_rank_sends_is_not_waited_for(size: int) -> None:
     sent = struct.pack("<I", size) + b"x"
     assert read_all([sent]) == [sent]
@@ -226,11 +229,16 @@ def test_a_size_that_no_rank_sends_is_not_waited_for(size: int) -> None:
 @given(st.text(st.characters(), max_size=300))
 def test_any_text_can_be_sent(text: str) -> None:
     """File names that are not UTF-8 hold lone surrogates."""
-    message = with_text(links.FAILED, text)
+    word, received = decode(encode(Word.FAILED, text))
+    assert word is Word.FAILED
     if text.isprintable():
-        assert text_of(message) == text
-    assert message[:1] == links.FAILED
-    assert len(with_text(links.FAILED, text * 10_000)) <= links.MAX_BYTES
+        assert received == text
+    assert len(encode(Word.FAILED, text * 10_000)) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("message", [b"\xffnoise", b"a?", b"rr", b"hello"])
+def test_what_no_rank_sends_is_no_word(message: bytes) -> None:
+    assert decode(message)[0] is None
 
 
 class Polled:
@@ -251,7 +259,7 @@ class Polled:
         return self
 
     def recv(self) -> tuple[int, bytes]:
-        return 1, links.ARRIVED
+        return 1, Word.ARRIVED.value
 
     def perf_counter(self) -> float:
         return self.now
@@ -274,7 +282,7 @@ def test_without_a_socket_a_wait_costs_one_percent_of_a_core_and_ends_soon(
         waiting.polled = [1]
         while not (messages := waiting.receive({1}, 0.0, float("inf"))):
             pass
-        assert messages == [(1, links.ARRIVED)]
+        assert messages == [(1, Word.ARRIVED.value)]
         assert world.cpu <= share * world.now
         assert world.now - comes_at <= min(0.05 * comes_at, world.TEST_SECONDS / 0.01) + 2e-4
         waiting.close()
