@@ -166,10 +166,10 @@ def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     )
 
 
-def whole_epochs(steps: Steps, num_accelerators: int) -> Steps:
-    """Return the records of the epochs that all accelerators have: a rank writes whole ones only.
+def epochs_of_all(steps: Steps, num_accelerators: int) -> Steps:
+    """Return the records of the epochs that all accelerators have ended.
 
-    Where a run did not end, some ranks may have ended an epoch that others have not.
+    A rank writes whole epochs only. Where a run did not end, some ranks may have ended more.
     """
     pairs = np.unique(np.stack([steps["epoch"], steps["accelerator"]]), axis=1)
     epochs, num_present = np.unique(pairs[0], return_counts=True)

@@ -11,8 +11,10 @@ from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, read_observations, summarize
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
+from dlemu.results.several import runs_verdict_line
 from dlemu.results.stored import Stored
-from dlemu.results.text import ROWS, render_run
+from dlemu.results.summary import RunsSummary, Summary
+from dlemu.results.text import ROWS, report_run
 from dlemu.terminal import shown
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
@@ -58,8 +60,8 @@ def render_page(stored: Sequence[Stored]) -> str:
     for each in stored:
         body.append(f"<h2>{_text(each.workload.name)} <small>{_text(str(each.folder))}</small>")
         body.append("</h2>")
-        if "runs" in each.summary:
-            body += _several(each)
+        if each.together is not None:
+            body += _several(each.workload, each.together)
         for name, outcome in each.outcomes.items():
             if name:
                 body.append(f"<h3>{_text(name)}</h3>")
@@ -73,21 +75,20 @@ def render_page(stored: Sequence[Stored]) -> str:
     )
 
 
-def _several(stored: Stored) -> Iterable[str]:
-    """Yield a protocol's table and verdict."""
-    *_, verdict = stored.text.splitlines()
-    yield _verdict(verdict)
-    yield f"<p><small>{_text(stored.summary['label'])}</small></p>"
+def _several(workload: Workload, together: RunsSummary) -> Iterable[str]:
+    """Yield the verdict and the table of several runs."""
+    yield _verdict(runs_verdict_line(workload, together))
+    yield f"<p><small>{_text(together.label)}</small></p>"
     cells = [
         (
-            row["name"],
-            f"{row['au_percentage']:.2f}",
-            f"{row['samples_per_second']:.2f}",
-            "" if row["page_cache_share"] is None else f"{100 * row['page_cache_share']:.1f}",
-            row["limit"],
-            row["epochs_under"],
+            row.name,
+            f"{row.au_percentage:.2f}",
+            f"{row.samples_per_second:.2f}",
+            "" if row.page_cache_share is None else f"{100 * row.page_cache_share:.1f}",
+            row.limit,
+            row.epochs_under,
         )
-        for row in stored.summary["runs"]
+        for row in together.runs
     ]
     heads = ("run", "AU (%)", "samples/s", "cached (%)", "limit", "epochs under the threshold")
     yield _table(heads, cells)
@@ -96,11 +97,11 @@ def _several(stored: Stored) -> Iterable[str]:
 def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     """Yield the parts of one run's section."""
     epochs = outcome.metrics.epochs
-    lines = render_run(workload, outcome.metrics, outcome.summary).splitlines()
-    told = lines[lines.index("", 2) + 1 :]  # behind the table
-    yield f"<p>{_text(lines[0])}; {_text(str(outcome.summary.get('start')))}</p>"
-    yield _verdict(told[0])
-    yield "".join(f"<p>{_text(line)}</p>" for line in told[1:])
+    summary = Summary.of(outcome.summary)
+    report = report_run(workload, outcome.metrics, summary)
+    yield f"<p>{_text(report.title)}; {_text(str(summary.start))}</p>"
+    yield _verdict(report.verdict)
+    yield "".join(f"<p>{_text(line)}</p>" for line in report.remarks)
     mean_bytes = workload.dataset.mean_bytes
     heads = ["epoch", *(name.strip() for name, _, _ in ROWS)]
     cells = [

@@ -25,12 +25,13 @@ from dlemu.dataset.settle import measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
+from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.folders import hold
+from dlemu.results.judgement import cached_too_much
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.proof import cached_too_much
 from dlemu.results.records import check_writable, write_json, write_text
-from dlemu.results.verdict import limit_in_memory
+from dlemu.results.summary import Summary
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import (
     Sized,
@@ -201,7 +202,8 @@ class _Search:
         }
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
         if outcome is not None:
-            reason = cached_too_much(self._workload, outcome.summary["measured"])
+            measured = Summary.of(outcome.summary).measured
+            reason = cached_too_much(self._workload, measured)
             if reason:
                 raise RunError(reason)
         return outcome
@@ -303,8 +305,9 @@ def _settled(workload: Workload) -> tuple[Workload, Layout]:
 
 def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
-    summary, metrics = outcome.summary, outcome.metrics
-    limit, evidence = summary["limit"]["name"], summary["limit"]["evidence"]
+    summary, metrics = Summary.of(outcome.summary), outcome.metrics
+    assert summary.limit is not None, "the run has ended"
+    limit, evidence = str(summary.limit.name), summary.limit.evidence
     if in_memory and limit_in_memory(limit) != limit:
         limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
     return Point(
@@ -314,7 +317,7 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
         read_bytes_per_second=metrics.read_bytes_per_second,
         limit=limit,
         evidence=evidence,
-        page_cache_share=summary["measured"]["page_cache_share"],
+        page_cache_share=summary.measured.page_cache_share,
         seconds=seconds,
     )
 

@@ -7,16 +7,14 @@ is named only if its evidence accounts for half of what was lost, or more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from dlemu.results.losses import Losses, told
+from dlemu.results.summary import Limit, LimitName
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.sections import Reader
-
-LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
 
 _CEILING = 0.02
 """Losses below this share of the time are nothing to look for."""
@@ -32,17 +30,6 @@ _VARIES = 1.3
 """As many readers may get this much more after a run than in it: drives vary, and are shared."""
 _SLOWER = 1.5
 """A rank whose batches take this many times as long to make as others' has slower reads."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The binding resource."""
-
-    name: LimitName
-    evidence: str
-    advice: str = ""
-    explains: float | None = None
-    """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +55,8 @@ class HostEvidence:
     throttled_seconds: float | None
     usable_cpus: float
     num_workers: int
+    max_pss_bytes: int = 0
+    """Most memory that ranks and workers held."""
 
     @property
     def lacked_seconds(self) -> float | None:

@@ -1,14 +1,15 @@
 """Watches a run on this rank's host, and sends what was seen to rank 0."""
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError
 from dlemu.host.devices import mount_under
 from dlemu.host.observer import HostObserver, IntervalSummary, summarize
@@ -27,47 +28,67 @@ _FEWEST_READERS, _MOST_READERS = 16, 256
 _SAMPLED_FILES = 512
 
 
-class Witness:
-    """Watches a run on this rank's host; the first rank of each host does the work."""
+@dataclass(frozen=True)
+class Reports:
+    """What the hosts have sent to rank 0."""
+
+    hosts: list[HostReport]
+    names: list[str]
+    """The rank of each accelerator, with its host."""
+    paths: PathBytes
+
+    def combined(self, workload: Workload, steps: Sequence[Steps]) -> Gathered:
+        """Return what the hosts saw together; `steps` are those of all ranks, and whole."""
+        return combine(workload, self.hosts, self.names, steps, self.paths)
+
+
+class RunMonitor:
+    """Watches a run; the first rank of each host does the work.
+
+    All ranks enter it and call `gather`, which wait for each other.
+    """
 
     def __init__(
         self,
-        workload: Workload,
-        layout: Layout,
+        dataset: Dataset,
         folder: Path,
         world: World,
         loader: Loader,
-        accelerators: range,
+        *,
+        num_accelerators: int,
         watchdog: Watchdog,
     ) -> None:
-        self._workload, self._layout, self._world, self._loader = workload, layout, world, loader
-        self._num_accelerators = len(accelerators)
-        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
-        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
-        self._pids = [pid for pid, _ in here]
-        self._num_host_workers = sum(num for _, num in here)
+        self._workload, self._layout = dataset.workload, dataset.layout
+        self._world, self._loader, self._watchdog = world, loader, watchdog
+        self._num_accelerators = num_accelerators
         self._path = host_file(folder, world.rank)
-        self._watchdog = watchdog
-        self._observer: HostObserver | None = None
+        self._pids: list[int] = []
+        self._num_host_workers = 0
+        self._file_system = ""
         self._resident_before: float | None = None
-        looking = "while looking at the data folder and its files"
-        with watchdog.phase(looking, watchdog.longest_at):
-            watchdog.at(str(workload.data_folder))
-            mount = mount_under(workload.data_folder)
-            if world.local_rank == 0:
-                self._observer = HostObserver(workload.data_folder, lambda: self._pids, self._path)
-                watchdog.at("")
-                with suppress(OSError, DatasetError):  # the readers will say which file it is
-                    self._resident_before = cached_share(self._some_files(), at=watchdog.at)
-        self._file_system = "" if mount is None else mount.kind
+        self._observer: HostObserver | None = None
         self._epochs: list[IntervalSummary] = []
         self._probe: Probe | None = None
         self._paths = PathBytes()
 
     def __enter__(self) -> Self:
-        if self._observer is not None:
-            with self._watched(), named(self._path):
-                self._observer.__enter__()
+        world, watchdog, folder = self._world, self._watchdog, self._workload.data_folder
+        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
+        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
+        self._pids = [pid for pid, _ in here]
+        self._num_host_workers = sum(num for _, num in here)
+        with watchdog.phase("while looking at the data folder and its files", watchdog.longest_at):
+            watchdog.at(str(folder))
+            mount = mount_under(folder)
+            self._file_system = "" if mount is None else mount.kind
+            if world.local_rank != 0:
+                return self
+            observer = HostObserver(folder, lambda: self._pids, self._path)
+            watchdog.at("")
+            with suppress(OSError, DatasetError):  # the readers will name the file
+                self._resident_before = cached_share(self._some_files(), at=watchdog.at)
+        with self._writing():
+            self._observer = observer.__enter__()
         return self
 
     def __exit__(
@@ -77,7 +98,7 @@ class Witness:
         trace: TracebackType | None,
     ) -> None:
         if self._observer is not None:
-            with self._watched(), named(self._path):
+            with self._writing():
                 self._observer.__exit__(kind, error, trace)
 
     def begin(self, epoch: int) -> None:
@@ -96,8 +117,10 @@ class Witness:
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize(between))
 
-    def _watched(self) -> AbstractContextManager[None]:
-        return self._watchdog.phase(f"while {self._path} was written")
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._watchdog.phase(f"while {self._path} was written"), named(self._path):
+            yield
 
     @property
     def num_workers(self) -> int:
@@ -121,38 +144,38 @@ class Witness:
         folder = self._workload.data_folder
         return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
 
-    def gather(self, steps: Sequence[Steps] | None) -> Gathered | None:
-        """Return what all hosts saw, on rank 0; `steps` are those of all ranks there."""
-        notes = []
-        cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-        if usable < min(cpus, 1 + self.num_workers):
-            notes.append(
-                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
-                "mpirun --bind-to none gives them all"
-            )
-        if self._workload.reader.odirect == "auto" and not self._loader.direct:
-            notes.append(
-                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
-                "reads went through the page cache"
-            )
-        if isinstance(self._loader, TellsPaths):
-            notes += self._loader.notes
+    def gather(self) -> Reports | None:
+        """Return on rank 0 what all hosts saw, None on the others."""
         report = HostReport(
-            self._world.host,
-            self._epochs,
-            self._probe,
-            self._num_host_workers,
-            self._resident_before,
-            self._loader.direct,
-            notes,
-            self._file_system,
+            host=self._world.host,
+            epochs=self._epochs,
+            probe=self._probe,
+            num_workers=self._num_host_workers,
+            resident_before=self._resident_before,
+            direct=self._loader.direct,
+            notes=list(self._notes()),
+            file_system=self._file_system,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"
         names = self._world.gather([name] * self._num_accelerators)
         paths = self._world.gather(self._paths)
-        if hosts is None or names is None or steps is None or paths is None:
+        if hosts is None or names is None or paths is None:
             return None
         reports = [host for host in hosts if host is not None]
-        taken = sum(paths, PathBytes())
-        return combine(self._workload, reports, list(chain(*names)), steps, taken)
+        return Reports(reports, list(chain(*names)), sum(paths, PathBytes()))
+
+    def _notes(self) -> Iterator[str]:
+        cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+        if usable < min(cpus, 1 + self.num_workers):
+            yield (
+                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
+                "mpirun --bind-to none gives them all"
+            )
+        if self._workload.reader.odirect == "auto" and not self._loader.direct:
+            yield (
+                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
+                "reads went through the page cache"
+            )
+        if isinstance(self._loader, TellsPaths):
+            yield from self._loader.notes
