@@ -202,7 +202,7 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
 
 
 def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
-    """Return what storage delivered to all hosts in an epoch, None where nobody can tell."""
+    """Return the bytes that storage delivered to all hosts in an epoch, None if not known."""
     known: int | None = _total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
     if known is not None or len(hosts) > 1:  # steps do not tell which host has read
         return known
@@ -210,12 +210,12 @@ def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
 
 
 def _unseen(epoch: IntervalSummary) -> bool:
-    """Say whether neither a drive nor a network mount counted what it delivered."""
+    """Return whether neither a drive nor a network mount has counted its reads."""
     return not epoch.devices and epoch.network_read_bytes is None
 
 
 def _total(values: Sequence[float | int | None]) -> Any:
-    """Return the sum, or None where one is unknown or none is there."""
+    """Return the sum, or None if a value is unknown or there is none."""
     if not values or any(value is None for value in values):
         return None
     return sum(value for value in values if value is not None)

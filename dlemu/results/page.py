@@ -1,4 +1,4 @@
-"""A page of stored runs: tables, the epochs, what the hosts did meanwhile. One HTML file."""
+"""One HTML file on stored runs: tables, the epochs, and the hosts' counters."""
 
 import html
 import math
@@ -39,7 +39,7 @@ small { color: #5b6875; }
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#c46a12", "#5b6875"
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 220, 60, 16, 26, 34
 _LEAST_SECONDS = 0.2
-"""Rates over less than this are mostly the counters' own ticks."""
+"""Over a shorter time a rate is mostly the resolution of the counters."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
         "network mount": [part.network_read_bytes for part in parts],
         "read calls": [part.process_rchar for part in parts],
     }
-    # The best witness that there is: the drives, else the mount, else what the readers were given.
+    # The best counter that there is: of the drives, else of the mount, else of read calls.
     name = next((name for name, nums in reads.items() if any(num is not None for num in nums)), "")
     rates = [
         None if num is None else num / part.seconds / 1e6
@@ -191,7 +191,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
 
 
 def _stairs(times: Sequence[float], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Return the line of values that each hold from one time to the next; unknown ones are left."""
+    """Return the points of values that hold from one time to the next, without unknown ones."""
     return [
         (time, value)
         for (begun, ended), value in zip(pairwise(times), values, strict=True)
@@ -201,7 +201,7 @@ def _stairs(times: Sequence[float], values: Sequence[float | None]) -> list[tupl
 
 
 def _apart(observations: Sequence[Observation]) -> list[Observation]:
-    """Return observations far enough from each other for rates, at most some 400 of them."""
+    """Return about 400 observations at most, far enough from each other for rates."""
     if not observations:
         return []
     least = max(_LEAST_SECONDS, (observations[-1].time - observations[0].time) / 400)
@@ -217,7 +217,7 @@ def _config(folder: Path) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as HTML shows it: no markup, and no control character, which HTML forbids."""
+    """Return a text without markup, and without control characters, which HTML forbids."""
     return html.escape(shown(text))
 
 
@@ -235,7 +235,7 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _round_steps(low: float, high: float) -> list[float]:
-    """Return some five round numbers between two."""
+    """Return about five round numbers between two."""
     span = max(high - low, 1e-9)
     power = 1.0
     while power * 10 <= span:
@@ -256,7 +256,7 @@ def _plot(
     x_ticks: Sequence[tuple[float, str]],
     bands: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Return an SVG of lines with their points; `bands` are stretches of x to be shaded."""
+    """Return an SVG of lines; `bands` are ranges of x to be shaded."""
     (left, right), (low, high) = x_range, y_range
     wide, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 

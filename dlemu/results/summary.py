@@ -26,6 +26,8 @@ class JsonObject:
     Fields that are not known here (of another version) and the order of all fields are kept.
     """
 
+    NEEDED: ClassVar[tuple[str, ...]] = ()
+    """Fields without which an object is damaged."""
     LATER: ClassVar[tuple[str, ...]] = ()
     """Fields that a new object has only after they were set."""
 
@@ -34,7 +36,13 @@ class JsonObject:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Return the object for what JSON has; the types of the values are not checked."""
+        """Return the object for what JSON has; the types of the values are not checked.
+
+        Raises:
+            KeyError: a field is missing that is needed.
+        """
+        for name in cls.NEEDED:
+            tree[name]
         known = {each.name: tree.get(each.name) for each in fields(cls)}
         return cls(**known | cls._parts(tree) | {"as_read": tree})
 
@@ -63,6 +71,8 @@ def _plain(value: Any) -> Any:
 @dataclass(frozen=True)
 class Limit(JsonObject):
     """The resource that limited a run."""
+
+    NEEDED: ClassVar[tuple[str, ...]] = ("name", "evidence")
 
     name: LimitName
     evidence: str
@@ -195,6 +205,8 @@ class Summary(JsonObject):
 class RunRow(JsonObject):
     """One run of several."""
 
+    NEEDED: ClassVar[tuple[str, ...]] = ("name",)
+
     name: str
     """Its folder within theirs, "run.1" or "warmup.1"."""
     status: str
@@ -226,6 +238,7 @@ class Spread(JsonObject):
 class RunsSummary(JsonObject):
     """summary.json of several runs; each run's own lies in its folder."""
 
+    NEEDED: ClassVar[tuple[str, ...]] = ("division",)
     LATER: ClassVar[tuple[str, ...]] = (
         "error", "verdict", "passed", "reasons", "repeatability_percentage", "au_percentage",
         "samples_per_second", "end",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.results.judgement import UNKNOWN, Judgement, judge_run
+from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
 from dlemu.results.summary import Summary
 from dlemu.units import counted, format_bytes
@@ -82,10 +82,10 @@ def _report(
         f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
         f"batches of {workload.reader.batch_size}"
     )
-    judgement = judge_run(workload, metrics, summary)
-    verdict = _verdict_line(workload, metrics, summary, judgement)
-    hidden = [judgement.hidden] if judgement.hidden else []
-    return Report(title, _table(workload, metrics), verdict, [*hidden, *remarks])
+    verdict = verdict_line(workload, metrics, summary)
+    hidden = judge_run(workload, metrics, summary).hidden
+    below = [hidden, *remarks] if hidden else [*remarks]
+    return Report(title, _table(workload, metrics), verdict, below)
 
 
 def _path_line(summary: Summary) -> list[str]:
@@ -109,15 +109,10 @@ def _path_line(summary: Summary) -> list[str]:
 
 def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> str:
     """Return the verdict, its figures, and how many accelerators the storage feeds."""
-    return _verdict_line(workload, metrics, summary, judge_run(workload, metrics, summary))
-
-
-def _verdict_line(
-    workload: Workload, metrics: Metrics, summary: Summary, judgement: Judgement
-) -> str:
+    judgement = judge_run(workload, metrics, summary)
     au, wanted = metrics.au_percentage, 100 * workload.metric.au
     how = f"edition {metrics.edition}"
-    if summary.loop is not None:
+    if summary.loop is not None and summary.hand_over is not None:
         how += f", loop {summary.loop}, hand-over {summary.hand_over}"
     figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     if judgement.reasons:

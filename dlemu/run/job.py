@@ -240,7 +240,6 @@ class _Run:
                 computation_times=times,
                 barrier=watchdog.barrier,
                 clock=self._clock,
-                on_step=watchdog.step,
                 compute=compute,
             )
             monitor.end(epoch)

@@ -446,6 +446,21 @@ def test_the_advice_for_a_loader_says_what_is_set_now() -> None:
         assert limit.advice == f"raise reader.read_threads (now 4){ways}"
 
 
+def test_cpu_time_that_other_guests_took_is_told() -> None:
+    """A virtual machine of 16 CPUs whose accelerators are woken 0.2 s late, or whose reads wait."""
+    stolen = {"cpu_share": 0.05, "host_cpu_share": 0.06, "host_steal_share": 0.12}
+    late = find_limit(evidence(steps=steps_of(0.01, 0.01, compute=1.2), hosts=[host(**stolen)]))
+    assert late.name == "host cpu"
+    assert "took 6% of all while other guests took 12%" in late.evidence
+    assert late.advice.startswith(
+        "give this virtual machine CPUs of its own, or fewer accelerators"
+    )
+    slow = find_limit(evidence(hosts=[host(cpu_share=0.05, host_steal_share=0.05)]))
+    assert slow.name == "storage"
+    assert "; CPUs 5%; other guests took 5% of the CPUs (steal); this" in slow.evidence
+    assert "steal" not in find_limit(evidence()).evidence
+
+
 shares = st.none() | st.floats(0, 1)
 
 
@@ -484,7 +499,7 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
     steps = steps_of(*waits, compute=compute, read=read, decode=decode)
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_limit(seen)
-    summary = {"limit": {"name": limit.name}, "measured": {}}
+    summary = {"limit": {"name": limit.name, "evidence": ""}, "measured": {}}
     line = verdict_line(WORKLOAD, measure(steps), Summary.of(summary))
     assert ("this storage feeds" in line) == (limit.name == "storage")
     assert limit.explains is None or limit.explains >= 0.5
