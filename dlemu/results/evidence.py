@@ -46,18 +46,6 @@ class HostReport:
     """Of the data folder, as mountinfo names it."""
 
 
-@dataclass(frozen=True)
-class _FromMemory:
-    """How much of the bytes storage delivered, and how much came from memory."""
-
-    stored: int | None
-    share: float | None
-    shares: list[float | None]
-    """Of each epoch."""
-    resident_before: float | None
-    """Mean over hosts."""
-
-
 def combine(
     workload: Workload,
     hosts: list[HostReport],
@@ -70,9 +58,8 @@ def combine(
     The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
     """
     everything = np.concatenate(steps)
-    memory = _from_memory(hosts, everything)
     seen = [_host_evidence(host, everything, len(hosts)) for host in hosts]
-    measured = _measured(hosts, seen, memory, everything, paths)
+    measured = _measured(hosts, seen, everything, paths)
     evidence = Evidence(
         losses=find_losses(
             everything,
@@ -83,12 +70,12 @@ def combine(
         hosts=seen,
         read_seconds=measured.read_seconds,
         worker_seconds=measured.worker_seconds,
-        page_cache_share=memory.share,
+        page_cache_share=measured.page_cache_share,
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
     )
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
-    return Gathered(measured, evidence, (*notes, *_doubts(hosts, memory)))
+    return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
 
 
 def _window(workload: Workload) -> slice:
@@ -99,50 +86,36 @@ def _window(workload: Workload) -> slice:
     return slice(1, None)
 
 
-def _from_memory(hosts: list[HostReport], steps: Steps) -> _FromMemory:
-    """Return how much of what the steps have read came from memory."""
-    epochs = range(len(hosts[0].epochs))
-    read = [int(steps["num_bytes"][steps["epoch"] == epoch].sum()) for epoch in epochs]
-    stored = [_stored(hosts, epoch, read[epoch]) for epoch in epochs]
-    shares = [_cached_share(*each) for each in zip(stored, read, strict=True)]
-    # Summed over epochs: their shares differ in weight, as the last batches may be left out.
-    total = None if None in shares else _total(stored)
-    resident = _total([host.resident_before for host in hosts])
-    return _FromMemory(
-        stored=total,
-        share=_cached_share(total, sum(read)),
-        shares=shares,
-        resident_before=None if resident is None else resident / len(hosts),
-    )
-
-
 def _cached_share(stored: int | None, read: int) -> float | None:
     """Return the share of the bytes read that storage did not deliver."""
     return None if stored is None or not read else max(0.0, 1 - stored / read)
 
 
 def _measured(
-    hosts: list[HostReport],
-    seen: list[HostEvidence],
-    memory: _FromMemory,
-    steps: Steps,
-    paths: PathBytes,
+    hosts: list[HostReport], seen: list[HostEvidence], steps: Steps, paths: PathBytes
 ) -> Measured:
     """Return what summary.json has of the hosts."""
+    numbers = range(len(hosts[0].epochs))
+    read = [int(steps["num_bytes"][steps["epoch"] == epoch].sum()) for epoch in numbers]
+    stored = [_stored(hosts, epoch, read[epoch]) for epoch in numbers]
+    shares = [_cached_share(*each) for each in zip(stored, read, strict=True)]
+    # By bytes: a mean over epochs would give a short epoch the weight of a long one.
+    total = None if None in shares else _total(stored)
+    resident = _total([host.resident_before for host in hosts])
     if paths.mode == "none":  # the loader has no other path than through the host
-        paths = PathBytes(host=int(steps["num_bytes"].sum()))
+        paths = PathBytes(host=sum(read))
     epochs = [epoch for host in hosts for epoch in host.epochs]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
     cpu = _total([each.host_cpu_share for each in seen])
     return Measured(
-        storage_read_bytes=memory.stored,
+        storage_read_bytes=total,
         path=paths.mode,
         path_bytes=asdict(paths),
         device_read_bytes=_total([epoch.device_read_bytes for epoch in epochs]),
-        page_cache_share=memory.share,
-        page_cache_share_per_epoch=memory.shares,
-        resident_share_before=memory.resident_before,
+        page_cache_share=_cached_share(total, sum(read)),
+        page_cache_share_per_epoch=shares,
+        resident_share_before=None if resident is None else resident / len(hosts),
         host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),
         hosts=[asdict(each) for each in seen],
         read_seconds=float(steps["read"].sum()),
@@ -152,14 +125,15 @@ def _measured(
     )
 
 
-def _doubts(hosts: list[HostReport], memory: _FromMemory) -> tuple[str, ...]:
+def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     """Return what is not sure about the share of bytes from memory."""
-    share, before = memory.shares[0], memory.resident_before
+    shares, before = measured.page_cache_share_per_epoch, measured.resident_share_before
+    share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
     if unseen:
-        note = describe(unseen[0].file_system, known=None not in memory.shares)
-        return (f"{note}; {in_memory}" if in_memory and None in memory.shares else note,)
+        note = describe(unseen[0].file_system, known=None not in shares)
+        return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
     # O_DIRECT does not use the page cache, whatever is in it.
     if share is None or before is None or any(host.direct for host in hosts):
         return ()

@@ -6,8 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError
@@ -91,15 +90,10 @@ class RunMonitor:
             self._observer = observer.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._observer is not None:
             with self._writing():
-                self._observer.__exit__(kind, error, trace)
+                self._observer.__exit__(*error)
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
