@@ -262,7 +262,7 @@ def _found(faults: Sequence[Any]) -> str:
 
 def _run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
-    from dlemu.results.proof import EXIT_STATUS
+    from dlemu.results.judgement import EXIT_STATUS
     from dlemu.results.text import render_run
     from dlemu.run.job import check_job, run_job
 

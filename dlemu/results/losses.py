@@ -1,7 +1,8 @@
-"""What accelerators lost in each step, and what the batch that was waited for was waiting for.
+"""The time that accelerators lost in each step, and why.
 
-A step lasts as long as its latest accelerator; the others meet it at the barrier. So the latest one
-alone tells why a step was long: it waited for its batch, or its compute took longer than asked.
+A step lasts until its latest accelerator has finished; the others wait for it at the barrier. So
+the latest accelerator shows why a step was long: it waited for its batch, or its compute took
+longer than asked.
 """
 
 from collections.abc import Sequence
@@ -17,22 +18,22 @@ _Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Shares (0-1) of the running time that were lost, by what the latest accelerators did."""
+    """Shares (0-1) of the running time that were lost, by what the latest accelerator did."""
 
     read: float = 0.0
-    """They waited for a batch, while its worker was in reads."""
+    """It waited for a batch while the batch's worker was in read calls."""
     decode: float = 0.0
     hand_over: float = 0.0
     preprocess: float = 0.0
-    """While its worker slept for `reader.preprocess_time`."""
+    """The worker slept for `reader.preprocess_time`."""
     elsewhere: float = 0.0
-    """While its worker did nothing of this: it had no CPU, or the batch lay in a queue."""
+    """The worker did none of these: it had no CPU, or the batch was in a queue."""
     oversleep: float = 0.0
     """Compute took longer than asked."""
     uneven: float = 0.0
-    """Compute was asked to take longer than the accelerators' mean."""
+    """Its compute was asked to take longer than the accelerators' mean."""
     meeting: float = 0.0
-    """All accelerators were at the barrier, and were not yet let go."""
+    """All accelerators were at the barrier, and it had not opened yet."""
 
     @property
     def waited(self) -> float:
@@ -47,11 +48,11 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLosses:
-    """One rank beside the others; seconds are means over its steps."""
+    """The losses of one rank; seconds are means over its steps."""
 
     name: str
     saved: float
-    """Share of the running time that would not have been lost without this rank."""
+    """Share (0-1) of the running time that would not have been lost without this rank."""
     wait_seconds: float
     late_seconds: float
     """By which compute took longer than asked."""
@@ -66,16 +67,16 @@ class Losses:
     parts: Parts
     ranks: tuple[RankLosses, ...]
     making_seconds: float
-    """Sum over all batches of the time in which they were made or waited for."""
+    """Sum over all batches of the seconds in which a batch was made or waited for."""
 
 
 def find_losses(
     steps: Steps, rank_names: Sequence[str], *, window: slice, preprocess_seconds: float
 ) -> Losses:
-    """Return what was lost in the steps of a window, which is the same in each epoch.
+    """Return the losses in a window of steps, the same window in each epoch.
 
-    `steps` are whole: each accelerator has each step once. `rank_names` has the rank of each
-    accelerator; `preprocess_seconds` is what a worker sleeps for a sample.
+    `steps` must be whole: each accelerator has each step once. `rank_names` has the rank of each
+    accelerator; a worker sleeps `preprocess_seconds` for each sample.
     """
     steps = steps.ravel()
     steps = steps[np.lexsort((steps["step"], steps["accelerator"], steps["epoch"]))]
@@ -99,8 +100,8 @@ def _parts(steps: Steps, preprocess_seconds: float) -> Parts:
     seconds = (steps["wait"] + steps["compute"] + steps["barrier"]).mean(axis=0)
     latest = (steps["wait"] + steps["compute"]).argmax(axis=0)
     last = steps[latest, np.arange(steps.shape[1])]
-    # A worker is at the batch for as long as it is waited for, and may have begun before: what
-    # it did in all of that time stands for what it did in the wait.
+    # A worker may begin with a batch before it is waited for. The wait is divided as all of the
+    # time in which the batch was made.
     of_wait = last["wait"] / np.maximum(_making(last, preprocess_seconds), 1e-9)
     asked = steps["computation_time"].mean(axis=0)
     lost = {
@@ -120,7 +121,7 @@ def _parts(steps: Steps, preprocess_seconds: float) -> Parts:
 
 
 def _making(steps: Steps, preprocess_seconds: float) -> _Values:
-    """Return how long each batch was made or waited for: whichever is known to be longer."""
+    """Return how long each batch was made or waited for, whichever is longer."""
     known = steps["read"] + steps["decode"] + steps["hand_over"]
     known = known + preprocess_seconds * steps["num_samples"]
     longest: _Values = np.maximum(known, steps["wait"])
@@ -128,7 +129,7 @@ def _making(steps: Steps, preprocess_seconds: float) -> _Values:
 
 
 def _ranks(steps: Steps, names: NDArray[np.str_]) -> tuple[RankLosses, ...]:
-    """Return each rank's part in (accelerators, steps) records."""
+    """Return each rank's losses in (accelerators, steps) records."""
     ranks = list(dict.fromkeys(names.tolist()))
     ready = steps["wait"] + steps["compute"]
     ends = np.array([ready[names == rank].max(axis=0) for rank in ranks])
@@ -152,7 +153,7 @@ def _ranks(steps: Steps, names: NDArray[np.str_]) -> tuple[RankLosses, ...]:
 
 
 def told(parts: Parts) -> str:
-    """Return the parts that count, the largest first."""
+    """Return the parts as text, the largest first, without those below 0.1 %."""
     words = {
         "read": "waiting for reads",
         "decode": "waiting for decoding",

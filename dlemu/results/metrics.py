@@ -1,8 +1,8 @@
 """Steps of all accelerators to accelerator utilisation and samples/s; definitions and sources.
 
-Source of both editions: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0
-(docs/metrics.md has them in full, with what we hold to be wrong in them). In both, an epoch's AU is
-the mean over accelerators and its samples/s the sum; the job's value is the mean over epochs.
+Source of both editions: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0.
+docs/metrics.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
+accelerators and its samples/s the sum; the job's value is the mean over epochs.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ _UNCOUNTED_STEPS = 2
 
 
 def passes(au_percentage: float, threshold: float) -> bool:
-    """Say whether an AU meets a threshold, both in percent.
+    """Return whether an AU meets a threshold, both in percent.
 
-    The one rule of every command: both are rounded to two decimals, as public figures are.
+    Every command uses this rule: both are rounded to two decimals, as in published results.
     """
     return round(au_percentage, 2) >= round(threshold, 2)
 
@@ -56,7 +56,7 @@ class EpochMetrics:
     wait_share: float
     """Share of the window, 0 to 1, in which accelerators waited for batches."""
     overhead_share: float
-    """Share of the window in which a real loop worked on its batch, and its device did not."""
+    """Share of the window in which a real loop worked on its batch while its device was idle."""
     barrier_share: float
     """Share of the window in which they waited for other accelerators."""
     oversleep_share: float
@@ -140,7 +140,7 @@ def measure(
         num_steps = of_epoch.shape[1]
         window = slice(exclude_start_steps, num_steps - exclude_end_steps)
         left_out = exclude_start_steps + exclude_end_steps
-        # Edition v2.0 counts the samples of two steps less, whatever its window.
+        # Edition v2.0 leaves out the samples of two steps, whatever its window is.
         if num_steps <= (left_out if edition == "v1.0" else max(left_out, _UNCOUNTED_STEPS)):
             raise WorkloadError(
                 f"epoch {epoch} has {num_steps} steps, too few for edition {edition}, which leaves "
@@ -166,10 +166,10 @@ def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     )
 
 
-def whole_epochs(steps: Steps, num_accelerators: int) -> Steps:
-    """Return the records of the epochs that all accelerators have: a rank writes whole ones only.
+def epochs_of_all(steps: Steps, num_accelerators: int) -> Steps:
+    """Return the records of the epochs that all accelerators have ended.
 
-    Where a run did not end, some ranks may have ended an epoch that others have not.
+    A rank writes whole epochs only. Where a run did not end, some ranks may have ended more.
     """
     pairs = np.unique(np.stack([steps["epoch"], steps["accelerator"]]), axis=1)
     epochs, num_present = np.unique(pairs[0], return_counts=True)
@@ -210,8 +210,8 @@ def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetric
         samples_per_second = num_samples / whole
     else:
         credited = steps["compute"][:, window].sum(axis=1)
-        # The published code counts n - 2 steps, over a window of n - 1 at the defaults. Kept, for
-        # results to be comparable; `true_samples_per_second` is right.
+        # With its defaults the published code counts n - 2 steps over the time of n - 1. We do the
+        # same, so that results can be compared; `true_samples_per_second` is correct.
         counted = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
         samples_per_second = counted / inside
     au = 100 * credited / inside

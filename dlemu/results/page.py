@@ -1,4 +1,4 @@
-"""A page of stored runs: tables, the epochs, what the hosts did meanwhile. One HTML file."""
+"""One HTML file on stored runs: tables, the epochs, and the hosts' counters."""
 
 import html
 import math
@@ -11,8 +11,10 @@ from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, read_observations, summarize_interval
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
+from dlemu.results.several import runs_verdict_line
 from dlemu.results.stored import Stored
-from dlemu.results.text import ROWS, render_run
+from dlemu.results.summary import RunsSummary, Summary
+from dlemu.results.text import ROWS, report_run
 from dlemu.terminal import shown
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
@@ -37,7 +39,7 @@ small { color: #5b6875; }
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#c46a12", "#5b6875"
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 220, 60, 16, 26, 34
 _LEAST_SECONDS = 0.2
-"""Rates over less than this are mostly the counters' own ticks."""
+"""Over a shorter time a rate is mostly the resolution of the counters."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def render_page(stored: Sequence[Stored]) -> str:
     for each in stored:
         body.append(f"<h2>{_text(each.workload.name)} <small>{_text(str(each.folder))}</small>")
         body.append("</h2>")
-        if "runs" in each.summary:
-            body += _several(each)
+        if each.together is not None:
+            body += _several(each.workload, each.together)
         for name, outcome in each.outcomes.items():
             if name:
                 body.append(f"<h3>{_text(name)}</h3>")
@@ -73,21 +75,20 @@ def render_page(stored: Sequence[Stored]) -> str:
     )
 
 
-def _several(stored: Stored) -> Iterable[str]:
-    """Yield a protocol's table and verdict."""
-    *_, verdict = stored.text.splitlines()
-    yield _verdict(verdict)
-    yield f"<p><small>{_text(stored.summary['label'])}</small></p>"
+def _several(workload: Workload, together: RunsSummary) -> Iterable[str]:
+    """Yield the verdict and the table of several runs."""
+    yield _verdict(runs_verdict_line(workload, together))
+    yield f"<p><small>{_text(together.label)}</small></p>"
     cells = [
         (
-            row["name"],
-            f"{row['au_percentage']:.2f}",
-            f"{row['samples_per_second']:.2f}",
-            "" if row["page_cache_share"] is None else f"{100 * row['page_cache_share']:.1f}",
-            row["limit"],
-            row["epochs_under"],
+            row.name,
+            f"{row.au_percentage:.2f}",
+            f"{row.samples_per_second:.2f}",
+            "" if row.page_cache_share is None else f"{100 * row.page_cache_share:.1f}",
+            row.limit,
+            row.epochs_under,
         )
-        for row in stored.summary["runs"]
+        for row in together.runs
     ]
     heads = ("run", "AU (%)", "samples/s", "cached (%)", "limit", "epochs under the threshold")
     yield _table(heads, cells)
@@ -96,11 +97,11 @@ def _several(stored: Stored) -> Iterable[str]:
 def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     """Yield the parts of one run's section."""
     epochs = outcome.metrics.epochs
-    lines = render_run(workload, outcome.metrics, outcome.summary).splitlines()
-    told = lines[lines.index("", 2) + 1 :]  # behind the table
-    yield f"<p>{_text(lines[0])}; {_text(str(outcome.summary.get('start')))}</p>"
-    yield _verdict(told[0])
-    yield "".join(f"<p>{_text(line)}</p>" for line in told[1:])
+    summary = Summary.of(outcome.summary)
+    report = report_run(workload, outcome.metrics, summary)
+    yield f"<p>{_text(report.title)}; {_text(str(summary.start))}</p>"
+    yield _verdict(report.verdict)
+    yield "".join(f"<p>{_text(line)}</p>" for line in report.remarks)
     mean_bytes = workload.dataset.mean_bytes
     heads = ["epoch", *(name.strip() for name, _, _ in ROWS)]
     cells = [
@@ -159,7 +160,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
         "network mount": [part.network_read_bytes for part in parts],
         "read calls": [part.process_rchar for part in parts],
     }
-    # The best witness that there is: the drives, else the mount, else what the readers were given.
+    # The best counter that there is: of the drives, else of the mount, else of read calls.
     name = next((name for name, nums in reads.items() if any(num is not None for num in nums)), "")
     rates = [
         None if num is None else num / part.seconds / 1e6
@@ -190,7 +191,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
 
 
 def _stairs(times: Sequence[float], values: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Return the line of values that each hold from one time to the next; unknown ones are left."""
+    """Return the points of values that hold from one time to the next, without unknown ones."""
     return [
         (time, value)
         for (begun, ended), value in zip(pairwise(times), values, strict=True)
@@ -200,7 +201,7 @@ def _stairs(times: Sequence[float], values: Sequence[float | None]) -> list[tupl
 
 
 def _apart(observations: Sequence[Observation]) -> list[Observation]:
-    """Return observations far enough from each other for rates, at most some 400 of them."""
+    """Return about 400 observations at most, far enough from each other for rates."""
     if not observations:
         return []
     least = max(_LEAST_SECONDS, (observations[-1].time - observations[0].time) / 400)
@@ -216,7 +217,7 @@ def _config(folder: Path) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as HTML shows it: no markup, and no control character, which HTML forbids."""
+    """Return a text without markup, and without control characters, which HTML forbids."""
     return html.escape(shown(text))
 
 
@@ -234,7 +235,7 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _round_steps(low: float, high: float) -> list[float]:
-    """Return some five round numbers between two."""
+    """Return about five round numbers between two."""
     span = max(high - low, 1e-9)
     power = 1.0
     while power * 10 <= span:
@@ -255,7 +256,7 @@ def _plot(
     x_ticks: Sequence[tuple[float, str]],
     bands: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """Return an SVG of lines with their points; `bands` are stretches of x to be shaded."""
+    """Return an SVG of lines; `bands` are ranges of x to be shaded."""
     (left, right), (low, high) = x_range, y_range
     wide, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 

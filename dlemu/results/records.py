@@ -1,12 +1,12 @@
 """One record per step and accelerator, and the files that a run leaves behind.
 
-Raw steps are stored and every metric is computed from them, so that a definition can be corrected
-later and `dlemu report` can apply another edition's.
+The steps are stored as they were measured, and all metrics are computed from them. So a definition
+can be corrected later, and `dlemu report` can apply another edition.
 
-    summary.json       what the run came to; `status` tells whether it may be believed
+    summary.json       the outcome; `status` tells whether the run ended (dlemu/results/summary.py)
     steps.<rank>.npy   the records, one structured array a rank
     config.yaml        the workload as it was run
-    host.<rank>.jsonl  what each host's devices and CPUs did meanwhile
+    host.<rank>.jsonl  the counters of each host's devices and CPUs
 """
 
 import errno
@@ -32,7 +32,7 @@ from dlemu.workload.model import Workload
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
 UNFINISHED = ("incomplete", "failed")
-"""What `status` says of a run that did not end well: interrupted or killed, or failed."""
+"""Values of `status` for a run that did not end well: interrupted or killed, or failed."""
 _ROOM = 1 << 14
 """Bytes that results other than steps take, about."""
 
@@ -77,7 +77,7 @@ def dump_workload(workload: Workload) -> str:
 
 
 def host_file(folder: Path, rank: int) -> Path:
-    """Return where the first rank of a host keeps what its devices and CPUs did."""
+    """Return the file in which the first rank of a host keeps the host's counters."""
     return folder / f"host.{rank}.jsonl"
 
 
@@ -87,7 +87,7 @@ def write_steps(folder: Path, rank: int, steps: Steps) -> None:
     Raises:
         RunError: the disk is full or read-only.
     """
-    array = io.BytesIO()  # NumPy's own writing to a file hides why it failed
+    array = io.BytesIO()  # NumPy's own writing to a file hides the error's cause
     np.save(array, steps)
     path = folder / f"steps.{rank}.npy"
     with named(path):
@@ -107,7 +107,7 @@ def read_steps(folder: Path) -> Steps:
     for path in paths:
         try:
             check_regular(path, error=RunError)
-            # Mapped, so that no memory is taken for a number in the header.
+            # Mapped: a damaged header with a large shape then takes no memory.
             part: Steps = np.lib.format.open_memmap(path, mode="r")
         except (*DAMAGE, TokenError) as error:
             raise RunError(f"{path} is damaged: {in_short(error)}") from None
@@ -169,7 +169,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make sure, before hours are spent on what is to be written there, that a file can be.
+    """Check that a file can be written, before hours are spent on its content.
 
     Raises:
         RunError: the disk is full or read-only, or the path is a folder's.
@@ -188,9 +188,9 @@ def check_writable(path: Path) -> None:
 
 
 class JsonLines:
-    """A file of JSON values, one a line, that is only ever appended to.
+    """A file of JSON values, one a line, to which values are appended.
 
-    A last line that a kill or a full disk has cut short is taken off; nothing else is ever touched.
+    A last line that a kill or a full disk has cut short is removed; other lines never change.
     """
 
     def __init__(self, path: Path) -> None:
@@ -212,7 +212,7 @@ class JsonLines:
             raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
 
     def append(self, *values: Any) -> None:
-        """Keep values, all or none of them.
+        """Append values, all or none of them.
 
         Raises:
             RunError: the disk is full or read-only.
@@ -232,7 +232,7 @@ class JsonLines:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Say which file it is that cannot be written.
+    """Turn an OSError into an error that names the file.
 
     Raises:
         RunError: the disk is full or read-only.

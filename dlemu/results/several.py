@@ -1,13 +1,16 @@
-"""What several runs came to together: the verdict, the spread, and their table."""
+"""Several runs together: the verdict, the spread, and their table."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from dlemu.errors import RunError
+from dlemu.results.judgement import given_memory
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.proof import Verdict, given_memory
+from dlemu.results.records import SUMMARY
+from dlemu.results.summary import RunRow, RunsSummary, Spread, Summary, Verdict
 from dlemu.workload.model import Workload
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
@@ -22,17 +25,20 @@ _T95 = (
 )  # fmt: skip
 
 
-def judge(workload: Workload, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what several runs came to: verdict, reasons, mean, sd, 95 % interval.
+def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary:
+    """Return the summary with the verdict, its reasons, and the spread of AU and samples/s.
 
-    One FAIL makes all of them one; else a run without a verdict leaves them without.
+    FAIL if a run has it; else NO VERDICT if a run has that.
     """
     au = [outcome.metrics.au_percentage for outcome in outcomes]
     rates = [outcome.metrics.samples_per_second for outcome in outcomes]
     reasons = []
+    verdicts = []
     for number, outcome in enumerate(outcomes, 1):
-        if outcome.summary["verdict"] == "NO VERDICT":
-            reasons.append(f"run {number} has none: {'; '.join(outcome.summary['reasons'])}")
+        run = Summary.of(outcome.summary)
+        verdicts.append(run.verdict)
+        if run.verdict == "NO VERDICT":
+            reasons.append(f"run {number} has none: {'; '.join(run.reasons or ())}")
         elif not outcome.passed:
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation")
     mean = float(np.mean(rates))
@@ -42,83 +48,93 @@ def judge(workload: Workload, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
             f"{100 * _REPEATABILITY:g}% is repeatable"
         )
-    verdicts = [outcome.summary["verdict"] for outcome in outcomes]
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
         verdict = "NO VERDICT"
-    return {
-        "status": "complete",
-        "verdict": verdict,
-        "passed": verdict == "PASS",
-        "reasons": reasons,
-        "repeatability_percentage": 100 * spread,
-        "au_percentage": statistics(au),
-        "samples_per_second": statistics(rates),
-    }
+    return replace(
+        summary,
+        status="complete",
+        verdict=verdict,
+        passed=verdict == "PASS",
+        reasons=reasons,
+        repeatability_percentage=100 * spread,
+        au_percentage=spread_of(au),
+        samples_per_second=spread_of(rates),
+    )
 
 
-def statistics(values: Sequence[float]) -> dict[str, Any]:
-    """Return mean, sd (n - 1) and the 95 % interval of the mean; the latter None for one value."""
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return mean, standard deviation (n - 1) and the 95 % interval of the mean."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return {"mean": mean, "sd": None, "interval": None}
+        return Spread(mean=mean, sd=None, interval=None)
     sd = float(np.std(values, ddof=1))
     half = _T95[min(len(values) - 1, len(_T95)) - 1] * sd / len(values) ** 0.5
-    return {"mean": mean, "sd": sd, "interval": [mean - half, mean + half]}
+    return Spread(mean=mean, sd=sd, interval=[mean - half, mean + half])
 
 
-def render_runs(workload: Workload, summary: Mapping[str, Any]) -> str:
-    """Return the table of the runs and what they came to together."""
+def render_runs(workload: Workload, summary: RunsSummary) -> str:
+    """Return the table of the runs, the spread and the verdict."""
     lines = [
-        f"{workload.name}, division {summary['division']}: {LABEL}",
+        f"{workload.name}, division {summary.division}: {LABEL}",
         "",
         f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MiB/s':>12}{'cached (%)':>12}"
         f"{'gap (s)':>10}  limit",
     ]
-    for row in summary["runs"]:
-        cached = row["page_cache_share"]
-        gap = row["gap_seconds"]
+    for row in summary.runs:
+        cached, gap = row.page_cache_share, row.gap_seconds
         lines.append(
-            f"{row['name']:<12}{row['au_percentage']:>10.2f}{row['samples_per_second']:>14.2f}"
-            f"{row['nominal_MiB_per_second']:>12.1f}"
+            f"{row.name:<12}{row.au_percentage:>10.2f}{row.samples_per_second:>14.2f}"
+            f"{row.nominal_MiB_per_second:>12.1f}"
             f"{'-' if cached is None else f'{100 * cached:.1f}':>12}"
-            f"{'-' if gap is None else f'{gap:.0f}':>10}  {row['limit']}"
-            + (f"; under the threshold: {row['epochs_under']}" if row["epochs_under"] else "")
+            f"{'-' if gap is None else f'{gap:.0f}':>10}  {row.limit}"
+            + (f"; under the threshold: {row.epochs_under}" if row.epochs_under else "")
         )
-    for name, key in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second")):
-        each = summary[key]
-        line = f"{name}: mean {each['mean']:.2f}"
-        if each["interval"] is not None:
-            low, high = each["interval"]
-            line += f", sd {each['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
+    for name, each in (
+        ("AU (%)", summary.au_percentage),
+        ("samples/s", summary.samples_per_second),
+    ):
+        assert each is not None, "these runs have been judged"
+        line = f"{name}: mean {each.mean:.2f}"
+        if each.interval is not None:
+            low, high = each.interval
+            line += f", sd {each.sd:.2f}, 95% interval {low:.2f} to {high:.2f}"
         lines.append(line)
-    reasons = "; ".join(summary["reasons"]) or (
+    return "\n".join([*lines, runs_verdict_line(workload, summary)])
+
+
+def runs_verdict_line(workload: Workload, summary: RunsSummary) -> str:
+    """Return the verdict on all runs, with its reasons."""
+    reasons = "; ".join(summary.reasons or ()) or (
         f"every run has at least {100 * workload.metric.au:g}%, samples/s within "
-        f"{summary['repeatability_percentage']:.1f}% of their mean"
+        f"{summary.repeatability_percentage:.1f}% of their mean"
     )
     if workload.host_memory is not None:
         reasons += f"; {given_memory(workload)}"
-    return "\n".join([*lines, f"{summary['verdict']}: {reasons}"])
+    return f"{summary.verdict}: {reasons}"
 
 
-def describe_run(workload: Workload, name: str, outcome: Outcome) -> dict[str, Any]:
+def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:
     """Return a run's row of the table."""
+    run = Summary.of(outcome.summary)
     under = [
         f"epoch {epoch.epoch + 1} ({epoch.au_percentage:.2f}%)"
         for epoch in outcome.metrics.epochs
         if not passes(epoch.au_percentage, 100 * workload.metric.au)
     ]
-    return {
-        "name": name,
-        "status": outcome.summary["status"],
-        "verdict": outcome.summary["verdict"],
-        "start": outcome.summary["start"],
-        "end": outcome.summary["end"],
-        "gap_seconds": None,
-        "au_percentage": outcome.metrics.au_percentage,
-        "samples_per_second": outcome.metrics.samples_per_second,
-        "nominal_MiB_per_second": outcome.summary["metric"]["train_io_mean_MB_per_second"],
-        "page_cache_share": outcome.summary["measured"].get("page_cache_share"),
-        "limit": outcome.summary["limit"]["name"],
-        "epochs_under": ", ".join(under),
-    }
+    if run.limit is None:
+        raise RunError(f"{outcome.folder / SUMMARY} is damaged: it has no limit")
+    return RunRow(
+        name=name,
+        status=run.status,
+        verdict=run.verdict,
+        start=run.start,
+        end=run.end,
+        gap_seconds=None,
+        au_percentage=outcome.metrics.au_percentage,
+        samples_per_second=outcome.metrics.samples_per_second,
+        nominal_MiB_per_second=run.metric.train_io_mean_MB_per_second,
+        page_cache_share=run.measured.page_cache_share,
+        limit=run.limit.name,
+        epochs_under=", ".join(under),
+    )

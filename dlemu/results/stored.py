@@ -1,16 +1,17 @@
-"""Runs that were stored, read back: their metrics computed anew from the steps."""
+"""Reads stored runs back, and computes their metrics from the steps again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dlemu.errors import RunError
-from dlemu.results.metrics import measure_run, whole_epochs
-from dlemu.results.outcome import Outcome, summarize
-from dlemu.results.proof import EXIT_STATUS, describe_end
-from dlemu.results.records import CONFIG, SUMMARY, UNFINISHED, read_steps, read_summary
-from dlemu.results.several import describe_run, judge, render_runs
+from dlemu.results.judgement import EXIT_STATUS, describe_end
+from dlemu.results.metrics import epochs_of_all, measure_run
+from dlemu.results.outcome import Outcome, outcome_of, with_metrics
+from dlemu.results.records import CONFIG, SUMMARY, read_steps, read_summary
+from dlemu.results.several import judge_runs, render_runs, row_of
+from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.text import render_run
 from dlemu.units import counted
 from dlemu.workload.model import Workload, load_workload
@@ -18,13 +19,19 @@ from dlemu.workload.model import Workload, load_workload
 
 @dataclass(frozen=True)
 class Stored:
-    """One folder of the command line: a run, or several of a protocol with their own verdict."""
+    """What a folder holds: a run, or several with a verdict on all."""
 
     folder: Path
     workload: Workload
     outcomes: Mapping[str, Outcome]
     """Of each run by its name, "" for the only one."""
-    summary: Mapping[str, Any]
+    together: RunsSummary | None = None
+    """Of several runs."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The fields of summary.json, computed again."""
+        return self.outcomes[""].summary if self.together is None else self.together.as_json()
 
     @property
     def text(self) -> str:
@@ -36,8 +43,8 @@ class Stored:
                 f"{self.folder / name}: {status}\n"
                 f"{render_run(self.workload, outcome.metrics, outcome.summary)}"
             )
-        if "runs" in self.summary:
-            parts.append(render_runs(self.workload, self.summary))
+        if self.together is not None:
+            parts.append(render_runs(self.workload, self.together))
         return "\n\n".join(parts)
 
     @property
@@ -47,46 +54,48 @@ class Stored:
 
 
 def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
-    """Return what a folder holds, its metrics computed anew.
+    """Return what a folder holds, with its metrics computed again.
 
     Raises:
         RunError: it is no run's folder, the run did not end, or a file is damaged.
     """
-    summary = read_summary(folder)
-    if "runs" not in summary:
-        workload, outcome = _read_run(folder, summary, keys or {})
-        return Stored(folder, workload, {"": outcome}, outcome.summary)
+    tree = read_summary(folder)
+    if "runs" not in tree:
+        workload, outcome = _read_run(folder, Summary.of(tree), keys or {})
+        return Stored(folder, workload, {"": outcome})
+    summary = RunsSummary.of(tree)
     outcomes = {}
-    for row in summary["runs"]:
-        inner = folder / row["name"]
+    rows = []
+    for row in summary.runs:
+        inner = folder / row.name
         if inner.parent != folder or inner.name == "..":
-            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {row['name']!a:.80}")
-        workload, outcomes[row["name"]] = _read_run(inner, read_summary(inner), keys or {})
+            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {row.name!a:.80}")
+        workload, outcome = _read_run(inner, Summary.of(read_summary(inner)), keys or {})
+        outcomes[row.name] = outcome
+        rows.append(_again(row, row_of(workload, row.name, outcome)))
     counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
     if not counting:
-        raise _no_verdict(folder, summary)
-    rows = [
-        row | describe_run(workload, row["name"], outcomes[row["name"]]) | _gap(row)
-        for row in summary["runs"]
-    ]
-    judged = judge(workload, counting)
-    if "passed" not in summary:
+        raise _no_verdict(folder, summary, "run that counts")
+    judged = judge_runs(replace(summary, runs=rows), counting)
+    if summary.passed is None:
         reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
-        judged |= {"verdict": "NO VERDICT", "passed": False, "reasons": [reason]}
-        judged["status"] = summary.get("status")
-    return Stored(folder, workload, outcomes, summary | {"runs": rows} | judged)
+        judged = replace(
+            judged, status=summary.status, verdict="NO VERDICT", passed=False, reasons=[reason]
+        )
+    return Stored(folder, workload, outcomes, judged)
 
 
-def _gap(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gap_seconds": row.get("gap_seconds")}
+def _again(row: RunRow, computed: RunRow) -> RunRow:
+    """Return a row computed again, with what only the stored one has."""
+    return replace(computed, as_read=row.as_read, gap_seconds=row.gap_seconds)
 
 
 def _read_run(
-    folder: Path, summary: dict[str, Any], keys: Mapping[str, object]
+    folder: Path, summary: Summary, keys: Mapping[str, object]
 ) -> tuple[Workload, Outcome]:
-    """Return a run's workload and what came of it."""
-    ended = summary.get("status") not in UNFINISHED
-    if ended and not summary.get("metric"):
+    """Return a run's workload and its outcome."""
+    ended = not summary.unfinished
+    if ended and not summary.metric.as_read:
         raise _no_verdict(folder, summary)
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
@@ -95,27 +104,27 @@ def _read_run(
         raise _no_verdict(folder, summary)
     steps = read_steps(folder)
     if not ended:
-        steps = whole_epochs(steps, summary.get("num_accelerators", 0))
+        steps = epochs_of_all(steps, summary.num_accelerators)
         if len(steps) == 0:
             raise _no_verdict(folder, summary)
     metrics = measure_run(workload, steps)
-    if metrics.num_accelerators != summary.get("num_accelerators"):
+    if metrics.num_accelerators != summary.num_accelerators:
         raise RunError(
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
-            f"the run had {summary.get('num_accelerators')}; a steps.<rank>.npy is missing"
+            f"the run had {summary.num_accelerators}; a steps.<rank>.npy is missing"
         )
-    told = summary["measured"].get("read_bytes")
+    told = summary.measured.read_bytes
     if ended and metrics.read_bytes != told:
         raise RunError(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
             "records are missing, or are another run's"
         )
-    summary = summary | summarize(workload, metrics, summary)
-    return workload, Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
+    return workload, outcome_of(folder, metrics, with_metrics(summary, workload, metrics))
 
 
-def _no_verdict(folder: Path, summary: Mapping[str, Any]) -> RunError:
-    """Return the line of what did not end, and of which nothing whole is there."""
-    what = "run that counts" if "runs" in summary else "epoch of all accelerators"
-    error = summary.get("error", "the run did not end")
-    return RunError(f"{folder}: no verdict ({summary.get('status')}), no whole {what}: {error}")
+def _no_verdict(
+    folder: Path, summary: Summary | RunsSummary, whole: str = "epoch of all accelerators"
+) -> RunError:
+    """Return the error for runs that did not end, and of which nothing is whole."""
+    error = "the run did not end" if summary.error is None else summary.error
+    return RunError(f"{folder}: no verdict ({summary.status}), no whole {whole}: {error}")

@@ -1,13 +1,14 @@
 """A run as people read it: the table, the verdict, and what stands behind it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
-from dlemu.results.proof import judge
-from dlemu.results.records import UNFINISHED
+from dlemu.results.summary import Summary
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
 
@@ -24,37 +25,74 @@ ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
 ]
 
 
+@dataclass(frozen=True)
+class Report:
+    """The parts of a run's report, for the terminal and for the page."""
+
+    title: str
+    table: list[str]
+    """Lines with the values of all epochs."""
+    verdict: str
+    remarks: list[str]
+    """Lines below the verdict."""
+
+    @property
+    def text(self) -> str:
+        """The report as the terminal shows it."""
+        return "\n".join([self.title, "", *self.table, "", self.verdict, *self.remarks])
+
+
 def render_metrics(
     workload: Workload, metrics: Metrics, *, accelerator: str = "emulated accelerator"
 ) -> str:
-    """Return the table per epoch and the verdict line; `accelerator` is what computed."""
-    hidden = judge(workload, metrics).hidden
-    lines = [*_table(workload, metrics, accelerator), "", verdict_line(workload, metrics)]
-    return "\n".join([*lines, hidden] if hidden else lines)
+    """Return the table per epoch and the verdict's line; `accelerator` is what computed."""
+    return _report(workload, metrics, UNKNOWN, accelerator=accelerator).text
 
 
 def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
-    """Return a run's whole report: table, verdict, the limit and what was measured beside it."""
-    lines = [*_table(workload, metrics), "", verdict_line(workload, metrics, summary)]
-    hidden = judge(workload, metrics, summary).hidden
-    lines += [hidden] if hidden else []
-    limit = summary.get("limit")
-    if limit:
-        lines.append(f"limit: {limit['name']}. {limit['evidence']}")
-        if limit.get("advice"):
-            lines.append(f"try: {limit['advice']}")
-    lines += _path_line(summary)
-    lines += _below(workload, metrics)
-    lines += [f"note: {note}" for note in summary.get("notes", ())]
-    return "\n".join(lines)
+    """Return a run's report as text; `summary` is that of its Outcome."""
+    return report_run(workload, metrics, Summary.of(summary)).text
 
 
-def _path_line(summary: Mapping[str, Any]) -> list[str]:
-    """Return which way the bytes took to memory, where cuFile could have been one of them."""
-    measured = summary.get("measured") or {}
-    if summary.get("data_loader") != "dali" or "path_bytes" not in measured:
+def report_run(workload: Workload, metrics: Metrics, summary: Summary) -> Report:
+    """Return a run's report: table, verdict, its limit and what was measured."""
+    remarks = []
+    if summary.limit:
+        remarks.append(f"limit: {summary.limit.name}. {summary.limit.evidence}")
+        if summary.limit.advice:
+            remarks.append(f"try: {summary.limit.advice}")
+    remarks += _path_line(summary)
+    remarks += _below(workload, metrics)
+    remarks += [f"note: {note}" for note in summary.notes or ()]
+    return _report(workload, metrics, summary, remarks)
+
+
+def _report(
+    workload: Workload,
+    metrics: Metrics,
+    summary: Summary,
+    remarks: Sequence[str] = (),
+    *,
+    accelerator: str = "emulated accelerator",
+) -> Report:
+    """Return the report with these remarks below the judgement."""
+    epochs = metrics.epochs
+    title = (
+        f"{workload.name}: {counted(metrics.num_accelerators, accelerator)}, "
+        f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
+        f"batches of {workload.reader.batch_size}"
+    )
+    verdict = verdict_line(workload, metrics, summary)
+    hidden = judge_run(workload, metrics, summary).hidden
+    below = [hidden, *remarks] if hidden else [*remarks]
+    return Report(title, _table(workload, metrics), verdict, below)
+
+
+def _path_line(summary: Summary) -> list[str]:
+    """Return the paths that the bytes took to memory, for the loader that may use cuFile."""
+    taken = summary.measured.path_bytes
+    if summary.data_loader != "dali" or taken is None:
         return []
-    taken = measured["path_bytes"]
     parts = [
         f"{format_bytes(taken[name])} {title}"
         for name, title in (
@@ -66,27 +104,23 @@ def _path_line(summary: Mapping[str, Any]) -> list[str]:
         if taken.get(name)
     ]
     guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
-    return [f"path: {measured['path']} ({'; '.join(parts)}{guess})"]
+    return [f"path: {summary.measured.path} ({'; '.join(parts)}{guess})"]
 
 
-def verdict_line(
-    workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
-) -> str:
-    """Return the verdict with the figures that decide; how many accelerators that makes."""
-    summary = summary or {}
-    judgement = judge(workload, metrics, summary)
+def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> str:
+    """Return the verdict, its figures, and how many accelerators the storage feeds."""
+    judgement = judge_run(workload, metrics, summary)
     au, wanted = metrics.au_percentage, 100 * workload.metric.au
     how = f"edition {metrics.edition}"
-    if "loop" in summary:  # runs of earlier versions do not say
-        how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
+    if summary.loop is not None and summary.hand_over is not None:
+        how += f", loop {summary.loop}, hand-over {summary.hand_over}"
     figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     if judgement.reasons:
-        ended = summary.get("status") not in UNFINISHED
-        parts = [*([figures] if ended else []), *judgement.reasons, *judgement.remarks]
+        parts = [] if summary.unfinished else [figures]
+        parts += [*judgement.reasons, *judgement.remarks]
         return f"{judgement.verdict}: {'; '.join(parts)}"
     parts = [f"{judgement.verdict}: {figures}"]
-    limit = (summary.get("limit") or {}).get("name")
-    if limit == "storage":
+    if summary.limit and summary.limit.name == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passes` rounds
         parts.append(
             f"this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"
@@ -94,21 +128,14 @@ def verdict_line(
     return "; ".join([*parts, *judgement.remarks])
 
 
-def _table(
-    workload: Workload, metrics: Metrics, accelerator: str = "emulated accelerator"
-) -> list[str]:
-    epochs = metrics.epochs
+def _table(workload: Workload, metrics: Metrics) -> list[str]:
     lines = [
-        f"{workload.name}: {counted(metrics.num_accelerators, accelerator)}, "
-        f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
-        f"batches of {workload.reader.batch_size}",
-        "",
         f"{'per epoch':<28}{'mean':>12}{'min':>12}{'max':>12}",
         f"{'':<28}" + "  ----------" * 3,
     ]
     mean_bytes = workload.dataset.mean_bytes
     for name, value, form in ROWS:
-        values = [value(epoch, mean_bytes) for epoch in epochs]
+        values = [value(epoch, mean_bytes) for epoch in metrics.epochs]
         cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
         lines.append(f"{name:<28}{cells}")
     return lines

@@ -1,4 +1,4 @@
-"""The rules of MLPerf Storage's closed division: what a submitter may change, and must not."""
+"""The rules of MLPerf Storage's closed division: what a submitter may change."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ _CLOSED = {
     "storage.storage_type",
     "storage.storage_root",
 }
-# Ours, which say where and how often to run, not what is run; train.seed has to change anyway.
+# Keys of dlemu that say where and how often to run, not what is run. train.seed must change.
 _PROCEDURE = {
     "accelerators_per_rank",
     "dataset.seed",
@@ -38,18 +38,18 @@ _PROCEDURE = {
 }
 _MAX_PREFETCH = 2
 _RUNS = 5
-"""Consecutive runs (rules, "repeatability"); v2.0 wants a warm-up before them."""
+"""Consecutive runs (rules, "repeatability"); v2.0 also asks for a warm-up before them."""
 _MAX_CACHED_SHARE = 0.05
 
 
 def check_closed(workload: Workload, size: DatasetSize) -> Workload:
-    """Return the workload with the closed division's bounds, if it keeps to the rules.
+    """Return the workload with the closed division's bounds, if it keeps the rules.
 
-    Every value that differs from the published workload of that name is looked at, wherever it was
-    set, and every key that was given although it has no effect. `size` is what the rule asks for.
+    All values that differ from the published workload of that name are checked, wherever they were
+    set, and all given keys that have no effect. `size` is the dataset that the rule asks for.
 
     Raises:
-        WorkloadError: every key that may not be changed, and every value that is not allowed.
+        WorkloadError: names all keys that may not be changed, and all values that are not allowed.
     """
     try:
         published = load_workload(workload.name)
@@ -88,7 +88,7 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
 
 
 def _refused_values(workload: Workload) -> Iterator[str]:
-    """Yield the values beyond the rules' bounds, of keys that may be changed."""
+    """Yield the values out of bounds, of keys that may be changed."""
     if workload.reader.prefetch_size > _MAX_PREFETCH:
         yield (
             f"reader.prefetch_size must be at most {_MAX_PREFETCH}, got "
@@ -103,7 +103,7 @@ def _refused_values(workload: Workload) -> Iterator[str]:
 
 
 def _refused_procedure(workload: Workload) -> Iterator[str]:
-    """Yield fewer runs than the edition asks for, or caches left warm between them."""
+    """Yield a line for too few runs, and for caches that stay warm between them."""
     edition = workload.metric.edition
     if workload.runs < _RUNS:
         yield f"runs must be at least {_RUNS}, got {workload.runs}, add runs={_RUNS}"
@@ -118,7 +118,7 @@ def _refused_procedure(workload: Workload) -> Iterator[str]:
 
 
 def _refused_size(workload: Workload, size: DatasetSize) -> Iterator[str]:
-    """Yield a dataset that is smaller than the rule asks for."""
+    """Yield a line if the dataset is smaller than the rule asks for."""
     if workload.dataset.num_files_train == "auto" or workload.num_files >= size.num_files:
         return
     reason = (

@@ -1,4 +1,4 @@
-"""A cold start: the dataset leaves each host's page cache, if any of it is there."""
+"""Cold start: drops the dataset from each host's page cache."""
 
 import random
 import time
@@ -13,9 +13,9 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _SAMPLED = 4096
-"""Files of a larger dataset that each host looks at; if none of them is cached, none is dropped."""
+"""Of a larger dataset each host looks at so many files; if none is cached, none is dropped."""
 _CHANCE = 0.001
-"""That more of the files are cached than is said, if none of those looked at is."""
+"""Probability that a larger share is cached than is said, where none of these files is."""
 _SAY_SECONDS = 5.0
 
 
@@ -28,14 +28,14 @@ def make_cold(
     watchdog: Watchdog,
     say: Callable[[str], object],
 ) -> None:
-    """Drop the dataset from every host's page cache, and say how much of it stayed.
+    """Drop the dataset from every host's page cache, and show how much of it stayed.
 
-    All ranks call it, and those of a host share its files. `direct`: this rank reads with O_DIRECT,
-    for which the page cache does not matter.
+    All ranks call it; the ranks of a host share the work. `direct`: this rank reads with O_DIRECT,
+    which does not use the page cache.
 
     Raises:
         DatasetError: a file is missing, is no file or cannot be opened.
-        RunError: output.drop_all_caches, and this process may not.
+        RunError: output.drop_all_caches is set, and this process is not allowed to.
     """
     output = workload.output
     if output.drop_all_caches:
@@ -80,7 +80,7 @@ def make_cold(
 
 
 def _sample(files: Sequence[int], num_ranks: int) -> list[int]:
-    """Return this rank's part of the host's sample: other files in each run."""
+    """Return this rank's part of the host's sample; each run draws other files."""
     return random.sample(files, min(len(files), ceil_div(_SAMPLED, num_ranks)))
 
 
@@ -89,12 +89,12 @@ def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator
 
 
 def _any_cached(seen: Sequence[Pages]) -> bool:
-    """Return whether pages are in memory, or may be, because the kernel does not tell."""
+    """Return whether pages are in memory, or may be where the kernel does not tell."""
     return any(pages.resident or pages.unknown for pages in seen)
 
 
 def _told(dropped: Sequence[Pages], seconds: float) -> str:
-    """Return what came of it on all hosts together."""
+    """Return the line on the result on all hosts."""
     pages = sum(each.pages for each in dropped)
     stayed = sum(each.resident for each in dropped)
     share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
@@ -106,7 +106,7 @@ def _told(dropped: Sequence[Pages], seconds: float) -> str:
 
 
 def _named(work: Callable[[], Pages]) -> Pages:
-    """Do it; raise DatasetError with the file that cannot be opened."""
+    """Return what `work` returns; raise DatasetError with the file that cannot be opened."""
     try:
         return work()
     except FileNotFoundError as error:
@@ -118,7 +118,7 @@ def _named(work: Callable[[], Pages]) -> Pages:
 
 
 class _Shown:
-    """Says every few seconds how far rank 0 is, with the ranks of its host."""
+    """Shows the progress of rank 0's host every few seconds."""
 
     def __init__(self, num_files: int, world: World, say: Callable[[str], object]) -> None:
         self._num_files, self._num_ranks, self._say = num_files, world.num_local_ranks, say

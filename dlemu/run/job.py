@@ -1,18 +1,16 @@
-"""One run: a dataset, the ranks that read it, and the folder that tells what came of it.
+"""One run: finds the dataset, replays the epochs, and writes the outcome into the run's folder.
 
-What the command line, the sizing and library users all call. Every function here is called by all
-ranks alike; only rank 0 makes the folder, writes the summary and speaks.
+The command line, the sizing and library users call it. All ranks call every function here; rank 0
+alone makes the folder, writes the summary and shows progress.
 """
 
 import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,9 +21,10 @@ from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
+from dlemu.results.bottleneck import find_limit
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
-from dlemu.results.metrics import Metrics, measure_run, whole_epochs
-from dlemu.results.outcome import Outcome, summarize
+from dlemu.results.metrics import epochs_of_all, measure_run
+from dlemu.results.outcome import Outcome, measured_with, outcome_of, with_metrics
 from dlemu.results.records import (
     Steps,
     host_file,
@@ -35,13 +34,14 @@ from dlemu.results.records import (
     write_summary,
     write_text,
 )
-from dlemu.results.text import render_run
-from dlemu.results.verdict import find_limit
+from dlemu.results.summary import Measured, Metric, Summary, time_of_day
+from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
+from dlemu.run.failure import write_failure
+from dlemu.run.monitor import Reports, RunMonitor
 from dlemu.run.replay import draw_computation_times, replay_epoch
 from dlemu.run.watchdog import Watchdog
-from dlemu.run.witness import Witness
-from dlemu.terminal import complain, say
+from dlemu.terminal import say
 from dlemu.units import format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
@@ -69,181 +69,253 @@ def run_job(
     clock: Clock | None = None,
     say: Say = say,
 ) -> Outcome | None:
-    """Replay a workload and return what came of it on rank 0, None on the others.
+    """Replay a workload and return its outcome on rank 0, None on the others.
 
     Raises:
-        DlemuError: the workload, its dataset or the run failed; summary.json says so too.
+        DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
-        return _run_watched(workload, world, clock or WallClock.calibrate(), say, watchdog)
+        return _Run(workload, world, clock or WallClock.calibrate(), say, watchdog).run()
 
 
-def _run_watched(
-    workload: Workload, world: World, clock: Clock, say: Say, watchdog: Watchdog
-) -> Outcome | None:
-    started = datetime.now(UTC)
-    if world.rank != 0:
-        say = _say_nothing
-    check_job(workload, world)
-    workload = _with_seed(workload, world)
-    dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
-    workload = dataset.workload
-    accelerators = num_accelerators(workload, world)
-    if world.rank == 0:
-        make_plan(workload, dataset.layout, num_accelerators=accelerators, epoch=0)  # refuses early
-    summary = _summary_start(workload, world, started, dataset.notes)
-    with _shared_folder(workload, world, say, watchdog) as folder:
-        try:
-            return _run_in(folder, dataset, summary, world, clock, say, watchdog)
-        except BaseException:
-            if world.rank == 0:
-                _say_whole_epochs(folder, workload, summary, say)
-            raise
+class _Run:
+    """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
+    _dataset: Dataset
+    _folder: Path
+    _summary: Summary
 
-def _run_in(
-    folder: Path,
-    dataset: Dataset,
-    summary: dict[str, Any],
-    world: World,
-    clock: Clock,
-    say: Say,
-    watchdog: Watchdog,
-) -> Outcome | None:
-    """Replay a workload, and write what came of it into its folder."""
-    workload = dataset.workload
-    writing = f"while {folder} was written to"
-    if world.rank == 0:
-        with watchdog.phase(writing):
-            write_summary(folder, summary)
+    def __init__(
+        self, workload: Workload, world: World, clock: Clock, say: Say, watchdog: Watchdog
+    ) -> None:
+        self._workload, self._world, self._clock = workload, world, clock
+        self._watchdog = watchdog
+        self._say = say if world.rank == 0 else _say_nothing
+        self._num_accelerators = num_accelerators(workload, world)
+        self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
-    def record(error: BaseException) -> None:
+    def run(self) -> Outcome | None:
+        """Do all stages; return the outcome on rank 0, None on the others."""
+        self._prepare()
+        with self._shared_folder() as self._folder:
+            try:
+                self._write_start()
+                found = self._replay_and_gather()
+                return None if found is None else self._judge(*found)
+            except BaseException:
+                self._say_ended_epochs()
+                raise
+
+    def _prepare(self) -> None:
+        """Find the dataset, and refuse what cannot be run before anything is written."""
+        started = time_of_day()
+        world, watchdog = self._world, self._watchdog
+        check_job(self._workload, world)
+        workload = _with_seed(self._workload, world)
+        self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
+        self._workload = self._dataset.workload
         if world.rank == 0:
-            with watchdog.phase(writing):
-                _write_failure(folder, summary, error)
+            self._plan(epoch=0)
+        notes = (*world.notes, *self._dataset.notes)
+        self._summary = _summary_start(self._workload, world, started, notes)
 
-    watchdog.record = record
-    try:
-        witness, steps = _replay(dataset, folder, world, clock, say, watchdog)
-        parts = world.gather(steps)
-        _collect(folder, world, parts)
-        evidence = witness.gather(parts)
-    except KeyboardInterrupt as interrupt:
-        record(interrupt)  # first: launchers kill soon
+    @contextmanager
+    def _shared_folder(self) -> Iterator[Path]:
+        """Yield the run's folder, made and held by rank 0 and known to all."""
+        world = self._world
+        making = "while the run's folder was made"
+        with ExitStack() as stack:
+            own = None
+            if world.rank == 0:
+                with self._watchdog.phase(making):
+                    own = stack.enter_context(hold_for_runs(self._workload, self._say))
+                    write_config(own, self._workload)
+            folder = world.broadcast(own)
+            assert folder is not None
+            # Hosts that do not share the folder keep their own records until rank 0 gathers them.
+            if world.local_rank == 0 and world.rank != 0:
+                with self._watchdog.phase(making):
+                    keep_leftovers(folder)
+                    stack.enter_context(make(folder))
+            world.barrier()
+            yield folder
+
+    def _write_start(self) -> None:
+        """Write the summary of a run that has not ended; from now on failures go there."""
+        if self._world.rank == 0:
+            with self._writing():
+                write_summary(self._folder, self._summary.as_json())
+        self._watchdog.record = self._record
+
+    def _replay_and_gather(self) -> tuple[list[Steps], Reports] | None:
+        """Run the epochs; return the steps of all ranks and what hosts saw, on rank 0."""
         try:
-            world.barrier(timeout=0)
-        except PeerError as failure:  # for which the launcher has interrupted this rank
-            record(failure)
-            raise failure from None
-        except RunError:
-            pass
-        raise
-    except BaseException as error:
-        record(error)
-        raise
-    if parts is None or evidence is None:
-        return None
-    try:
-        metrics = measure_run(workload, parts)
-        limit = find_limit(evidence.evidence())
-        measured = evidence.measured | _whole_epochs(metrics)
-        summary |= summarize(workload, metrics, {"measured": measured}) | {
-            "status": "complete",
-            "end": datetime.now(UTC).isoformat(timespec="seconds"),
-            "measured": measured,
-            "limit": asdict(limit),
-            "notes": [*summary["notes"], *evidence.notes],
-        }
-        with watchdog.phase(writing):
-            write_summary(folder, summary)
-    except BaseException as error:
-        _write_failure(folder, summary, error)
-        raise
-    return Outcome(folder, metrics, summary, summary["verdict"] == "PASS")
+            monitor, own = self._replay()
+            steps = self._world.gather(own)
+            self._collect(steps)
+            reports = monitor.gather()
+        except KeyboardInterrupt as interrupt:
+            self._record(interrupt)  # first: launchers kill soon
+            try:
+                self._world.barrier(timeout=0)
+            except PeerError as failure:  # the launcher interrupted this rank because of it
+                self._record(failure)
+                raise failure from None
+            except RunError:
+                pass
+            raise
+        except BaseException as error:
+            self._record(error)
+            raise
+        return None if steps is None or reports is None else (steps, reports)
 
-
-def _say_whole_epochs(folder: Path, workload: Workload, summary: dict[str, Any], say: Say) -> None:
-    """Show the epochs that a run has ended which itself did not end, if there are any."""
-    with suppress(DlemuError):
-        steps = whole_epochs(read_steps(folder), summary["num_accelerators"])
-        metrics = measure_run(workload, steps)
-        told = summary | summarize(workload, metrics, summary)
-        say(f"\n{render_run(workload, metrics, told)}\nresults: {folder}")
-
-
-def _whole_epochs(metrics: Metrics) -> dict[str, Any]:
-    return {
-        "read_bytes": metrics.read_bytes,
-        "read_bytes_per_second": metrics.read_bytes_per_second,
-        "whole_epoch_au_percentage": [e.whole_epoch_au_percentage for e in metrics.epochs],
-        "first_step_seconds": [epoch.first_step_seconds for epoch in metrics.epochs],
-    }
-
-
-def _replay(
-    dataset: Dataset,
-    folder: Path,
-    world: World,
-    clock: Clock,
-    say: Say,
-    watchdog: Watchdog,
-) -> tuple[Witness, Steps]:
-    """Run the epochs; return what was observed and (steps,) records of this rank."""
-    workload, layout = dataset.workload, dataset.layout
-    everyone = num_accelerators(workload, world)
-    own = accelerators_of(world.rank, world.num_ranks, everyone)
-    compute = watchdog.computing(
-        _compute_on_gpu(workload, len(own), clock) or clock.sleep_until, clock
-    )
-    parts: list[Steps] = []
-    loader: Loader = _Idle()
-    if own:
-        with watchdog.phase("while the loader was opened"):
-            loader = open_loader(dataset, accelerators=own, keep=int(workload.reader.hands_over))
-        watchdog.pids = loader.pids
-    with _closing(loader):
-        make_cold(workload, layout, world, direct=loader.direct, watchdog=watchdog, say=say)
-        say(demand_line(workload, everyone))
-        with Witness(workload, layout, folder, world, loader, own, watchdog) as witness:
-            world.barrier()  # each rank watches itself so far; from now on they meet in time
-            watchdog.expect(
-                compute=workload.train.computation_time.longest,
-                prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
-            )
-            for epoch in range(workload.train.epochs):
-                plan = make_plan(workload, layout, num_accelerators=everyone, epoch=epoch)
-                times = draw_computation_times(
-                    workload.train.computation_time,
-                    num_steps=plan.num_steps,
-                    accelerators=own,
-                    epoch=epoch,
-                    seed=workload.train.seed,
+    def _replay(self) -> tuple[RunMonitor, Steps]:
+        """Start cold and run the epochs; return what was seen and (steps,) of this rank."""
+        workload, world, watchdog = self._workload, self._world, self._watchdog
+        clock = self._clock
+        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
+        compute = watchdog.computing(on_gpu or clock.sleep_until, clock)
+        parts: list[Steps] = []
+        with closing(self._open_loader()) as loader:
+            layout = self._dataset.layout
+            direct = loader.direct
+            make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
+            self._say(demand_line(workload, self._num_accelerators))
+            with RunMonitor(
+                self._dataset,
+                self._folder,
+                world,
+                loader,
+                num_accelerators=len(self._own),
+                watchdog=watchdog,
+            ) as monitor:
+                world.barrier()  # the slow starts are over; from now on ranks must come in time
+                watchdog.expect(
+                    compute=workload.train.computation_time.longest,
+                    prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
-                watchdog.barrier()
-                with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
-                    witness.begin(epoch)
-                    steps = replay_epoch(
-                        loader.epoch(epoch, plan),
-                        epoch=epoch,
-                        computation_times=times,
-                        barrier=watchdog.barrier,
-                        clock=clock,
-                        on_step=watchdog.step,
-                        compute=compute,
-                    )
-                    witness.end(epoch)
-                parts.append(steps.ravel())
-                with watchdog.phase(f"while {folder} was written to"):
-                    write_steps(folder, world.rank, np.concatenate(parts))
-                if world.rank == 0:  # others may have no accelerator to speak of
-                    say(_epoch_line(epoch, steps, workload))
-            steps = np.concatenate(parts)
-            lost = steps["wait"].sum() + steps["barrier"].sum()
-            share = lost / max(lost + steps["compute"].sum(), 1e-9)
-            lost_share = max(world.all_gather(float(share)))
-            with watchdog.phase("in the probe"):
-                witness.probe(lost_share)
-    return witness, steps
+                for epoch in range(workload.train.epochs):
+                    steps = self._replay_epoch(epoch, loader, monitor, compute)
+                    parts.append(steps.ravel())
+                    with self._writing():
+                        write_steps(self._folder, world.rank, np.concatenate(parts))
+                    if world.rank == 0:  # other ranks may have no accelerator
+                        self._say(_epoch_line(epoch, steps, workload))
+                own = np.concatenate(parts)
+                self._probe(monitor, own)
+        return monitor, own
+
+    def _open_loader(self) -> Loader:
+        if not self._own:
+            return _Idle()
+        with self._watchdog.phase("while the loader was opened"):
+            keep = int(self._workload.reader.hands_over)
+            loader = open_loader(self._dataset, accelerators=self._own, keep=keep)
+        self._watchdog.pids = loader.pids
+        return loader
+
+    def _replay_epoch(
+        self,
+        epoch: int,
+        loader: Loader,
+        monitor: RunMonitor,
+        compute: Callable[[float], None],
+    ) -> Steps:
+        """Return the (steps, accelerators) records of an epoch."""
+        plan = self._plan(epoch)
+        times = draw_computation_times(
+            self._workload.train.computation_time,
+            num_steps=plan.num_steps,
+            accelerators=self._own,
+            epoch=epoch,
+            seed=self._workload.train.seed,
+        )
+        watchdog = self._watchdog
+        watchdog.barrier()
+        with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
+            monitor.begin(epoch)
+            steps = replay_epoch(
+                loader.epoch(epoch, plan),
+                epoch=epoch,
+                computation_times=times,
+                barrier=watchdog.barrier,
+                clock=self._clock,
+                compute=compute,
+            )
+            monitor.end(epoch)
+        return steps
+
+    def _probe(self, monitor: RunMonitor, steps: Steps) -> None:
+        """Read for comparison where some rank has lost time, on all hosts at once."""
+        lost = steps["wait"].sum() + steps["barrier"].sum()
+        share = lost / max(lost + steps["compute"].sum(), 1e-9)
+        lost_share = max(self._world.all_gather(float(share)))
+        with self._watchdog.phase("in the probe"):
+            monitor.probe(lost_share)
+
+    def _collect(self, parts: Sequence[Steps] | None) -> None:
+        """Write the records of hosts that do not share rank 0's folder."""
+        world, folder = self._world, self._folder
+        if world.num_hosts == 1:
+            return
+        seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
+        own = host_file(folder, world.rank)
+        unseen = world.local_rank == 0 and own.name not in seen
+        hosts = world.gather(own.read_text() if unseen else None)
+        for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
+            if f"steps.{rank}.npy" not in seen:
+                write_steps(folder, rank, steps)
+            if lines is not None:
+                write_text(host_file(folder, rank), lines)
+
+    def _judge(self, steps: Sequence[Steps], reports: Reports) -> Outcome:
+        """Write and return the outcome, on rank 0."""
+        try:
+            metrics = measure_run(self._workload, steps)
+            seen = reports.combined(self._workload, steps)
+            summary = replace(
+                self._summary,
+                status="complete",
+                end=time_of_day(),
+                measured=measured_with(metrics, seen.measured),
+                limit=find_limit(seen.evidence),
+                notes=[*self._summary.notes, *seen.notes],
+            )
+            self._summary = with_metrics(summary, self._workload, metrics)
+            with self._writing():
+                write_summary(self._folder, self._summary.as_json())
+        except BaseException as error:
+            self._record(error)
+            raise
+        return outcome_of(self._folder, metrics, self._summary)
+
+    def _record(self, error: BaseException) -> None:
+        """Write on rank 0 why the run did not end."""
+        if self._world.rank == 0:
+            with self._writing():
+                self._summary = write_failure(self._folder, self._summary, error)
+
+    def _say_ended_epochs(self) -> None:
+        """Show the epochs that all ranks had ended before the run failed, if there are any."""
+        if self._world.rank != 0:
+            return
+        with suppress(DlemuError):
+            steps = epochs_of_all(read_steps(self._folder), self._summary.num_accelerators)
+            metrics = measure_run(self._workload, steps)
+            summary = with_metrics(self._summary, self._workload, metrics)
+            text = report_run(self._workload, metrics, summary).text
+            self._say(f"\n{text}\nresults: {self._folder}")
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return self._watchdog.phase(f"while {self._folder} was written to")
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return make_plan(
+            self._workload,
+            self._dataset.layout,
+            num_accelerators=self._num_accelerators,
+            epoch=epoch,
+        )
 
 
 def _compute_on_gpu(
@@ -293,69 +365,29 @@ def _with_seed(workload: Workload, world: World) -> Workload:
     return workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
 
 
-@contextmanager
-def _shared_folder(
-    workload: Workload, world: World, say: Say, watchdog: Watchdog
-) -> Iterator[Path]:
-    """Yield the run's folder, made and held by rank 0 and known to all."""
-    making = "while the run's folder was made"
-    with ExitStack() as stack:
-        own = None
-        if world.rank == 0:
-            with watchdog.phase(making):
-                own = stack.enter_context(hold_for_runs(workload, say))
-                write_config(own, workload)
-        folder = world.broadcast(own)
-        assert folder is not None
-        # Hosts that do not share the folder keep their own records until rank 0 gathers them.
-        if world.local_rank == 0 and world.rank != 0:
-            with watchdog.phase(making):
-                keep_leftovers(folder)
-                stack.enter_context(make(folder))
-        world.barrier()
-        yield folder
-
-
-def _collect(folder: Path, world: World, parts: Sequence[Steps] | None) -> None:
-    """Write the records that rank 0 does not see: of hosts that do not share its folder."""
-    if world.num_hosts == 1:
-        return
-    seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
-    own = host_file(folder, world.rank)
-    unseen = world.local_rank == 0 and own.name not in seen
-    hosts = world.gather(own.read_text() if unseen else None)
-    for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
-        if f"steps.{rank}.npy" not in seen:
-            write_steps(folder, rank, steps)
-        if lines is not None:
-            write_text(host_file(folder, rank), lines)
-
-
-def _summary_start(
-    workload: Workload, world: World, started: datetime, notes: tuple[str, ...]
-) -> dict[str, Any]:
-    extra = []
+def _summary_start(workload: Workload, world: World, started: str, notes: Sequence[str]) -> Summary:
     if workload.reader.data_loader == "tensorflow":
-        extra.append("reader.data_loader tensorflow: read by dlemu's threads in tf.data's order")
-    return {
-        "status": "incomplete",
-        "workload": workload.name,
-        "data_loader": workload.reader.data_loader,
-        "decode": workload.reader.decode,
-        "loop": workload.train.loop,
-        "hand_over": "batch" if workload.reader.hands_over else "none",
-        "num_accelerators": num_accelerators(workload, world),
-        "num_ranks": world.num_ranks,
-        "num_hosts": world.num_hosts,
-        "hostname": world.host,
-        "start": started.isoformat(timespec="seconds"),
-        "metric": {},
-        "measured": {},
-        "limit": None,
-        "ignored": list(workload.ignored),
-        "notes": [*world.notes, *notes, *extra],
-        "versions": versions(),
-    }
+        tensorflow = "reader.data_loader tensorflow: read by dlemu's threads in tf.data's order"
+        notes = [*notes, tensorflow]
+    return Summary(
+        status="incomplete",
+        workload=workload.name,
+        data_loader=workload.reader.data_loader,
+        decode=workload.reader.decode,
+        loop=workload.train.loop,
+        hand_over="batch" if workload.reader.hands_over else "none",
+        num_accelerators=num_accelerators(workload, world),
+        num_ranks=world.num_ranks,
+        num_hosts=world.num_hosts,
+        hostname=world.host,
+        start=started,
+        metric=Metric.of({}),
+        measured=Measured.of({}),
+        limit=None,
+        ignored=list(workload.ignored),
+        notes=list(notes),
+        versions=versions(),
+    )
 
 
 def versions() -> dict[str, str]:
@@ -367,22 +399,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _write_failure(folder: Path, summary: dict[str, Any], error: BaseException) -> None:
-    """Record that the run came to nothing; the disk may be what failed."""
-    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-    text = str(error) if isinstance(error, DlemuError) else repr(error)
-    summary |= {
-        "status": "incomplete" if interrupted else "failed",
-        "error": "interrupted" if interrupted else text,
-        "end": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    try:
-        write_summary(folder, summary)
-    except RunError as second:
-        if str(folder) not in text:  # else the user is told of the disk already
-            complain(str(second))
 
 
 class _Idle:
@@ -401,17 +417,6 @@ class _Idle:
 
     def close(self) -> None:
         pass
-
-
-class _closing:
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __enter__(self) -> Loader:
-        return self._loader
-
-    def __exit__(self, *_: object) -> None:
-        self._loader.close()
 
 
 def _say_nothing(text: str) -> None:

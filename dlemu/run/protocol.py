@@ -1,23 +1,25 @@
-"""Several runs as MLPerf Storage asks for them, and the table of what they came to.
+"""Several runs in a row, as MLPerf Storage asks for them.
 
-What passes here is "MLPerf-Storage-style": a result of MLPerf is what its reviewers have published.
+Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish is an MLPerf result.
 """
 
-from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from dlemu.dataset.rule import required_size
 from dlemu.ending import last_act
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import WorkloadError
 from dlemu.results.folders import hold_for_runs
+from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.outcome import Outcome
-from dlemu.results.proof import EXIT_STATUS
 from dlemu.results.records import write_summary
-from dlemu.results.several import LABEL, describe_run, judge, render_runs
+from dlemu.results.several import LABEL, judge_runs, render_runs, row_of
+from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed
+from dlemu.run.failure import write_failure
 from dlemu.run.job import Say, run_job
 from dlemu.terminal import say
 from dlemu.workload.model import Workload
@@ -40,86 +42,77 @@ def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
     with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as own:
         base = world.broadcast(own)
         assert base is not None
-        return _run_below(base, workload, world, say)
+        return _Runs(base, workload, world, say).run()
 
 
-def _run_below(base: Path, workload: Workload, world: World, say: Say) -> int:
-    """Make the runs in a folder of their own; return exit status."""
-    summary: dict[str, Any] = {
-        "status": "incomplete",
-        "label": LABEL,
-        "division": workload.division,
-        "workload": workload.name,
-        "start": _now(),
-        "runs": [],
-    }
-    if world.rank == 0:
-        write_summary(base, summary)
+class _Runs:
+    """The runs in a folder of their own, and their summary on rank 0."""
 
-    def record(error: BaseException) -> None:
-        if world.rank == 0:
-            _write_failure(base, summary, error)
-
-    try:
-        with last_act(record):
-            outcomes = _run_all(workload, base, summary, world, say)
-    except BaseException as error:
-        record(error)
-        raise
-    status = 0
-    if world.rank == 0:
-        summary |= judge(workload, outcomes) | {"end": _now()}
-        write_summary(base, summary)
-        say(f"\n{render_runs(workload, summary)}\nresults: {base}")
-        status = EXIT_STATUS[summary["verdict"]]
-    return world.broadcast(status)
-
-
-def _run_all(
-    workload: Workload, base: Path, summary: dict[str, Any], world: World, say: Say
-) -> list[Outcome]:
-    """Make the runs, one after the other; return those that count, on rank 0."""
-    outcomes = []
-    for number in range(workload.warmup + workload.runs):
-        warming = number < workload.warmup
-        name = f"warmup.{number + 1}" if warming else f"run.{number + 1 - workload.warmup}"
-        if world.rank == 0:
-            say(f"\n{name} of {workload.warmup} warm-ups and {workload.runs} runs")
-        outcome = run_job(
-            workload.with_keys(
-                {
-                    "output.folder": str(base / name),
-                    "train.seed": workload.train.seed + number,
-                }
-            ),
-            world=world,
-            say=say,
+    def __init__(self, folder: Path, workload: Workload, world: World, say: Say) -> None:
+        self._folder, self._workload, self._world, self._say = folder, workload, world, say
+        self._summary = RunsSummary(
+            status="incomplete",
+            label=LABEL,
+            division=workload.division,
+            workload=workload.name,
+            start=time_of_day(),
+            runs=[],
         )
-        if outcome is None:
-            continue
-        say(render_run(workload, outcome.metrics, outcome.summary))
-        if not warming:
-            outcomes.append(outcome)
-        row = describe_run(workload, name, outcome)
-        if summary["runs"]:
-            ended = datetime.fromisoformat(summary["runs"][-1]["end"])
-            row["gap_seconds"] = (datetime.fromisoformat(row["start"]) - ended).total_seconds()
-        summary["runs"].append(row)
-        write_summary(base, summary)
-    return outcomes
 
+    def run(self) -> int:
+        """Make the runs; return the exit status."""
+        self._write()
+        try:
+            with last_act(self._record):
+                outcomes = self._run_all()
+        except BaseException as error:
+            self._record(error)
+            raise
+        status = 0
+        if self._world.rank == 0:
+            judged = judge_runs(self._summary, outcomes)
+            self._summary = replace(judged, end=time_of_day())
+            self._write()
+            self._say(f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}")
+            status = 0 if judged.verdict is None else EXIT_STATUS[judged.verdict]
+        return self._world.broadcast(status)
 
-def _write_failure(base: Path, summary: dict[str, Any], error: BaseException) -> None:
-    """Record which run came to nothing; the disk may be what failed."""
-    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-    summary |= {
-        "status": "incomplete" if interrupted else "failed",
-        "error": "interrupted" if interrupted else str(error),
-        "end": _now(),
-    }
-    with suppress(RunError):
-        write_summary(base, summary)
+    def _run_all(self) -> list[Outcome]:
+        """Make the runs, one after the other; return those that count, on rank 0."""
+        workload = self._workload
+        outcomes = []
+        for number in range(workload.warmup + workload.runs):
+            warming = number < workload.warmup
+            name = f"warmup.{number + 1}" if warming else f"run.{number + 1 - workload.warmup}"
+            if self._world.rank == 0:
+                self._say(f"\n{name} of {workload.warmup} warm-ups and {workload.runs} runs")
+            keys = {
+                "output.folder": str(self._folder / name),
+                "train.seed": workload.train.seed + number,
+            }
+            outcome = run_job(workload.with_keys(keys), world=self._world, say=self._say)
+            if outcome is None:
+                continue
+            self._say(render_run(workload, outcome.metrics, outcome.summary))
+            if not warming:
+                outcomes.append(outcome)
+            self._add(row_of(workload, name, outcome))
+        return outcomes
 
+    def _add(self, row: RunRow) -> None:
+        """Write the summary with one more run."""
+        rows = self._summary.runs
+        if rows and rows[-1].end is not None:
+            ended = datetime.fromisoformat(rows[-1].end)
+            gap = (datetime.fromisoformat(row.start) - ended).total_seconds()
+            row = replace(row, gap_seconds=gap)
+        self._summary = replace(self._summary, runs=[*rows, row])
+        self._write()
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    def _write(self) -> None:
+        if self._world.rank == 0:
+            write_summary(self._folder, self._summary.as_json())
+
+    def _record(self, error: BaseException) -> None:
+        if self._world.rank == 0:
+            self._summary = write_failure(self._folder, self._summary, error)

@@ -18,18 +18,17 @@ def replay_epoch(
     computation_times: NDArray[np.float64],
     barrier: Callable[[], None],
     clock: Clock,
-    on_step: Callable[[int], None] = lambda step: None,
     compute: Callable[[float], None] | None = None,
 ) -> Steps:
     """Take one epoch's batches as a training job would; return (steps, accelerators) records.
 
-    `batches` yields, for each step, one batch of every accelerator of this rank;
-    `computation_times` is (steps, accelerators) in seconds. A step begins where the last one ended,
-    so that the steps add up to the whole time: the first one's `wait` has the loader's start in it.
+    `batches` yields, for each step, one batch for every accelerator of this rank;
+    `computation_times` is (steps, accelerators) in seconds. A step begins when the one before ends,
+    so the steps add up to the whole time; the first step's `wait` includes the loader's start.
 
-    All accelerators of a rank meet at every step's end, so one thread is enough for any number of
-    them: each computes from the moment that its own batch is there, and only the last to finish
-    needs waking. `compute`, if given, keeps a real device busy until a deadline instead of a sleep.
+    All accelerators of a rank meet at the end of every step, so one thread is enough for any number
+    of them: each computes from the moment when its own batch is there, and the thread sleeps until
+    the last has finished. `compute`, if given, keeps a real device busy until a deadline instead.
     """
     steps = np.zeros(computation_times.shape, STEP)
     wait_until = compute or clock.sleep_until
@@ -59,7 +58,6 @@ def replay_epoch(
         row["read"] = [batch.read_seconds for batch in taken]
         row["decode"] = [batch.decode_seconds for batch in taken]
         row["hand_over"] = [batch.hand_over_seconds for batch in taken]
-        on_step(step)
         start = met
     return steps[: step + 1]
 

@@ -16,30 +16,30 @@ from dlemu.units import format_seconds
 from dlemu.world.world import World
 
 _LAST_WORDS = 2.0
-"""Seconds that other ranks have to record why they end, before an interrupted one ends all."""
+"""Seconds for other ranks to record why they end, before an interrupted rank ends all."""
 _RANK_0_FIRST = 3.0
-"""Seconds longer that other ranks wait: where all are stuck, one line is enough."""
+"""Seconds that other ranks wait longer than rank 0: if all are stuck, one line is enough."""
 _OTHERS_FIRST = 6.0
-"""Seconds longer that ranks at the barrier wait: who is stuck in a read can name the file."""
+"""Seconds that ranks at the barrier wait longer: a rank that is stuck in a read names the file."""
 _WORKING_SECONDS = 1e-3
-"""CPU time of a thread that is not stuck."""
+"""CPU time between two looks that shows that a thread is not stuck."""
 
 
 class Watchdog:
-    """A thread that ends the process once a phase has made no progress for `stall_seconds`.
+    """A thread that ends the process if a phase makes no progress for `stall_seconds`.
 
-    The main thread may be stuck in a call that never returns, so nothing is asked of it: the
-    workers are killed and the process ends, without cleaning up. `record(error)` is called before.
-    Between two phases nothing is watched: a rank that waits for others relies on theirs.
+    The main thread may be in a call that never returns. So this thread calls `record(error)`, kills
+    the workers and ends the process, without cleaning up. Between phases nothing is watched: a rank
+    that waits for other ranks relies on their watchdogs.
     """
 
     def __init__(
         self, stall_seconds: float, world: World, *, now: Callable[[], float] = time.perf_counter
     ) -> None:
         self.record: Callable[[BaseException], object] = lambda error: None
-        """Keeps why the run ended."""
+        """Records why the run ends."""
         self.pids: Callable[[], list[int]] = lambda: []
-        """Returns the processes that are to end with this one."""
+        """Returns the processes to be killed when this one ends."""
         self._stall_seconds = stall_seconds
         self._world = world
         self._now = now
@@ -54,7 +54,7 @@ class Watchdog:
         self._until_left = ExitStack()
 
     def __enter__(self) -> Self:
-        for act in (self._tell_others, self._record, self._kill):  # the last one comes first
+        for act in (self._tell_others, self._record, self._kill):  # called in reverse order
             self._until_left.enter_context(last_act(act))
         self._thread.start()
         return self
@@ -65,11 +65,11 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str, where: Callable[[], str] | None = None) -> Iterator[None]:
-        """Watch what the `with` does. "in the cold start" is a name.
+        """Watch what the `with` does; `name` is as in "in the cold start".
 
-        Progress is `at`, `step`, and CPU time of this thread: imports and arithmetic are no stall.
-        `where` returns what is waited for; then CPU time counts for nothing, for the wait takes
-        some. Without it the file is named that was not left for the longest.
+        Progress is a call of `at` or `barrier`, and CPU time of this thread (imports, arithmetic).
+        `where` returns what is waited for; with it CPU time is no progress, as the wait uses some.
+        Without it the end names the file that a thread has been at for the longest.
         """
         self._paths = {}
         self._where = where
@@ -83,18 +83,14 @@ class Watchdog:
             self._phase = None
 
     def at(self, path: str) -> None:
-        """Note that this thread comes to a file; "" that it has no more to do."""
+        """Note that this thread begins with a file; with "" that it has ended its work."""
         self._last = now = self._now()
         self._paths[threading.get_ident()] = (now, path)
-
-    def step(self, step: int) -> None:
-        """Note that a step has finished."""
-        self._last = self._now()
 
     def computing(
         self, wait_until: Callable[[float], None], clock: Clock
     ) -> Callable[[float], None]:
-        """Return `wait_until` such that what it waits for is no stall."""
+        """Return a `wait_until` during which the watchdog waits for the deadline as well."""
 
         def wait(deadline: float) -> None:
             self._last = self._now() + max(0.0, deadline - clock.now())
@@ -103,7 +99,7 @@ class Watchdog:
         return wait
 
     def expect(self, *, compute: float, prepare: float) -> None:
-        """Say how long a step of any rank may compute, and how long a worker may sleep for one."""
+        """Set the seconds that a step may compute on any rank, and a worker sleep for a batch."""
         self._compute, self._prepare = compute, prepare
 
     def barrier(self) -> None:
@@ -111,7 +107,7 @@ class Watchdog:
 
         Raises:
             PeerError: another rank failed or ended.
-            RunError: ranks, which are named, do not come, and did not say why.
+            RunError: other ranks, which are named, do not come and have not said why.
         """
         phase, self._phase = self._phase, None
         self._world.barrier(timeout=self._limit + self._compute + _OTHERS_FIRST)
@@ -164,12 +160,12 @@ class Watchdog:
 
     def _tell_others(self, error: BaseException) -> None:
         if self._world.num_ranks > 1:
-            # The main thread, which alone may speak to the world, is not at the barrier.
+            # Safe from this thread: the main thread, which uses the world, is not at the barrier.
             self._world.fail(str(error) or "interrupted")
-            if isinstance(error, KeyboardInterrupt):  # else all ranks agree to end
+            if isinstance(error, KeyboardInterrupt):  # in other cases all ranks agree to end
                 time.sleep(_LAST_WORDS)
 
 
 def _cpu_seconds(thread: int) -> float:
-    """Return the CPU time of a thread that runs."""
+    """Return the CPU seconds that a running thread has used."""
     return time.clock_gettime(time.pthread_getcpuclockid(thread))

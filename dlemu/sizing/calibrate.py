@@ -22,10 +22,10 @@ from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
+from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.folders import hold
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
-from dlemu.results.verdict import limit_in_memory
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
 from dlemu.sizing.start import cold_rate

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import yaml
 
-from dlemu.results.proof import EXIT_STATUS
+from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.records import read_steps
 from dlemu.storage.pagecache import drop
 from tests.lab import warm

@@ -65,9 +65,10 @@ def test_a_count_that_memory_is_in_tells_nothing(kind: str) -> None:
 
 
 def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
-    """Return what is found of one host's epochs, each of 1000 bytes."""
-    steps = np.zeros(len(counted), STEP)
-    steps["epoch"], steps["num_bytes"] = np.arange(len(counted)), READ
+    """Return what is found of one host's epochs, each of 1000 bytes in two steps."""
+    steps = np.zeros((len(counted), 2), STEP)
+    steps["epoch"], steps["step"] = np.arange(len(counted))[:, None], np.arange(2)
+    steps["num_bytes"] = READ // 2
     epochs = [interval(process_read_bytes=num) for num in counted]
     keys: dict[str, Any] = {"num_workers": 1, "resident_before": 0.25, "direct": False}
     known = {"probe": None, "num_probe_readers": 1, "file_system": kind}
@@ -75,8 +76,8 @@ def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
     keys |= {name: value for name, value in known.items() if name in fields}
     host = HostReport(host="a", epochs=epochs, **keys)
     workload = load_workload("unet3d_h100")
-    found = combine(workload, [host], ["rank 0 on host a"], [steps], PathBytes())
-    return found.page_cache_share, "; ".join(found.notes)
+    found = combine(workload, [host], ["rank 0 on host a"], [steps.ravel()], PathBytes())
+    return found.measured.page_cache_share, "; ".join(found.notes)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results import folders
 from dlemu.results.folders import hold, hold_for_runs, keep_leftovers, make
-from dlemu.results.proof import EXIT_STATUS
+from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.workload.model import Workload, load_workload
 from tests.lab import warm

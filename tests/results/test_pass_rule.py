@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlemu.results.metrics import Metrics, measure, passes
-from dlemu.results.outcome import Outcome, summarize
+from dlemu.results.outcome import Outcome, outcome_of, with_metrics
 from dlemu.results.records import STEP
-from dlemu.results.several import describe_run, judge
+from dlemu.results.several import judge_runs, row_of
+from dlemu.results.summary import RunsSummary, Summary
 from dlemu.results.text import verdict_line
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.search import Goal, Point, search
@@ -35,22 +36,15 @@ def metrics_of(au_percentage: float) -> Metrics:
     return measure(steps)
 
 
-def outcome_of(workload: Workload, metrics: Metrics) -> Outcome:
-    summary = {
-        "status": "complete",
-        "start": "",
-        "end": "",
-        "measured": {},
-        "limit": {"name": "none"},
-        **summarize(workload, metrics, {}),
-    }
-    return Outcome(Path("unused"), metrics, summary, summary["verdict"] == "PASS")
+def outcome_with(workload: Workload, metrics: Metrics) -> Outcome:
+    ended = Summary.of({"status": "complete", "limit": {"name": "none", "evidence": ""}})
+    return outcome_of(Path("unused"), metrics, with_metrics(ended, workload, metrics))
 
 
 def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     """Return what each command says of one AU."""
     workload, metrics = job(threshold), metrics_of(au_percentage)
-    outcome = outcome_of(workload, metrics)
+    outcome = outcome_with(workload, metrics)
     au = metrics.au_percentage
     found = search(
         lambda number: Point(number, au, 0.0, 0.0, "none"),
@@ -59,9 +53,9 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     return {
         "run": outcome.passed,
         "verdict": verdict_line(workload, metrics).startswith("PASS"),
-        "runs": judge(workload, [outcome, outcome])["passed"],
+        "runs": judge_runs(RunsSummary.of({"division": "open"}), [outcome, outcome]).passed,
         "summary": outcome.summary["metric"]["train_au_meet_expectation"] == "success",
-        "epochs": not describe_run(workload, "run", outcome)["epochs_under"],
+        "epochs": not row_of(workload, "run", outcome).epochs_under,
         "size": found.num_accelerators == 1,
         "size's confirming runs": len(found.confirmations) == 2,
         "size's failing number": found.fewest_failed is None,
@@ -110,7 +104,7 @@ def test_nothing_else_compares_utilisation_with_a_threshold() -> None:
     au = re.compile(r"\bau\b|au_percentage|\bceiling\b")
     threshold = re.compile(r"threshold|metric\.au|\bwanted\b")
     found = []
-    for path in sorted(PACKAGE.glob("*.py")):
+    for path in sorted(PACKAGE.glob("**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Compare):
                 continue

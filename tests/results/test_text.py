@@ -7,6 +7,7 @@ import pytest
 
 from dlemu.results.metrics import Metrics, measure
 from dlemu.results.records import STEP
+from dlemu.results.summary import Summary
 from dlemu.results.text import (
     render_metrics,
     render_run,
@@ -93,19 +94,20 @@ PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
 @pytest.mark.parametrize("limit", ["host cpu", "loader", "barrier", "oversleep", "none", "unclear"])
 def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
     summary = {"limit": {"name": limit, "evidence": "…"}, "measured": {"page_cache_share": 0.01}}
-    assert verdict_line(WORKLOAD, SLOW, summary) == (
+    assert verdict_line(WORKLOAD, SLOW, Summary.of(summary)) == (
         "FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0)"
     )
     assert "storage" not in render_run(WORKLOAD, SLOW, summary | {"status": "complete"})
 
 
 def test_without_a_limit_nothing_is_said_about_storage() -> None:
-    for summary in (None, {}, {"limit": None, "measured": {"page_cache_share": None}}):
-        assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
+    assert "storage" not in verdict_line(WORKLOAD, SLOW)
+    summary = Summary.of({"limit": None, "measured": {"page_cache_share": None}})
+    assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
 
 
 def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
-    summary = {"measured": {"page_cache_share": 0.42}}
+    summary = Summary.of({"measured": {"page_cache_share": 0.42}})
     assert verdict_line(WORKLOAD, SLOW, summary).endswith(
         "; BUT 42% of the bytes came from memory, not from storage"
     )

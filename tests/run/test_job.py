@@ -19,8 +19,9 @@ from dlemu.datagen.find import find_dataset
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.results.metrics import measure
-from dlemu.results.outcome import Outcome, summarize
+from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import read_steps
+from dlemu.results.summary import Summary
 from dlemu.workload.model import Workload
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
@@ -116,8 +117,8 @@ def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
     workload = small(tmp_path)
     run(workload)
     summary = summary_of(tmp_path)
-    told = summarize(workload, measure(read_steps(tmp_path / "run")), summary)
-    assert (summary["verdict"], summary["metric"]) == (told["verdict"], told["metric"])
+    told = with_metrics(Summary.of(summary), workload, measure(read_steps(tmp_path / "run")))
+    assert (summary["verdict"], summary["metric"]) == (told.verdict, told.metric.as_json())
     assert summary["num_accelerators"] == 1
     assert summary["status"] == "complete" and summary["ignored"] == []
     assert load_workload(tmp_path / "run" / "config.yaml").dataset.num_files_train == 56

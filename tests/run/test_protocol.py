@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, read_steps, read_summary, write_steps
-from dlemu.results.several import LABEL, judge, statistics
+from dlemu.results.several import LABEL, judge_runs, spread_of
+from dlemu.results.summary import RunsSummary, Spread
 from dlemu.run.closed import check_closed
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -196,14 +197,14 @@ def test_the_peers_file_of_a_published_workload_is_closed() -> None:
 
 def test_mean_sd_and_interval_are_students() -> None:
     # By R: t.test(c(9, 10, 11, 10, 12))
-    values = statistics([9, 10, 11, 10, 12])
-    assert values["mean"] == pytest.approx(10.4)
-    assert values["sd"] == pytest.approx(1.140175)
-    assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
-    assert statistics([9]) == {"mean": 9.0, "sd": None, "interval": None}
+    values = spread_of([9, 10, 11, 10, 12])
+    assert values.mean == pytest.approx(10.4)
+    assert values.sd == pytest.approx(1.140175)
+    assert values.interval == pytest.approx([8.984287, 11.815713], abs=1e-3)
+    assert spread_of([9]) == Spread(mean=9.0, sd=None, interval=None)
 
 
-def judged(*runs: tuple[float, float, str]) -> dict[str, Any]:
+def judged(*runs: tuple[float, float, str]) -> RunsSummary:
     """Return what runs come to, each of AU, samples/s and verdict."""
     outcomes = [
         SimpleNamespace(
@@ -213,7 +214,7 @@ def judged(*runs: tuple[float, float, str]) -> dict[str, Any]:
         )
         for au, rate, verdict in runs
     ]
-    return judge(workload(), cast(list[Outcome], outcomes))
+    return judge_runs(RunsSummary.of({"division": "open"}), cast(list[Outcome], outcomes))
 
 
 def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
@@ -221,22 +222,22 @@ def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
     as_one = [(95.0, 100.0, "PASS")] * 9
     for last, off in ((94.5, 4.98), (105.5, 4.92)):
         found = judged(*as_one, (95.0, last, "PASS"))
-        assert (found["verdict"], found["reasons"]) == ("PASS", [])
-        assert found["repeatability_percentage"] == pytest.approx(off, abs=0.01)
+        assert (found.verdict, found.reasons) == ("PASS", [])
+        assert found.repeatability_percentage == pytest.approx(off, abs=0.01)
     for last, told in ((94.0, "5.4%"), (106.0, "5.4%")):
         found = judged(*as_one, (95.0, last, "PASS"))
-        assert (found["verdict"], found["passed"]) == ("FAIL", False)
-        assert found["reasons"] == [
+        assert (found.verdict, found.passed) == ("FAIL", False)
+        assert found.reasons == [
             f"samples/s are up to {told} off their mean, at most 5% is repeatable"
         ]
 
 
 def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
     passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
-    assert judged(passed, none)["verdict"] == "NO VERDICT"
-    assert judged(passed, none)["reasons"] == ["run 2 has none: the disk is full"]
-    assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
-    assert judged(passed, passed)["verdict"] == "PASS"
+    assert judged(passed, none).verdict == "NO VERDICT"
+    assert judged(passed, none).reasons == ["run 2 has none: the disk is full"]
+    assert judged(passed, none, (80.0, 10.0, "FAIL")).verdict == "FAIL"
+    assert judged(passed, passed).verdict == "PASS"
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from dlemu.dataset.layout import layout_of
-from dlemu.run import witness
+from dlemu.dataset.layout import Dataset
+from dlemu.run import monitor
+from dlemu.run.monitor import RunMonitor
 from dlemu.run.watchdog import Watchdog
-from dlemu.run.witness import Witness
 from dlemu.storage import probe
 from dlemu.storage.probe import Probe, probe_rate, probe_readers
 from dlemu.workload.model import load_workload
@@ -135,7 +135,7 @@ def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
     """Two accelerators, and files of which every second one is taken."""
     asked: list[tuple[int, dict[str, Any]]] = []
     monkeypatch.setattr(
-        witness, "probe_readers", lambda paths, **how: asked.append((len(paths), how))
+        monitor, "probe_readers", lambda paths, **how: asked.append((len(paths), how))
     )
     keys = {
         "dataset.data_folder": str(tmp_path),
@@ -146,10 +146,11 @@ def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
     workload = load_workload("unet3d_h100", keys)
     loader: Any = None
     dog = Watchdog(60.0, Alone())
-    seen = Witness(workload, layout_of(workload), tmp_path, Alone(), loader, range(2), dog)
-    seen.probe(0.02)
-    assert not asked, "nothing was lost that storage could be asked about"
-    seen.probe(0.021)
+    dataset = Dataset.of(workload)
+    with RunMonitor(dataset, tmp_path, Alone(), loader, num_accelerators=2, watchdog=dog) as seen:
+        seen.probe(0.02)
+        assert not asked, "nothing was lost that storage could be asked about"
+        seen.probe(0.021)
     assert asked == [(512, {"few": few, "many": many, "seconds": 2.4})]
 
 
@@ -165,14 +166,15 @@ def test_ranks_of_a_host_are_probed_and_followed_together(
 
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        witness, "probe_readers", lambda _, *, few, many, seconds: asked.append((few, many))
+        monitor, "probe_readers", lambda _, *, few, many, seconds: asked.append((few, many))
     )
     keys = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 10}
     workload = load_workload("unet3d_h100", keys)
     assert workload.reader.read_threads == 4
     loader: Any = None
     dog = Watchdog(60.0, Alone())
-    seen = Witness(workload, layout_of(workload), tmp_path, Ranks(), loader, range(2), dog)
-    seen.probe(1.0)
-    assert asked == [(12, 24)]
-    assert seen._pids == [os.getpid(), os.getppid()]
+    dataset = Dataset.of(workload)
+    with RunMonitor(dataset, tmp_path, Ranks(), loader, num_accelerators=2, watchdog=dog) as seen:
+        seen.probe(1.0)
+        assert asked == [(12, 24)]
+        assert seen._pids == [os.getpid(), os.getppid()]

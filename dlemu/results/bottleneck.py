@@ -1,48 +1,37 @@
-"""Which resource bound a run, by what evidence, and what to change.
+"""Finds the resource that limited a run, its evidence, and what to change.
 
-A FAIL whose limit is not storage must never read as the storage's fault: storage is named only if
-readers waited in reads while CPUs were free, and more readers would not have got more. And a limit
-is named only if its evidence accounts for half of what was lost, or more.
+Storage is named only if readers waited in read calls while CPUs were free, and more readers would
+not have read faster: no other FAIL may look like the storage's fault. A limit is named only if its
+evidence accounts for at least half of the loss.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from dlemu.results.losses import Losses, told
+from dlemu.results.summary import Limit, LimitName
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
 
-LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
-
 _CEILING = 0.02
-"""Losses below this share of the time are nothing to look for."""
+"""Losses below this share of the time have no limit."""
 _ENOUGH = 0.5
 """Share of the loss that the evidence for a limit must account for."""
 _CPU_FULL = 0.85
-"""Share of the CPUs above which they are full: the kernel's own work is not seen here."""
+"""Share of CPU time from which on CPUs are full; some of the kernel's work is not counted."""
 _CACHED = 0.5
-"""Share of the bytes from memory from which on nothing can be said about storage."""
+"""Share of bytes from memory from which on a run says nothing about storage."""
+_WORTH_SAYING = 0.01
+"""Share of the CPUs that other guests took, from which on the evidence tells of it."""
 _MORE = 1.15
-"""Storage that gives this much more to more readers was not the limit."""
+"""Storage that is this many times as fast with more readers was not the limit."""
 _VARIES = 1.3
-"""As many readers may get this much more after a run than in it: drives vary, and are shared."""
+"""The same readers may be this many times as fast after a run: drives vary, and are shared."""
 _SLOWER = 1.5
-"""A rank whose batches take this many times as long to make as others' has slower reads."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The binding resource."""
-
-    name: LimitName
-    evidence: str
-    advice: str = ""
-    explains: float | None = None
-    """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
+"""A rank has slow reads if its batches take this many times as long to make as other ranks'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +50,35 @@ class HostEvidence:
     cpu_share: float | None
     """CPU time of ranks and workers / usable CPUs."""
     host_cpu_share: float | None
-    """Of all CPUs, by whatever ran there."""
+    """Of all CPUs of the host, by all processes."""
     host_steal_share: float | None
-    """Of all CPUs, taken by other guests of the machine below."""
+    """Of all CPUs, taken by other guests of the physical machine."""
     runqueue_seconds: float | None
     throttled_seconds: float | None
     usable_cpus: float
     num_workers: int
+    max_pss_bytes: int = 0
+    """Most memory that ranks and workers held."""
 
     @property
     def lacked_seconds(self) -> float | None:
-        """Time for which ranks and workers wanted a CPU and had none, summed over them."""
+        """Seconds in which ranks and workers waited for a CPU, summed over them."""
         waited = [s for s in (self.runqueue_seconds, self.throttled_seconds) if s is not None]
         return max(waited) + self._stolen_seconds if waited else None
 
     @property
     def full_share(self) -> float:
-        """Share of the CPUs that others could not use."""
+        """Share of the CPUs that was in use, by this host or by other guests."""
         return (self.host_cpu_share or 0.0) + (self.host_steal_share or 0.0)
 
     @property
+    def mostly_stolen(self) -> bool:
+        """Whether other guests took most of the CPU time that ranks and workers had to wait for."""
+        return self._stolen_seconds > (self.lacked_seconds or 0.0) / 2
+
+    @property
     def _stolen_seconds(self) -> float:
-        """Time stolen from ranks and workers: their part of all that ran."""
+        """CPU time that other guests took from ranks and workers, by their part of all that ran."""
         if not self.host_steal_share or not self.host_cpu_share or self.cpu_share is None:
             return 0.0
         used = self.cpu_share * self.usable_cpus * self.seconds
@@ -91,14 +87,14 @@ class HostEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that the verdict looks at."""
+    """All that a limit is found from."""
 
     losses: Losses
     hosts: Sequence[HostEvidence]
     read_seconds: float
-    """Of all workers, in read calls."""
+    """In read calls, summed over all workers."""
     worker_seconds: float
-    """Of all workers, from the epochs' starts to their ends."""
+    """From the epochs' starts to their ends, summed over all workers."""
     page_cache_share: float | None
     reader: ReaderSection
     direct: bool
@@ -106,12 +102,12 @@ class Evidence:
 
 
 def limit_in_memory(name: str) -> str:
-    """Return a limit's name for a run whose files lie in memory: no storage was read."""
+    """Return a limit's name for a run whose files lie in memory, which reads no storage."""
     return "memory" if name in ("storage", "unclear") else name
 
 
 def find_limit(evidence: Evidence) -> Limit:
-    """Return the resource that kept the AU down, or `none`, or `unclear` with what was lost."""
+    """Return the resource that lowered the AU, or `none`, or `unclear` with the losses."""
     parts = evidence.losses.parts
     if parts.total < _CEILING:
         lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
@@ -143,7 +139,7 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
     def of_others(value: str) -> float:
         return float(np.median([getattr(rank, value) for rank in others]))
 
-    # Without any one of alike ranks the rest would wait a little less: that is no one's fault.
+    # Among equal ranks, too, the others would wait a little less without any one of them.
     explains = _part(evidence, slowest.saved - of_others("saved"))
     rest = f"the others {{}}, and then {100 * slowest.saved:.1f}% of the time for it"
     if slowest.late_seconds > slowest.wait_seconds:
@@ -154,8 +150,8 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
             f"look at what else runs on the CPUs of {slowest.name}",
             explains,
         )
-    # Of ranks that share a slow drive, one may always be served last: its reads take no longer
-    # than the others', who wait as much, but at the barrier.
+    # Ranks may share a slow drive that always serves one of them last. Its reads are not slower:
+    # the others wait as long, at the barrier.
     if slowest.making_seconds < _SLOWER * of_others("making_seconds"):
         return None
     return Limit(
@@ -169,7 +165,7 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
 
 
 def _host_cpu(evidence: Evidence) -> Limit | None:
-    """Return `host cpu` for the host whose CPUs were most of all what was waited for."""
+    """Return `host cpu` for the host where the lack of CPUs explains most of the loss."""
     host = max(evidence.hosts, key=lambda each: _explained_by_cpus(evidence, each))
     explains = _explained_by_cpus(evidence, host)
     if explains == 0:
@@ -184,7 +180,7 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
         seen.append(f"stood ready without a CPU for {lacked:.2f} s each second, all together,")
     if host.host_cpu_share is not None:
         seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}% of all")
-    if host.host_steal_share is not None and host.host_steal_share >= 0.01:
+    if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
         seen.append(f"while other guests took {100 * host.host_steal_share:.0f}%")
     if host.throttled_seconds:
         throttled = host.throttled_seconds / max(host.seconds, 1e-9)
@@ -192,25 +188,25 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     words = " ".join(seen).removesuffix(",")
     if host.device is not None and host.device_busy_share is not None:
         words += f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
-    return Limit("host cpu", words, _advice_for_cpus(evidence), explains)
+    return Limit("host cpu", words, _advice_for_cpus(evidence, host), explains)
 
 
 def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
     """Return the share of the loss that a host's lack of CPUs accounts for."""
     if (host.cpu_share or 0.0) > _CPU_FULL:
-        return 1.0  # nothing there could have been done sooner
+        return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     parts, lacked = evidence.losses.parts, host.lacked_seconds
     explained = 0.0
-    if host.full_share > _CPU_FULL:  # by others: only what needs no CPU was not kept waiting
+    if host.full_share > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
         without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
         explained = _part(evidence, parts.total - parts.uneven - without_cpu)
     if lacked is None:
         return explained
-    # A worker that has no CPU delays its batch, whatever it is doing.
+    # A worker without a CPU delays its batch, whatever it does at that time.
     share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
     making = share * evidence.losses.making_seconds
     of_wait = parts.waited * min(1.0, lacked / max(making, 1e-9))
-    # Ranks that queue for a CPU stand there half as long on average as the last of them.
+    # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
     accelerators = host.num_workers / max(1, evidence.reader.read_threads)
     late = parts.oversleep + parts.meeting
     of_late = min(late, 2 * lacked / max(accelerators * host.seconds, 1e-9))
@@ -218,7 +214,7 @@ def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
 
 
 def _lateness(evidence: Evidence) -> Limit | None:
-    """Return `oversleep` or `barrier` where steps ended late though no CPU was missed."""
+    """Return `oversleep` or `barrier` where steps ended late though CPUs were free."""
     parts = evidence.losses.parts
     explains = _part(evidence, parts.oversleep + parts.meeting)
     late = f"each step's latest accelerator ended {100 * parts.oversleep:.1f}% of the time later"
@@ -234,7 +230,7 @@ def _lateness(evidence: Evidence) -> Limit | None:
 
 
 def _uneven(evidence: Evidence) -> Limit | None:
-    """Return `barrier` where the workload itself has the accelerators wait for one another."""
+    """Return `barrier` where the workload's compute times make accelerators wait for each other."""
     uneven = evidence.losses.parts.uneven
     return Limit(
         "barrier",
@@ -246,7 +242,7 @@ def _uneven(evidence: Evidence) -> Limit | None:
 
 
 def _loader(evidence: Evidence) -> Limit | None:
-    """Return `loader` where batches came late for other reasons than reads."""
+    """Return `loader` where batches were late for other reasons than reads."""
     parts = evidence.losses.parts
     ways = {
         "decoding": parts.decode,
@@ -276,11 +272,11 @@ def _loader(evidence: Evidence) -> Limit | None:
 
 
 def _reads(evidence: Evidence) -> Limit | None:
-    """Return `storage` where reads were waited for, or `loader` if more readers would get more."""
+    """Return `storage` where reads were slow, or `loader` if more readers would read faster."""
     explains = _part(evidence, evidence.losses.parts.read)
     if explains < _ENOUGH:
         return None
-    # Hosts may share the storage: what counts is what it gave to all, and would give to all.
+    # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     got = f"{_device(evidence)} gave {format_rate(given / _share_with_reads(evidence))}"
     if len(evidence.hosts) > 1:
@@ -313,8 +309,8 @@ def _reads(evidence: Evidence) -> Limit | None:
 
 
 def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
-    """Return how much more storage gives to more readers, and what part of the wait that saves."""
-    # The loader's own readers, at their best: in the run while they read, or right after it.
+    """Return how many times as fast more readers are, and the share of the wait that this saves."""
+    # The best rate of the loader's own readers: in the run while they read, or right after it.
     in_reads = given / _share_with_reads(evidence)
     own = max(in_reads, min(probe.few, _VARIES * in_reads), 1.0)
     more = probe.many / own
@@ -323,15 +319,15 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
     wanted = given / max(1 - evidence.losses.parts.total, 1e-9)
     if wanted <= own:
         return more, 1.0
-    # A byte takes 1 / rate seconds, and what it may take without a loss is 1 / wanted.
+    # A byte takes 1 / rate seconds; without a loss it would take 1 / wanted.
     return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
 
 
 def _share_with_reads(evidence: Evidence) -> float:
-    """Return the share of the time in which some worker was in a read, as if they read by chance.
+    """Return the share of the time in which at least one worker was reading.
 
-    An accelerator that computes for most of the time takes little of what storage gives: what
-    storage gave is to be compared over the time in which it was asked.
+    Workers are assumed to read independently. The storage's rate is compared over this time only:
+    while accelerators compute, little may be asked of the storage.
     """
     each = min(1.0, evidence.read_seconds / max(evidence.worker_seconds, 1e-9))
     workers = sum(host.num_workers for host in evidence.hosts)
@@ -339,7 +335,7 @@ def _share_with_reads(evidence: Evidence) -> float:
 
 
 def _probe_of_all(evidence: Evidence) -> Probe | None:
-    """Return what the probes of all hosts got together; None if one is missing."""
+    """Return the sum of all hosts' probes; None if one is missing."""
     probes = [host.probe for host in evidence.hosts if host.probe is not None]
     if len(probes) < len(evidence.hosts):
         return None
@@ -352,7 +348,7 @@ def _probe_of_all(evidence: Evidence) -> Probe | None:
 
 
 def _storage_hidden(evidence: Evidence) -> str:
-    """Return why slow reads need not be the storage's doing; empty if nothing says so."""
+    """Return why slow reads may not be due to the storage, else ""."""
     if host := _without_cpu_counters(evidence):
         return f"whether host {host} had CPUs to spare, its kernel does not tell"
     cached = evidence.page_cache_share
@@ -362,7 +358,7 @@ def _storage_hidden(evidence: Evidence) -> str:
 
 
 def _without_cpu_counters(evidence: Evidence) -> str:
-    """Return the name of a host whose kernel tells nothing of its CPUs; empty if there is none."""
+    """Return the name of a host without CPU counters, else ""."""
     for host in evidence.hosts:
         if host.cpu_share is None and host.runqueue_seconds is None:
             return host.host
@@ -393,19 +389,23 @@ def _busy(evidence: Evidence) -> str:
 
 
 def _cpus(evidence: Evidence) -> str:
-    """Return what is known of CPUs and of the page cache, to end a sentence with."""
+    """Return the use of CPUs and page cache, for the end of a sentence."""
     shares = [host.cpu_share for host in evidence.hosts if host.cpu_share is not None]
     words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
+    stolen = max(host.host_steal_share or 0.0 for host in evidence.hosts)
+    if stolen >= _WORTH_SAYING:
+        words += f"; other guests took {100 * stolen:.0f}% of the CPUs (steal)"
     cached = evidence.page_cache_share
     if cached is not None and cached > 0.05:
         words += f"; page cache served {100 * cached:.1f}%"
     return words
 
 
-def _advice_for_cpus(evidence: Evidence) -> str:
-    """Return what takes load off CPUs, but for what is set already."""
+def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
+    """Return what takes load off a host's CPUs, and is not set yet."""
     reader = evidence.reader
-    ways = ["use more cores or hosts"]
+    stolen = "give this virtual machine CPUs of its own"
+    ways = [stolen if host.mostly_stolen else "use more cores or hosts"]
     if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
         ways.append("fewer accelerators a host")
     else:

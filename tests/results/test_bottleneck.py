@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
+from dlemu.results.summary import Summary
 from dlemu.results.text import verdict_line
-from dlemu.results.verdict import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
@@ -447,6 +448,21 @@ def test_the_advice_for_a_loader_says_what_is_set_now() -> None:
         assert limit.advice == f"raise reader.read_threads (now 4){ways}"
 
 
+def test_cpu_time_that_other_guests_took_is_told() -> None:
+    """A virtual machine of 16 CPUs whose accelerators are woken 0.2 s late, or whose reads wait."""
+    stolen = {"cpu_share": 0.05, "host_cpu_share": 0.06, "host_steal_share": 0.12}
+    late = find_limit(evidence(steps=steps_of(0.01, 0.01, compute=1.2), hosts=[host(**stolen)]))
+    assert late.name == "host cpu"
+    assert "took 6% of all while other guests took 12%" in late.evidence
+    assert late.advice.startswith(
+        "give this virtual machine CPUs of its own, or fewer accelerators"
+    )
+    slow = find_limit(evidence(hosts=[host(cpu_share=0.05, host_steal_share=0.05)]))
+    assert slow.name == "storage"
+    assert "; CPUs 5%; other guests took 5% of the CPUs (steal); this" in slow.evidence
+    assert "steal" not in find_limit(evidence()).evidence
+
+
 shares = st.none() | st.floats(0, 1)
 
 
@@ -485,8 +501,8 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
     steps = steps_of(*waits, compute=compute, read=read, decode=decode)
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_limit(seen)
-    summary = {"limit": {"name": limit.name}, "measured": {}}
-    line = verdict_line(WORKLOAD, measure(steps), summary)
+    summary = {"limit": {"name": limit.name, "evidence": ""}, "measured": {}}
+    line = verdict_line(WORKLOAD, measure(steps), Summary.of(summary))
     assert ("this storage feeds" in line) == (limit.name == "storage")
     assert limit.explains is None or limit.explains >= 0.5
     if limit.name != "storage":
@@ -520,6 +536,11 @@ def interval_of(**seen: Any) -> IntervalSummary:
     return IntervalSummary(**(unknown | {"devices": {}, "max_processes": 1} | seen))
 
 
+def host_report(interval: IntervalSummary, **changes: Any) -> HostReport:
+    known: dict[str, Any] = {"probe": None, "num_workers": 4, "resident_before": None}
+    return HostReport(host="a", epochs=[interval], direct=True, **(known | changes))
+
+
 def test_what_hosts_counted_reaches_the_verdict() -> None:
     steps = steps_of(0.5, 0.5, read=0.01, decode=0.1)
     interval = interval_of(
@@ -530,18 +551,18 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
         process_cpu_seconds=40.0,
         runqueue_seconds=1.0,
     )
-    report = HostReport("a", [interval], Probe(2, 1e9, 16, 9e9), 2, 0.0, True)
+    report = host_report(interval, probe=Probe(2, 1e9, 16, 9e9), num_workers=2, resident_before=0.0)
     names = ["rank 0 on host a", "rank 1 on host a"]
     gathered = combine(WORKLOAD, [report], names, [steps], PathBytes())
-    (seen,) = gathered.evidence().hosts
+    (seen,) = gathered.evidence.hosts
     assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
     assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
-    assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
-    limit = find_limit(gathered.evidence())
+    assert gathered.measured.hosts[0]["probe"]["many"] == 9e9
+    limit = find_limit(gathered.evidence)
     assert limit.name == "host cpu"
     assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence
     quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
-    limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence())
+    limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence)
     assert limit.name == "loader"
 
 
@@ -560,9 +581,9 @@ def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None
     steps = steps_of(0.5)
     steps["wait"][steps["step"] == 0] = 10.5
     interval = interval_of(seconds=20.0, usable_cpus=4.0)
-    report = HostReport("a", [interval], None, 4, None, True)
+    report = host_report(interval)
     workload = load_workload("unet3d_h100", metric)
-    evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence()
+    evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence
     assert evidence.losses.parts.total == pytest.approx(lost)
 
 

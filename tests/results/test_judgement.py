@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.results.judgement import Judgement, hidden_share, judge_run
 from dlemu.results.metrics import Metrics, measure_run
-from dlemu.results.proof import Judgement, hidden_share, judge
 from dlemu.results.records import STEP, Steps, write_steps
+from dlemu.results.summary import Summary
 from dlemu.results.text import render_run, verdict_line
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -80,7 +81,7 @@ def measured(steps: Steps, *, job: Workload, times: float = 1.0) -> Metrics:
 def verdict_of(steps: Steps, **keys: object) -> tuple[Judgement, Metrics]:
     job = workload(**keys)
     metrics = measured(steps, job=job)
-    return judge(job, metrics), metrics
+    return judge_run(job, metrics), metrics
 
 
 def test_forty_accelerators_with_five_steps_prove_nothing() -> None:
@@ -211,7 +212,7 @@ def test_what_is_read_ahead_by_the_keys(
 def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, remark: str) -> None:
     job = workload()
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=times)
-    assert judge(job, metrics).verdict == verdict
+    assert judge_run(job, metrics).verdict == verdict
     line = verdict_line(job, metrics)
     assert line.startswith(f"{verdict}: ") and (remark in line if remark else "BUT" not in line)
 
@@ -237,10 +238,11 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
 ) -> None:
     job = workload(metric__max_cached_share=bound)
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
-    judgement = judge(job, metrics, {"measured": {"page_cache_share": share}})
+    summary = Summary.of({"measured": {"page_cache_share": share}})
+    judgement = judge_run(job, metrics, summary)
     assert judgement.verdict == verdict and reason in "".join(judgement.reasons)
     # A loop of one's own has nobody who looks at it.
-    assert judge(job, metrics).verdict == "PASS"
+    assert judge_run(job, metrics).verdict == "PASS"
 
 
 def test_memory_that_was_given_stands_on_the_verdicts_line() -> None:

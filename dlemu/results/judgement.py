@@ -1,59 +1,54 @@
-"""What a run proves: PASS, FAIL, or nothing, and why.
+"""Judges a run: PASS, FAIL or NO VERDICT, and why.
 
-The judgement follows from the steps, the workload and what was measured beside them, so that a
-stored run gets the verdict that it got when it was made.
+A judgement follows from the steps, the workload and what was measured beside them. So a stored run
+is judged as it was when it ended.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
-from dlemu.results.records import UNFINISHED
+from dlemu.results.summary import Measured, RunsSummary, Summary, Verdict
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
-
-Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
 EXIT_STATUS: Mapping[Verdict, int] = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
 
 _MOST_HIDDEN = 0.05
-"""A PASS is none if more of the reading can hide in the step left out: as far apart as repeated
-runs may be (MLPerf Storage rules, "repeatability")."""
+"""Share of the reading that the steps left out may hide. Repeated runs may differ by as much
+(MLPerf Storage rules, "repeatability")."""
 _WORTH_SAYING = 0.01
 _OTHER_RATE = 0.1
-"""Two rates may differ by this: what the AU says and what the whole epoch delivered, for a start
-takes time; nominal and real bytes, for headers and whole blocks are read as well."""
+"""Two rates may differ by this share: that of the AU and that of the whole epoch, as a start takes
+time; nominal and real bytes, as headers and whole blocks are read as well."""
+UNKNOWN = Summary.of({})
+"""Of steps that no run has measured: a training loop of one's own."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a run came to."""
+    """The verdict on a run, and what is said with it."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     """Why there is no verdict."""
     remarks: tuple[str, ...] = ()
-    """What else the verdict's line must say."""
+    """What the verdict's line says as well."""
     hidden: str = ""
-    """How much of the reading may have been hidden, where that matters; a line of its own."""
+    """A line of its own: how much of the reading may be hidden, where that matters."""
 
 
-def judge(
-    workload: Workload, metrics: Metrics, summary: Mapping[str, Any] | None = None
-) -> Judgement:
-    """Return what a run proves; `summary` is what summary.json has of it, as far as there is one.
+def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Judgement:
+    """Return the judgement on a run; `summary` is what is known beside its steps.
 
-    A FAIL stays one whatever was hidden: that can only have flattered it.
+    A FAIL remains a FAIL whatever was hidden: hidden reading only raises the AU.
     """
-    summary = summary or {}
-    measured = summary.get("measured") or {}
-    remarks = tuple(_remarks(workload, metrics, measured))
+    remarks = tuple(_remarks(workload, metrics, summary.measured))
     share = hidden_share(workload, metrics)
-    if summary.get("status") in UNFINISHED:
+    if summary.unfinished:
         return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
-    cached = cached_too_much(workload, measured)
+    cached = cached_too_much(workload, summary.measured)
     reasons: tuple[str, ...] = (cached,) if cached else ()
     wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
     met, proven = passes(metrics.au_percentage, wanted), passes(whole, wanted)
@@ -73,36 +68,36 @@ def judge(
     )
 
 
-def _unfinished(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> Iterator[str]:
+def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
     """Yield how far a run came that did not end, and what is not known of it."""
     num, of = len(metrics.epochs), workload.train.epochs
-    if num == of and "error" in summary:  # it failed in what comes after them
-        yield str(summary["error"])
+    if num == of and summary.error is not None:  # it failed after its last epoch
+        yield str(summary.error)
     else:
         yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
-    if "page_cache_share" not in (summary.get("measured") or {}):
+    if not summary.measured.counted:
         yield "what limited it, and how much came from memory, is not known"
 
 
-def describe_end(summary: Mapping[str, Any], after: str) -> str:
-    """Return how a run ended that is UNFINISHED, "interrupted after 2 of 5 epochs"."""
-    error = summary.get("error", "not ended")
-    return f"failed {after}: {error}" if summary.get("status") == "failed" else f"{error} {after}"
+def describe_end(summary: Summary | RunsSummary, after: str) -> str:
+    """Return how unfinished runs ended, "interrupted after 2 of 5 epochs"."""
+    error = "not ended" if summary.error is None else summary.error
+    return f"failed {after}: {error}" if summary.status == "failed" else f"{error} {after}"
 
 
 def hidden_share(workload: Workload, metrics: Metrics) -> float:
-    """Return the most of an epoch's counted steps, 0 to 1, that the steps left out can read for."""
+    """Return the largest share (0-1) of an epoch that can be read in the steps left out."""
     ahead = _batches_ahead(workload)
     counted = min(_counted(workload, metrics, epoch) for epoch in metrics.epochs)
     return min(1.0, ahead / counted)
 
 
-def cached_too_much(workload: Workload, measured: Mapping[str, Any]) -> str:
-    """Return why `metric.max_cached_share` is broken or cannot be checked, "" where it is kept."""
+def cached_too_much(workload: Workload, measured: Measured) -> str:
+    """Return why `metric.max_cached_share` is exceeded or cannot be checked, else ""."""
     bound = workload.metric.max_cached_share
-    if bound is None or "page_cache_share" not in measured:  # a loop of one's own has no witness
+    if bound is None or not measured.counted:
         return ""
-    share = measured["page_cache_share"]
+    share = measured.page_cache_share
     if share is None:
         return (
             "metric.max_cached_share: how many bytes came from memory is not known here, so "
@@ -133,7 +128,7 @@ def _left_out(workload: Workload, metrics: Metrics) -> int:
 
 
 def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[str]:
-    """Yield why an AU that passes says nothing, where with the first step it does not pass."""
+    """Yield why an AU proves nothing that passes only without the first step."""
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
     if share > _MOST_HIDDEN:
         steps = _steps_that_hide_little(workload, metrics)
@@ -158,13 +153,13 @@ def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[st
 
 
 def _steps_that_hide_little(workload: Workload, metrics: Metrics) -> int:
-    """Return the steps an epoch of which what is read ahead is little enough."""
+    """Return the steps of an epoch in which the share read ahead is small enough."""
     most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
     return most + _left_out(workload, metrics)
 
 
 def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
-    """Return the steps of an epoch which, at this pace, would be little slower than its AU."""
+    """Return the steps of an epoch that makes up for this first step, at the pace of the others."""
     needed = 0
     for epoch in metrics.epochs:
         others = (epoch.seconds - epoch.first_step_seconds) / max(1, epoch.num_steps - 1)
@@ -174,7 +169,7 @@ def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
 
 
 def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
-    """Return the overrides that give an epoch so many steps."""
+    """Return the overrides for an epoch of so many steps."""
     samples = steps * workload.reader.batch_size * metrics.num_accelerators
     files = math.ceil(samples / workload.dataset.num_samples_per_file)
     most = workload.train.total_training_steps
@@ -192,8 +187,8 @@ def _hidden_line(metrics: Metrics, share: float) -> str:
     )
 
 
-def _remarks(workload: Workload, metrics: Metrics, measured: Mapping[str, Any]) -> Iterator[str]:
-    share = measured.get("page_cache_share")
+def _remarks(workload: Workload, metrics: Metrics, measured: Measured) -> Iterator[str]:
+    share = measured.page_cache_share
     if share is not None and share > 0.05:
         yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
     times = _read_share(workload, metrics)
@@ -208,7 +203,7 @@ def _remarks(workload: Workload, metrics: Metrics, measured: Mapping[str, Any]) 
 
 
 def given_memory(workload: Workload) -> str:
-    """Return what a verdict must say of `host_memory`: a small one makes a small dataset do."""
+    """Return what a verdict says of `host_memory`: a small value allows a small dataset."""
     return f"host_memory={format_bytes(workload.host_memory or 0)} as given, not measured"
 
 
@@ -218,6 +213,6 @@ def _read_mean(metrics: Metrics) -> float:
 
 
 def _read_share(workload: Workload, metrics: Metrics) -> float:
-    """Return the bytes really read for a sample / the nominal ones; 1 where nobody counted."""
+    """Return bytes really read / nominal bytes of a sample; 1 where nobody counted."""
     read = _read_mean(metrics)
     return read / workload.dataset.mean_bytes if read else 1.0

@@ -1,0 +1,176 @@
+"""Watches a run on this rank's host, and sends what was seen to rank 0."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+from dlemu.dataset.layout import Dataset
+from dlemu.errors import DatasetError
+from dlemu.host.devices import mount_under
+from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.observer import HostObserver
+from dlemu.loaders import Loader, TellsPaths
+from dlemu.results.evidence import Gathered, HostReport, combine
+from dlemu.results.records import Steps, host_file, named
+from dlemu.run.watchdog import Watchdog
+from dlemu.storage.pagecache import cached_share
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.probe import Probe, probe_readers
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+_PROBE_SECONDS = 2.4
+_FEWEST_READERS, _MOST_READERS = 16, 256
+_SAMPLED_FILES = 512
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What the hosts have sent to rank 0."""
+
+    hosts: list[HostReport]
+    names: list[str]
+    """The rank of each accelerator, with its host."""
+    paths: PathBytes
+
+    def combined(self, workload: Workload, steps: Sequence[Steps]) -> Gathered:
+        """Return what the hosts saw together; `steps` are those of all ranks, and whole."""
+        return combine(workload, self.hosts, self.names, steps, self.paths)
+
+
+class RunMonitor:
+    """Watches a run; the first rank of each host does the work.
+
+    All ranks enter it and call `gather`, which wait for each other.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        folder: Path,
+        world: World,
+        loader: Loader,
+        *,
+        num_accelerators: int,
+        watchdog: Watchdog,
+    ) -> None:
+        self._workload, self._layout = dataset.workload, dataset.layout
+        self._world, self._loader, self._watchdog = world, loader, watchdog
+        self._num_accelerators = num_accelerators
+        self._path = host_file(folder, world.rank)
+        self._pids: list[int] = []
+        self._num_host_workers = 0
+        self._file_system = ""
+        self._resident_before: float | None = None
+        self._observer: HostObserver | None = None
+        self._epochs: list[IntervalSummary] = []
+        self._probe: Probe | None = None
+        self._paths = PathBytes()
+
+    def __enter__(self) -> Self:
+        world, watchdog, folder = self._world, self._watchdog, self._workload.data_folder
+        ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
+        here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
+        self._pids = [pid for pid, _ in here]
+        self._num_host_workers = sum(num for _, num in here)
+        with watchdog.phase("while looking at the data folder and its files", watchdog.longest_at):
+            watchdog.at(str(folder))
+            mount = mount_under(folder)
+            self._file_system = "" if mount is None else mount.kind
+            if world.local_rank != 0:
+                return self
+            observer = HostObserver(folder, lambda: self._pids, self._path)
+            watchdog.at("")
+            with suppress(OSError, DatasetError):  # the readers will name the file
+                self._resident_before = cached_share(self._some_files(), at=watchdog.at)
+        with self._writing():
+            self._observer = observer.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._observer is not None:
+            with self._writing():
+                self._observer.__exit__(*error)
+
+    def begin(self, epoch: int) -> None:
+        """Mark an epoch's start."""
+        if self._observer is not None:
+            with named(self._path):
+                self._observer.mark(f"epoch {epoch} start")
+
+    def end(self, epoch: int) -> None:
+        """Mark an epoch's end."""
+        if isinstance(self._loader, TellsPaths):
+            self._paths = self._loader.path_bytes()
+        if self._observer is not None:
+            with named(self._path):
+                self._observer.mark(f"epoch {epoch} end")
+            between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
+            self._epochs.append(summarize_interval(between))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._watchdog.phase(f"while {self._path} was written"), named(self._path):
+            yield
+
+    @property
+    def num_workers(self) -> int:
+        """Readers of this rank."""
+        return self._num_accelerators * max(1, self._workload.reader.read_threads)
+
+    def probe(self, lost_share: float) -> None:
+        """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
+        if self._observer is None or lost_share <= 0.02:
+            return
+        outstanding = min(self._num_host_workers * self._workload.reader.io_depth, _MOST_READERS)
+        self._probe = probe_readers(
+            self._some_files(),
+            few=outstanding,
+            many=min(_MOST_READERS, max(_FEWEST_READERS, 2 * outstanding)),
+            seconds=_PROBE_SECONDS,
+        )
+
+    def _some_files(self) -> list[Path]:
+        step = max(1, self._layout.num_files // _SAMPLED_FILES)
+        folder = self._workload.data_folder
+        return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
+
+    def gather(self) -> Reports | None:
+        """Return on rank 0 what all hosts saw, None on the others."""
+        report = HostReport(
+            host=self._world.host,
+            epochs=self._epochs,
+            probe=self._probe,
+            num_workers=self._num_host_workers,
+            resident_before=self._resident_before,
+            direct=self._loader.direct,
+            notes=list(self._notes()),
+            file_system=self._file_system,
+        )
+        hosts = self._world.gather(report if self._observer is not None else None)
+        name = f"rank {self._world.rank} on host {self._world.host}"
+        names = self._world.gather([name] * self._num_accelerators)
+        paths = self._world.gather(self._paths)
+        if hosts is None or names is None or paths is None:
+            return None
+        reports = [host for host in hosts if host is not None]
+        return Reports(reports, list(chain(*names)), sum(paths, PathBytes()))
+
+    def _notes(self) -> Iterator[str]:
+        cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+        if usable < min(cpus, 1 + self.num_workers):
+            yield (
+                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
+                "mpirun --bind-to none gives them all"
+            )
+        if self._workload.reader.odirect == "auto" and not self._loader.direct:
+            yield (
+                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
+                "reads went through the page cache"
+            )
+        if isinstance(self._loader, TellsPaths):
+            yield from self._loader.notes
