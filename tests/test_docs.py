@@ -151,6 +151,12 @@ def test_benchmarks_that_are_named_are_there() -> None:
             assert find_spec(module) is not None, f"{text.name}: python -m {module}"
 
 
+def test_a_word_has_one_meaning() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (DOCS / "glossary.md").read_text(), re.M)
+    words = [word for word, _ in rows if word != "word"]
+    assert len(words) == len(set(words)) > 50
+
+
 def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
     told = "run python -m docs.house --write"
