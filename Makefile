@@ -37,8 +37,8 @@ types: $(VENV)/test.done
 
 check: lint types test
 
-# The pages of docs/ and the API reference, as build/docs/index.html; a warning is an error.
-docs: $(VENV)/test.done
+# A warning is an error.
+docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/docs
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz

@@ -7,8 +7,8 @@ import pytest
 from tests.lab import warm
 
 SHORT_PROBES = {
-    "dlemu.run.witness._PROBE_SECONDS": 0.3,
-    "dlemu.sizing.measured._PROBE_SECONDS": 0.1,
+    "dlemu.run.monitor._PROBE_SECONDS": 0.3,
+    "dlemu.sizing.start._PROBE_SECONDS": 0.1,
 }
 """A probe after each short run would take longer than all else; no such test is about its rate."""
 
