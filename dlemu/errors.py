@@ -27,7 +27,7 @@ class RunError(DlemuError):
 
 
 class LostRankError(RunError):
-    """A rank ended without an error of its own; the line names that rank."""
+    """Another rank ended without an error, or cannot be understood; the line names that rank."""
 
 
 DAMAGE = (
