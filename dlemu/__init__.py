@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dlemu.world.mpi import make_world
     from dlemu.world.world import Alone, World
 
+    __version__: str
+
 _MODULES = {
     "Alone": "world.world",
     "Batch": "loaders",
@@ -89,6 +91,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: `dlemu --help` needs none of them."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("dlemu")
     if name not in _MODULES:
         raise AttributeError(f"module 'dlemu' has no attribute {name!r}")
     value = getattr(import_module(f"dlemu.{_MODULES[name]}"), name)

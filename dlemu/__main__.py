@@ -7,14 +7,14 @@ import sys
 
 def main() -> int:
     """Run the command line; return its exit status."""
-    # NumPy starts a thread for each CPU, to multiply matrices with, and each spins for 0.1 s. Here
-    # nobody multiplies matrices, and many processes start at once on the CPUs that are measured.
+    # NumPy starts a thread for each CPU to multiply matrices, and each spins for 0.1 s. dlemu
+    # multiplies none, and starts many processes at once on the CPUs that it measures.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from dlemu.cli.main import run
 
         status = run(sys.argv[1:])
-    except KeyboardInterrupt:  # before `run` could take care of it
+    except KeyboardInterrupt:  # before `run` handles it
         from dlemu.terminal import complain
 
         complain("interrupted")

@@ -1,4 +1,4 @@
-"""Clock protocol; WallClock, whose sleeps end on time (calibrated)."""
+"""A clock whose sleeps end on time: it sleeps a little short, and spins for the rest."""
 
 import ctypes
 import math
@@ -10,42 +10,42 @@ from typing import Protocol, Self
 
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
 _SPIN_SECONDS, _SPIN_SHARE = 8e-5, 0.023
-"""What may be spun, the larger of the two: 80 µs, 2.3 % of the shortest step in use (CosmoFlow's
-3.5 ms), or that share of a longer sleep."""
+"""Longest spin, the larger of both: 80 µs, which is 2.3 % of the shortest step in use (CosmoFlow's
+3.5 ms), or 2.3 % of the sleep."""
 _LONGEST_SPIN = 5e-4
-"""A busy host would ask for milliseconds, in which no other thread could read."""
+"""Upper bound of `oversleep`. A busy host measures milliseconds; no other thread can read in a
+spin."""
 
 
 class Clock(Protocol):
     """Tells the time and waits for it."""
 
     def now(self) -> float:
-        """Return seconds on the time base of perf_counter, the same in all processes of a host."""
+        """Return seconds, as perf_counter does: comparable between the processes of a host."""
         ...
 
     def sleep_until(self, deadline: float) -> None:
-        """Return at `deadline` or just after it; at once if it has passed."""
+        """Return at `deadline` or shortly after; at once if it has passed."""
         ...
 
 
 @dataclass(frozen=True)
 class WallClock:
-    """Real time. Its sleeps end early, and a spin of the rest makes them end on time.
+    """Real time. A sleep ends early by `oversleep`; a spin waits for the rest.
 
-    The spin holds the interpreter's lock: threads that share a process should also share a sleeper.
+    A spin holds Python's global lock, so the threads of a process should share one sleeping thread.
     """
 
     oversleep: float
-    """Seconds by which this host's sleeps may be late; they end early by that, within bounds."""
+    """Seconds that this host's sleeps may be late; sleeps are shortened by that, within bounds."""
     _threads: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @classmethod
     def calibrate(cls, *, num_sleeps: int = 8, seconds: float = 0.01) -> Self:
         """Measure how late sleeps of `seconds` end, in `num_sleeps * seconds` (80 ms).
 
-        10 ms are long enough for the core to fall asleep, as it does in most steps. Twice the
-        median is kept, for it changes while a job runs (30 µs when the core is awake, 50 to 150 µs
-        when it must wake).
+        In 10 ms the core goes idle, as in most steps. Twice the median is kept: the delay changes
+        while a job runs (30 µs on an active core, 50 to 150 µs on an idle one).
         """
         clock = cls(oversleep=0.0)
         late = []
@@ -70,25 +70,25 @@ class WallClock:
 
 
 def _end_sleeps_exactly() -> bool:
-    """Ask the kernel to wake this thread on time, not up to 50 µs later; False if it will not.
+    """Set this thread's timer slack to 1 ns, from 50 µs; return False if the kernel refuses.
 
-    Only the thread itself can ask. Threads and processes that it starts afterwards inherit it.
+    A thread can only set its own. Threads and processes that it starts later inherit it.
     """
     return bool(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0) == 0)
 
 
 @dataclass(frozen=True)
 class TimerError:
-    """How far from their deadlines the sleeps of a clock ended, and what they cost."""
+    """How late the sleeps of a clock end, and their CPU time."""
 
     mean: float
     """Seconds."""
     median: float
-    """Seconds; unlike the mean it does not tell of a host that was busy with something else."""
+    """Seconds; unlike the mean, it does not depend on what else the host did."""
     p99: float
     """Seconds; 99 % of the sleeps were no later."""
     cpu_share: float
-    """CPU time of the sleeping thread / time passed."""
+    """CPU time of the sleeping thread divided by the time passed."""
 
 
 def timer_error(clock: Clock, *, seconds: float, num_sleeps: int) -> TimerError:

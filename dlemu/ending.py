@@ -1,6 +1,6 @@
-"""Ends a process although its main thread may be in a system call that never returns.
+"""Ends a process even if its main thread is in a system call that never returns.
 
-The main thread handles signals, and only between two calls. What is here runs in other threads.
+Python handles signals in the main thread only, between two calls; so this runs in other threads.
 """
 
 import os
@@ -17,14 +17,14 @@ from dlemu.terminal import complain
 LastAct = Callable[[BaseException], object]
 
 _ACT_SECONDS = 3.0
-"""How long a last act may take: the run's folder may be on the storage that hangs."""
+"""Time for one last act: the run's folder may be on the storage that hangs."""
 _CLEAN_SECONDS = 2.0
-"""How long an interrupted main thread may take to end by itself."""
+"""Time for an interrupted main thread to end by itself."""
 _EXIT_SECONDS = 10.0
-"""How long the interpreter may take to end: it waits for threads, of which one may be stuck."""
+"""Time for the interpreter to end: it waits for its threads, and one may be stuck."""
 _LOOK_SECONDS = 0.25
 _INTERRUPTED = 130
-"""What shells give a command that SIGINT ended."""
+"""Exit status that shells give a command ended by SIGINT."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _last_acts: list[LastAct] = []
@@ -32,7 +32,7 @@ _last_acts: list[LastAct] = []
 
 @contextmanager
 def last_act(act: LastAct) -> Iterator[None]:
-    """Have `end_process` call `act(error)`, until the `with` ends."""
+    """Make `end_process` call `act(error)`, until the `with` ends."""
     _last_acts.append(act)
     try:
         yield
@@ -43,9 +43,9 @@ def last_act(act: LastAct) -> Iterator[None]:
 def end_process(
     error: BaseException, status: int, *, leave: Callable[[int], int] = lambda status: status
 ) -> None:
-    """Do the last acts, as far as they come to an end; end the process without cleaning up.
+    """Call the last acts, each for a limited time; end the process without cleaning up.
 
-    `leave(status)` comes after them and returns the status to end with.
+    `leave(status)` is called after them and returns the exit status.
     """
     for act in reversed(_last_acts):
         thread = threading.Thread(target=act, args=(error,), daemon=True)
@@ -57,15 +57,15 @@ def end_process(
 
 
 class Interrupts:
-    """Lets the first Ctrl-C, or SIGTERM, end the process, whatever the main thread is doing.
+    """Makes the first SIGINT or SIGTERM end the process, whatever the main thread does.
 
-    It becomes a KeyboardInterrupt. If the main thread does not end in time, or is in a system call
-    that never returns, the process ends all the same. Signals that follow change nothing.
+    The signal raises KeyboardInterrupt. If the main thread does not end in time, for example in a
+    system call that never returns, a thread ends the process. Later signals have no effect.
     """
 
     def __init__(self) -> None:
         self.speaks = True
-        """Whether this process says that it was interrupted: of several ranks, one does."""
+        """Whether this process prints "interrupted"; of several ranks, one does."""
         self._said = False
         self._since: float | None = None
         self._main = threading.get_ident()
@@ -75,7 +75,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            # Whoever ignores a signal from the start goes on to: a shell's background job.
+            # A shell's background job ignores SIGINT from the start; it stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._come)
         self._thread.start()
@@ -83,20 +83,20 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         self._left = True
-        signal.pthread_kill(self._thread.ident or 0, signal.SIGINT)  # wakes it, and no more
+        signal.pthread_kill(self._thread.ident or 0, signal.SIGINT)  # only wakes it
         self._thread.join()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def say(self) -> int:
-        """Say once that the process was interrupted; return its exit status."""
+        """Print "interrupted", once; return the exit status."""
         if self.speaks and not self._said:
             self._said = True
             complain("interrupted")
         return _INTERRUPTED
 
     def _come(self, number: int, frame: FrameType | None) -> None:
-        # At the end our own SIGINT comes here if the thread has not got as far as to block it.
+        # The SIGINT of __exit__ arrives here if the thread has not blocked it yet.
         if self._since is None and not self._left:
             self._since = time.perf_counter()
             raise KeyboardInterrupt
@@ -105,7 +105,7 @@ class Interrupts:
         taken = None
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         while not self._left:
-            # A signal that the main thread does not take is left to any other that asks.
+            # A blocked main thread does not take the signal; sigtimedwait then gets it.
             found = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
             now = time.perf_counter()
             if found is not None and not self._left:
@@ -117,7 +117,7 @@ class Interrupts:
 
 
 def end_soon(status: int) -> None:
-    """End the process in some seconds, should its own end hang."""
+    """End the process after some seconds, in case its own end hangs."""
     timer = threading.Timer(_EXIT_SECONDS, os._exit, [status])
     timer.daemon = True
     timer.start()

@@ -27,7 +27,7 @@ class RunError(DlemuError):
 
 
 class LostRankError(RunError):
-    """A rank ended without an error of its own; the line names that rank."""
+    """Another rank ended without an error, or cannot be understood; the line names that rank."""
 
 
 DAMAGE = (
@@ -41,17 +41,15 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
-"""What Python raises where a file holds something else than its reader expects."""
+"""What Python raises where a file does not hold what its reader expects."""
 
 
 def in_short(error: BaseException) -> str:
-    """Return what an exception says, in a line that is not long."""
-    text = " ".join(str(error).split())
-    return (
-        f"{type(error).__name__} {text[:120]}"
-        if isinstance(error, KeyError)
-        else (text[:120] or type(error).__name__)
-    )
+    """Return an exception's text as one short line."""
+    text = " ".join(str(error).split())[:120]
+    if isinstance(error, KeyError):
+        return f"{type(error).__name__} {text}"
+    return text or type(error).__name__
 
 
 def did_you_mean(

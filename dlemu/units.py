@@ -15,7 +15,7 @@ PAGE_BYTES = 4096
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
 _ROUNDED_UP = 0.9995
-"""From this share of the next unit on, three digits would read "1e+03" of the smaller one."""
+"""From this share of a unit on, the unit is used: in the smaller one, three digits read "1e+03"."""
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -42,11 +42,11 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "") -> object:
-    """Return a size as it is, unless a unit was forgotten: a bare number below `least` bytes.
+    """Return a size as it is; refuse a bare number below `least` bytes, which lacks its unit.
 
     Raises:
-        ValueError: "=64 is 64 bytes; write 64GiB", to stand behind the key's name. From 1024 on
-            the smaller unit is the likelier.
+        ValueError: "=64 is 64 bytes; write 64GiB", to be put after the key's name. From 1024 on,
+            the smaller of `units` is proposed.
     """
     bare = float(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if isinstance(bare, (int, float)) and not isinstance(bare, bool) and 0 < bare < least:
@@ -56,7 +56,7 @@ def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return bytes in the binary unit that leaves one to four digits before the point."""
+    """Return bytes in a binary unit, with one to four digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -73,7 +73,7 @@ def format_rate(bytes_per_second: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration at the precision a person wants: "12 µs", "3.5 ms", "1:02:05"."""
+    """Return a duration in three digits or as a clock: "12 µs", "3.5 ms", "1:02:05"."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < _ROUNDED_UP:
@@ -91,10 +91,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def ceil_div(number: N, divisor: int) -> N:
-    """Return the quotient, rounded up; of an array, each."""
+    """Return number / divisor, rounded up; for an array, of each element."""
     return -(-number // divisor)
 
 
 def round_up(num_bytes: N, unit: int = PAGE_BYTES) -> N:
-    """Return the least multiple of `unit` that is not smaller; of an array, each."""
+    """Return the least multiple of `unit` that is not smaller; for an array, of each element."""
     return -(-num_bytes // unit) * unit

@@ -42,7 +42,7 @@ _LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 LATE = 1e-4
-"""3 % of the shortest step in use, 3.5 ms; sleeps that end later than this falsify it."""
+"""Seconds: 3 % of the shortest step in use, 3.5 ms. Later sleeps would falsify such a step."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Check:
 
     name: str
     state: Literal["ok", "missing", "note"]
-    """"note" is for what works, but not as well or not as one may think."""
+    """"note": it works, but slower or otherwise than expected."""
     found: str
     remedy: str = ""
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     from rich.table import Column, Table
     from rich.text import Text
 
-    folder, loader, gds_wanted = _parse(arguments)
+    folder, loader, gds_wanted = _choices(arguments)
     checks = list(examine(folder))
     table = Table("check", "state", Column("found", overflow="fold"))
     for check in checks:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
+def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the folder, the loader and reader.gds that arguments name."""
     chosen = {key: values[0] for key, values in _CHOICES.items()}
     words = parse(arguments)
@@ -105,7 +105,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
-    """Return what keeps a loader from running; reader.gds=prefer is content with the host path."""
+    """Return what keeps a loader from running; reader.gds=prefer may read through the host."""
     needed = {"NumPy", "h5py", *_LOADER_NEEDS[loader]}
     if gds_wanted == "require":
         needed |= {"GPU", "cuFile"}
@@ -131,25 +131,23 @@ def _host() -> Iterator[Check]:
     yield Check("Python", "ok", platform.python_version())
 
     cpus, all_cpus = usable_cpus(), os.cpu_count() or 1
-    if cpus >= all_cpus:
-        yield Check("CPUs", "ok", f"{all_cpus}")
-    else:
+    if cpus < all_cpus:
         yield Check(
             "CPUs",
             "note",
             f"{cpus:g} of {all_cpus} may be used (affinity or cgroup quota)",
             "loaders may starve: mpirun --bind-to none, or raise the container's CPU limit",
         )
+    else:
+        yield Check("CPUs", "ok", f"{all_cpus}")
 
     memory, source = host_memory_bytes()
     yield Check("memory", "ok", f"{format_bytes(memory)}, {source}")
 
     late = timer_error(WallClock.calibrate(), seconds=0.0035, num_sleeps=100)
     found = f"sleeps of 3.5 ms end {format_seconds(late.mean)} late, p99 {format_seconds(late.p99)}"
-    if late.p99 <= LATE:
-        yield Check("timer", "ok", found)
-    else:
-        yield Check("timer", "note", found, "a busy host: short steps will seem longer; free CPUs")
+    remedy = "a busy host: short steps will seem longer; free CPUs"
+    yield Check("timer", "ok", found) if late.p99 <= LATE else Check("timer", "note", found, remedy)
 
     if os.access("/proc/sys/vm/drop_caches", os.W_OK):
         yield Check("page cache", "ok", "all of it can be dropped")
@@ -164,19 +162,15 @@ def _host() -> Iterator[Check]:
 
 
 def huge_pages(setting: Path) -> Check:
-    """Return whether the kernel gives huge pages to who asks, by its file that says so."""
+    """Return whether the kernel gives huge pages on request, by its file that says so."""
     chosen = re.search(r"\[(\w+)\]", read_text(setting))
-    mode = chosen[1] if chosen else "not built into this kernel"
-    if mode in ("always", "madvise"):
-        return Check("huge pages", "ok", mode)
-    return Check(
-        "huge pages",
-        "note",
-        mode,
-        f"O_DIRECT costs more CPU; echo madvise > {setting}"
-        if chosen
-        else "O_DIRECT costs more CPU",
-    )
+    if chosen is None:
+        found = "not built into this kernel"
+        return Check("huge pages", "note", found, "O_DIRECT costs more CPU")
+    if chosen[1] in ("always", "madvise"):
+        return Check("huge pages", "ok", chosen[1])
+    remedy = f"O_DIRECT costs more CPU; echo madvise > {setting}"
+    return Check("huge pages", "note", chosen[1], remedy)
 
 
 def _packages() -> Iterator[Check]:
@@ -242,19 +236,14 @@ def _gpu() -> Iterator[Check]:
         return
     yield Check("GPU", "ok", f"{count}, its driver serves CUDA {major}.{minor}")
 
-    driver = Path("/proc/driver/nvidia/version")
-    text = driver.read_text(encoding="utf-8") if driver.exists() else ""
+    text = read_text(Path("/proc/driver/nvidia/version"))
     number = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)
     found = number[1] if number else "its version unknown"
     if "Open Kernel Module" in text:
         yield Check("GPU driver", "ok", f"{found}, open kernel module")
     else:
-        yield Check(
-            "GPU driver",
-            "note",
-            f"{found}, not the open kernel module",
-            "P2PDMA needs the open kernel module, 565 or newer",
-        )
+        remedy = "P2PDMA needs the open kernel module, 565 or newer"
+        yield Check("GPU driver", "note", f"{found}, not the open kernel module", remedy)
 
 
 def _cufile(folder: Path) -> Iterator[Check]:
@@ -291,30 +280,27 @@ def _folder(folder: Path) -> Iterator[Check]:
         yield Check("file system", "ok", f"{mount.kind} of {mount.source} at {mount.point}")
     drives = devices_under(folder)
     for drive in drives:
-        queue = Path("/sys/block", drive.name, "queue")
-        values = {
-            name: (queue / name).read_text(encoding="utf-8").strip()
-            for name in ("scheduler", "read_ahead_kb", "logical_block_size")
-            if (queue / name).exists()
-        }
-        scheduler = re.search(r"\[(.*)\]", values.get("scheduler", ""))
-        yield Check(
-            f"drive {drive.name}",
-            "ok",
-            f"scheduler {scheduler[1] if scheduler else 'unknown'}, "
-            f"readahead {values.get('read_ahead_kb', 'unknown')} KiB, "
-            f"blocks of {values.get('logical_block_size', 'unknown')} B",
-        )
+        yield Check(f"drive {drive.name}", "ok", _queue(Path("/sys/block", drive.name, "queue")))
     if not drives:
         kind = mount.kind if mount is not None else "unknown"
-        yield Check(
-            "drive",
-            "note",
-            f"none found under {folder} ({kind})",
-            "what a drive does cannot be told here"
-            + ("; tmpfs measures memory, use a folder on a drive" if kind == "tmpfs" else ""),
-        )
+        remedy = "what a drive does cannot be told here"
+        if kind == "tmpfs":
+            remedy += "; tmpfs measures memory, use a folder on a drive"
+        yield Check("drive", "note", f"none found under {folder} ({kind})", remedy)
     yield _direct(folder)
+
+
+def _queue(queue: Path) -> str:
+    """Return how the kernel queues a drive's reads."""
+    scheduler = re.search(r"\[(.*)\]", read_text(queue / "scheduler"))
+    read_ahead, block = (
+        read_text(queue / name).strip() or "unknown"
+        for name in ("read_ahead_kb", "logical_block_size")
+    )
+    return (
+        f"scheduler {scheduler[1] if scheduler else 'unknown'}, "
+        f"readahead {read_ahead} KiB, blocks of {block} B"
+    )
 
 
 def _direct(folder: Path) -> Check:
@@ -324,26 +310,30 @@ def _direct(folder: Path) -> Check:
             file.write(bytes(8192))
             file.flush()
             os.fsync(file.fileno())
-            try:
-                direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
-            except OSError:
-                return Check(
-                    "O_DIRECT",
-                    "missing",
-                    "the file system does not open files with it",
-                    "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS",
-                )
-            try:
-                alignment = next(size for size in (512, 4096) if _reads(direct, size))
-            except StopIteration:
-                return Check("O_DIRECT", "missing", "reads aligned to 4096 bytes fail")
-            finally:
-                os.close(direct)
+            return _read_direct(file.name)
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "")
         remedy = "generating needs a folder that can be written"
         return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
-    return Check("O_DIRECT", "ok", f"works, aligned to {alignment} bytes")
+
+
+def _read_direct(path: str) -> Check:
+    try:
+        direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return Check(
+            "O_DIRECT",
+            "missing",
+            "the file system does not open files with it",
+            "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS",
+        )
+    try:
+        for alignment in (512, 4096):
+            if _reads(direct, alignment):
+                return Check("O_DIRECT", "ok", f"works, aligned to {alignment} bytes")
+    finally:
+        os.close(direct)
+    return Check("O_DIRECT", "missing", "reads aligned to 4096 bytes fail")
 
 
 def _reads(direct: int, alignment: int) -> bool:

@@ -1,11 +1,10 @@
-"""The command line: reads the words, calls what does the work, prints. Errors are one line."""
+"""The commands of dlemu: read the words, call what does the work, print. An error is one line."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,27 +52,23 @@ def run(arguments: Sequence[str]) -> int:
             text = _answer(arguments)
             if text is not None:
                 say(text)
-                return _flushed(0)
+                return 0
             with make_world() as world:
                 interrupts.speaks = world.rank == 0
                 status = _run_command(arguments[0], arguments[1:], world)
-            return _flushed(status)
+            sys.stdout.flush()
+            return status
         except PeerError:
-            return 1  # the rank that failed has said why
+            return 1  # the rank that failed prints why
         except KeyboardInterrupt:
             return interrupts.say()
         except BrokenPipeError:
-            # What reads our output has ended; there is nobody to tell.
+            # The program that read our output has ended; the flush at exit must not fail, too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except (DlemuError, OSError, MemoryError, RecursionError) as error:
             complain(_line(error, world))
             return 1
-
-
-def _flushed(status: int) -> int:
-    sys.stdout.flush()
-    return status
 
 
 def _line(error: Exception, world: World | None) -> str:
@@ -96,6 +91,8 @@ def _answer(arguments: Sequence[str]) -> str | None:
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         return _usage()
     if arguments[0] == "--version":
+        from importlib.metadata import version
+
         return f"dlemu {version('dlemu')}"
     name, *words = arguments
     if name in _COMMANDS and ("--help" in words or "-h" in words):
@@ -138,12 +135,12 @@ class Command:
     function: Callable[[Any, World, Words], int]
     options: tuple[str, ...] = ()
     reads: str = ""
-    """Its name, if it replays the workload: keys without effect on that are named."""
+    """The command's name if it replays the workload: keys without effect are then printed."""
     takes_folder: bool = False
-    """Whether a data folder may stand in the place of a workload, which is None then."""
+    """Whether a data folder may be given instead of a workload, which is then None."""
 
     def help(self, name: str) -> str:
-        """Return what it does, in a line, and the usage of all."""
+        """Return what the command does, and the usage of all commands."""
         return f"dlemu {name}: {self.function.__doc__}\n\n{_usage()}"
 
     def __call__(self, words: Sequence[str], world: World) -> int:
@@ -161,7 +158,7 @@ class Command:
         return self.function(workload, world, parsed)
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
-        """Return the workload and the words; None if they are wrong, which rank 0 alone says."""
+        """Return the workload and the words; None, after a line on stderr, if they are wrong."""
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
             if self.takes_folder and (parsed.others or not parsed.overrides):

@@ -1,4 +1,4 @@
-"""A progress line on a terminal, plain lines every few seconds where output is piped."""
+"""Progress: a bar on a terminal, and a plain line every few seconds elsewhere."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ _PLAIN_SECONDS = 5.0
 def show_progress(
     title: str, *, quiet: bool = False
 ) -> Iterator[Callable[[FileProgress], None] | None]:
-    """Yield a function that shows the FileProgress it is called with; None where `quiet`."""
+    """Yield a function that shows a FileProgress; None if `quiet`."""
     if quiet:
         yield None
         return

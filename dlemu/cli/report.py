@@ -60,7 +60,6 @@ def report_folders(
         try:
             each, text = _read(folder, keys, as_json=as_json)
         except DlemuError as error:
-            # The others can still be shown.
             complain(str(error))
             statuses.add(1)
             continue
@@ -83,7 +82,7 @@ def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[S
         if not as_json:
             return each, each.text
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
-        return each, text.replace("\x7f", "\\u007f")  # which JSON may hold as it is
+        return each, text.replace("\x7f", "\\u007f")  # json leaves DEL as it is
 
 
 @contextmanager

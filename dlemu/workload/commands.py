@@ -1,7 +1,7 @@
-"""Commands to print: whoever copies one gets the job that it is about.
+"""Commands to print: a user who copies one gets the same job.
 
-A workload may come from a file and from overrides; a command names the shipped workload of the
-same name, or another, and every key that this one has otherwise.
+A command names the published workload of the same name, or else `unet3d_h100`, and every key in
+which the job differs from it.
 """
 
 import os
@@ -16,9 +16,9 @@ from dlemu.workload.model import Workload, load_workload
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
-"""Words that Hydra takes for something else than text."""
+"""Words that Hydra does not read as text."""
 _BASE = "unet3d_h100"
-"""Workload that a command names for a job that is not among the shipped ones."""
+"""Workload that a command names if the job's own is not published."""
 
 
 def command(
@@ -27,10 +27,10 @@ def command(
     keys: Iterable[str],
     more: Mapping[str, object] | None = None,
 ) -> str:
-    """Return `dlemu <name>` for a workload, with those of the keys that say something.
+    """Return `dlemu <name>` for a workload, with the keys that differ from the published one.
 
-    `more` are keys that are always written. Values that Hydra or a shell would take for something
-    else are quoted.
+    `keys` are those that are compared; the keys of `more` are always written. Values are quoted for
+    Hydra and the shell where needed.
     """
     more = more or {}
     words = [f"dlemu {name}"]
@@ -48,7 +48,7 @@ def command(
 
 
 def _value(workload: Workload, key: str) -> object:
-    """Return the plain value of a dotted key; of a distribution its mean."""
+    """Return the plain value of a dotted key; for a distribution, its mean."""
     value: object = workload.model_dump(mode="json")
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -56,7 +56,7 @@ def _value(workload: Workload, key: str) -> object:
 
 
 def word(key: str, value: object) -> str:
-    """Return "key=value" quoted for the shell, and for Hydra where that reads more than a path."""
+    """Return "key=value", quoted for the shell, and for Hydra if the key is not a path."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, float) and value.is_integer():
@@ -64,17 +64,17 @@ def word(key: str, value: object) -> str:
     else:
         text = str(value)
     if key in PATH_KEYS:
-        # Taken as it stands, unless it could be meant for a shell or for Hydra.
+        # The command line takes a path as it is, but for these, which have a meaning.
         text = f"./{text}" if text[:1] in ("~", "'", '"') or text == "null" else text
     elif isinstance(value, str) and (not _PLAIN.fullmatch(text) or text.lower() in _NO_TEXT):
-        # Hydra reads a backslash as one, unless a quote follows the run of them.
+        # Hydra needs a backslash escaped only in a run of them before a quote.
         text = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'")
         text = f"'{text}'"
     return _for_shell(f"{key}={text}")
 
 
 def _for_shell(word: str) -> str:
-    """Return a word that a shell reads back, without a character that a terminal obeys."""
+    """Return a word quoted for the shell, with control characters as escapes such as \\x1b."""
     if word == shown_line(word):
         return shlex.quote(word)
     data = os.fsencode(word)

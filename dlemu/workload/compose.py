@@ -74,15 +74,17 @@ def set_key(tree: dict[str, Any], key: str, value: object) -> None:
     """Set a dotted key of a tree. A group of keys joins the group that is there."""
     *sections, leaf = key.split(".")
     for section in sections:
-        below = tree.setdefault(section, {})
-        if not isinstance(below, dict):
-            below = tree[section] = {}
-        tree = below
-    if isinstance(value, Mapping) and isinstance(tree.get(leaf), dict):
-        for inner, each in value.items():
-            set_key(tree[leaf], inner, each)
-    else:
-        tree[leaf] = value
+        below = tree.get(section)
+        # A copy, for YAML may refer to one group in two places.
+        tree[section] = dict(below) if isinstance(below, dict) else {}
+        tree = tree[section]
+    tree[leaf] = _joined(tree.get(leaf), value)
+
+
+def _joined(old: object, new: object) -> object:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    return {**old, **{key: _joined(old.get(key), value) for key, value in new.items()}}
 
 
 def refuse_tilde(key: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Keys that were given and have no effect on this very job: a table of when each has effect."""
+"""Which of the user's keys have no effect on a job: a table of when each key has effect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _DALI = ("dali", "native_dali")
 
 @dataclass(frozen=True)
 class _Job:
-    """A job as the table asks about it."""
+    """A job, with the properties that the table asks for."""
 
     workload: Workload
     command: str
@@ -20,7 +20,7 @@ class _Job:
 
     @property
     def own_parsing(self) -> bool:
-        """Our readers find the payload: no library opens the files."""
+        """dlemu's own readers find the samples in the files; no library does."""
         return self.workload.reader.decode == "raw"
 
     @property
@@ -41,7 +41,7 @@ class _Job:
 
     @property
     def memory_counts(self) -> bool:
-        """The hosts' memory says how large the dataset must be."""
+        """The hosts' memory is part of the rule for the dataset's size."""
         workload = self.workload
         if self.command == "size":
             return not workload.size.quick
@@ -49,7 +49,7 @@ class _Job:
 
     @property
     def drawn(self) -> bool:
-        """A seed orders the reading or draws times."""
+        """A seed decides the reading order or the times."""
         reader, times = self.workload.reader, self.workload.train.computation_time
         shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
         each = (times, reader.preprocess_time)
@@ -106,14 +106,15 @@ _EFFECT: Mapping[str, Callable[[_Job], bool]] = {
         (job.dali and job.workload.dali.device == "gpu") or job.workload.train.compute == "gpu"
     ),
 }
-"""When a key, or else its section's keys, have effect; keys that are in neither always have."""
+"""When a key has effect. A section's name stands for its keys that are not listed; a key that is in
+neither way listed always has effect."""
 
 
 def idle_keys(workload: Workload, *, command: str = "run", num_hosts: int = 1) -> tuple[str, ...]:
-    """Return the keys of a user that have no effect on this job.
+    """Return the user's keys that have no effect on this job.
 
-    Those are the overrides, and what a workload of the user's own sets to other than the default.
-    `command` is "run" or "size"; `num_hosts` those of the ranks.
+    The user's keys are the overrides, and what the user's own workload sets to other values than
+    the defaults. `command` is "run" or "size"; `num_hosts` is the number of the ranks' hosts.
     """
     job = _Job(workload, command, num_hosts)
     return tuple(key for key in _users_keys(workload) if not _has_effect(key, job))
@@ -125,7 +126,7 @@ def _has_effect(key: str, job: _Job) -> bool:
 
 
 def _users_keys(workload: Workload) -> list[str]:
-    """Return the overrides, and the keys in which a workload is neither published nor default."""
+    """Return the overrides, and the keys that differ from the published workload or default."""
     try:
         usual = load_workload(workload.name)
     except WorkloadError:
@@ -135,5 +136,5 @@ def _users_keys(workload: Workload) -> list[str]:
     own = [key for key, value in now.items() if before.get(key) != value]
     keys = [key for key in workload.given if key not in workload.ignored]
     keys += [key for key in own if key not in ("given", "ignored")]
-    # A drive is named as a whole.
+    # A drive is one key, not one for each of its rates.
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))

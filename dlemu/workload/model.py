@@ -1,7 +1,7 @@
 """What a job asks for: frozen models with DLIO's key names; unknown keys are refused.
 
-They hold what the user wrote. What follows from it is a property here or a function of `files`.
-Keys that DLIO knows and that change nothing here are set aside by name (`Workload.ignored`).
+Fields hold what the user wrote; what follows from them is a property. DLIO's keys that have no
+effect here are accepted and listed in `Workload.ignored`.
 """
 
 import math
@@ -35,8 +35,8 @@ from dlemu.workload.sections import (
 from dlemu.workload.sections import FormatName as FormatName
 from dlemu.workload.yaml_file import read_yaml
 
-# DLIO's keys that have no effect here (documents: DLIO "config" page, MLPerf Storage v1.0 and v2.0
-# workload files). A key that could change what is read is never in this list.
+# DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
+# Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
 _IGNORED = {
     "checkpoint",
     "evaluation",
@@ -76,19 +76,22 @@ _rate = BeforeValidator(
 
 
 class Drive(Section):
-    """A drive's rates, bytes per second, by its datasheet or one's own measurement."""
+    """A drive's rates, by its datasheet or by a measurement; bandwidths in bytes per second."""
 
     name: str = "drive"
+    """As it is shown."""
     read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)]
     write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     interface: str | None = None
+    """Such as "PCIe 5.0 x4"; for the reader only."""
     source: str | None = None
+    """Where the rates come from; for the reader only."""
 
 
 def _datasheet(value: object) -> object:
-    """Return the rates of a drive that is named, or what was given."""
+    """Return the datasheet of a drive that is given by name, or else the value as it is."""
     if not isinstance(value, str):
         return value
     known = {path.stem: path for path in sorted((CONFIGS / "drive").glob("*.yaml"))}
@@ -103,9 +106,9 @@ class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
     name: Annotated[FileName, Field(min_length=1)]
-    """Also of a folder below outputs/, where results go."""
+    """Name of the workload, and of the folder below outputs/ for its results."""
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
-    """Named for DLIO's sake; `reader.data_loader` decides."""
+    """DLIO's key; has no effect, `reader.data_loader` decides."""
     workflow: WorkflowSection = WorkflowSection()
     dataset: DatasetSection
     reader: ReaderSection = ReaderSection()
@@ -121,15 +124,17 @@ class Workload(Section):
     drives: Positive = 1
     """Number of such drives (`dlemu predict`)."""
     accelerators_per_rank: Positive = 1
+    """Emulated accelerators of each rank, unless num_accelerators is set."""
     num_accelerators: Positive | None = None
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
-    """Hosts, where no ranks say so (datasize, datagen, predict)."""
+    """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
     host_memory: Annotated[Size, _memory, Field(gt=0, le=2**50)] | None = None
     """Memory of each host in bytes; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
     runs: Positive = 1
+    """Runs that count, one after the other."""
     warmup: Natural = 0
     """Runs before those that count."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -139,7 +144,7 @@ class Workload(Section):
 
     @property
     def data_folder(self) -> Path:
-        """Where the dataset lies.
+        """The dataset's folder.
 
         Raises:
             WorkloadError: dataset.data_folder is not set.
@@ -152,8 +157,8 @@ class Workload(Section):
 
     @property
     def num_files(self) -> int:
-        """Number of files, once "auto" has been settled (`job.settle`)."""
-        assert self.dataset.num_files_train != "auto", "settled before anything reads it"
+        """Number of files. "auto" must have been replaced by a number (dataset/settle)."""
+        assert self.dataset.num_files_train != "auto", "replaced before anything reads it"
         return self.dataset.num_files_train
 
     @property
@@ -169,15 +174,16 @@ class Workload(Section):
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches of an accelerator that exist at once: in use, taken early, or read ahead.
+        """Batches of an accelerator that are in memory at once.
 
-        A pipelined loop takes the next batch while it computes on this one.
+        The one in use, those read ahead, and, in a pipelined loop, the next one: the loop takes it
+        while it computes.
         """
         taken_early = 1 if self.train.loop == "pipelined" else 0
         return 1 + taken_early + self.reader.batches_ahead
 
     def with_keys(self, keys: Mapping[str, object]) -> "Workload":
-        """Return a copy in which the dotted keys have these values, checked like any other.
+        """Return a copy with these values of dotted keys; a group of keys joins the group there.
 
         Raises:
             WorkloadError: a key is unknown or a value out of bounds.
@@ -223,7 +229,7 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_dali(workload: Workload) -> None:
-    """Refuse what only DALI does where another loader reads.
+    """Refuse keys of DALI where another loader reads.
 
     Raises:
         WorkloadError: with the words that are missing.
@@ -259,7 +265,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
 
 
 def _rename(raw: dict[str, Any]) -> None:
-    """Put what DLIO keeps in another place where it is looked for here."""
+    """Move DLIO's keys that have another place here."""
     model = raw.get("model")
     if isinstance(model, dict):
         model = model.pop("name", None)
@@ -277,7 +283,7 @@ def _rename(raw: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tree of dicts whose keys can be shown in one line, whatever YAML has them be."""
+    """Return a tree of dicts whose keys are text that can be shown in one line."""
     if not isinstance(value, Mapping):
         return value
     shown = {key: key if str(key).isprintable() else repr(key) for key in value}

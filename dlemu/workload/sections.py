@@ -1,4 +1,4 @@
-"""The groups of keys that a workload consists of, by DLIO's names; each number with its bounds."""
+"""The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -20,7 +20,7 @@ ShuffleName = Literal["off", "seed", "random"]
 
 
 def _shuffle(value: object) -> object:
-    """YAML 1.1 reads `off` as false."""
+    """Take false as "off": YAML 1.1 reads `off` as false."""
     return "off" if value is False else value
 
 
@@ -37,11 +37,11 @@ def _size(value: object) -> object:
 
 
 _MOST_NAME_BYTES = 200
-"""File systems take 255; a number, a date or a format stands behind such a name."""
+"""File systems allow 255; a number, a date or a format is appended to such a name."""
 
 
 def _file_name(value: str) -> str:
-    """Refuse what is no part of a file's name: a path would lead out of its folder."""
+    """Refuse a name that would lead out of its folder, or that a file system refuses."""
     if (
         value.startswith(".")
         or "/" in value
@@ -62,22 +62,23 @@ Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
 _LARGEST_SAMPLE = 10**11
 _MOST_SAMPLES = 10**10
 _MOST_BUFFERED = 2**34
-# Each number has an upper bound, beyond any job there is: a slip of the keyboard is refused before
-# memory is taken or time is spent for it.
+# Each number has an upper bound, larger than in any real job: a typing error is refused before it
+# costs memory or time.
 Whole = BeforeValidator(_whole)
 Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
 """A number of things: accelerators, steps, samples of a batch."""
 Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
+"""A number of things that may be none."""
 Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
 SampleBytes = Annotated[float, Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
-"""Of one read: a worker has io_depth buffers of so many bytes."""
+"""Bytes of one read; a worker has io_depth buffers of this size."""
 
 
 class Section(BaseModel):
-    """A frozen group of keys, strict about types: 8 is no text, and true no number."""
+    """A frozen group of keys with strict types: 8 is not taken as text, nor true as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -90,9 +91,9 @@ def _seconds(value: float) -> float:
 
 
 class Distribution(Section):
-    """Seconds drawn anew for every step and accelerator; a draw below zero counts as zero.
+    """Seconds, drawn for every step and accelerator; a draw below zero counts as zero.
 
-    Named by mean and stdev, or as DLIO does by `min` and `max` (uniform), `shape` and `scale`
+    Given by mean and stdev, or by DLIO's keys: `min` and `max` (uniform), `shape` and `scale`
     (gamma), `scale` (exponential).
     """
 
@@ -125,7 +126,7 @@ class Distribution(Section):
 
     @property
     def longest(self) -> float:
-        """Seconds that no draw exceeds: one in 10^15 may."""
+        """Seconds that at most one draw in 10^15 exceeds."""
         scale = self.mean if self.type == "exponential" else 0.0
         if self.type == "gamma" and self.stdev:
             scale = self.stdev**2 / self.mean
@@ -150,7 +151,7 @@ class Distribution(Section):
 
 
 def _distribution(value: object) -> object:
-    """A plain number of seconds is a distribution without spread."""
+    """Take a plain number of seconds as a distribution without spread."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"mean": _seconds(value)}
     if not isinstance(value, (dict, Distribution)):
@@ -162,7 +163,7 @@ Duration = Annotated[Distribution, BeforeValidator(_distribution)]
 
 
 def _with_stdev(section: Any, key: str) -> Any:
-    """Return a section in which DLIO's separate `<key>_stdev` has joined its distribution."""
+    """Return a section with DLIO's separate `<key>_stdev` moved into its distribution."""
     if not isinstance(section, dict) or f"{key}_stdev" not in section:
         return section
     section = dict(section)
@@ -187,36 +188,42 @@ class DatasetSection(Section):
     data_folder: str | None = None
     """Where the files lie; files are at `train/` below it."""
     format: FormatName
+    """How a file holds its samples."""
     num_files_train: Annotated[int, Whole, Field(ge=1, le=10**8)] | Literal["auto"]
-    """Number of files, or "auto": the benchmark's rule for this job (`dlemu datasize`)."""
+    """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
     num_samples_per_file: Annotated[int, Whole, Field(ge=1, le=10**7)] = 1
+    """Samples in each file."""
     record_length_bytes: SampleBytes = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[float, Field(ge=0, le=_LARGEST_SAMPLE)] = 0.0
     """Standard deviation of that size over the samples."""
     record_length_bytes_resize: Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
-    """What training gets of each sample: cut, or padded with zeros. None hands over all of it."""
+    """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
         tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
     ] = ()
-    """Shape of a sample, in elements; where it is set it decides the size."""
+    """Shape of a sample, in elements; if set, it decides the size."""
     record_element_type: str = "uint8"
     """NumPy name of a sample's element type."""
     num_subfolders_train: Natural = 0
+    """Subfolders of `train/` that the files are spread over; 0: none."""
     file_prefix: FileName = "img"
+    """Begin of each file's name."""
     num_dset_per_record: Annotated[int, Field(ge=1, le=1)] = 1
     """HDF5 datasets that a sample is cut into; only 1 is supported."""
     compression: Literal["none"] = "none"
-    """Compressed files cannot be read in place, and no MLPerf workload compresses."""
+    """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
     enable_chunking: Literal[False] = False
+    """HDF5 chunks; only `false` is supported."""
     chunk_size: Annotated[int, Whole, Field(ge=0, le=2**40)] = 0
+    """Bytes of an HDF5 chunk; has no effect."""
     seed: Seed = 0
-    """Seed of the files' sizes and content (train.seed orders the reading)."""
+    """Seed of the files' sizes and content; train.seed is that of the reading order."""
 
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, value: Any) -> Any:
-        """DLIO's own older names, and numbers that YAML writes without a point."""
+        """Take DLIO's older names, and a size that YAML reads as a float."""
         if isinstance(value, dict):
             value = dict(value)
             for old in ("record_length", "record_length_stdev", "record_length_resize"):
@@ -275,7 +282,7 @@ class ReaderSection(Section):
     """How the samples are read."""
 
     data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
-    """`tensorflow`: threads read in tf.data's order, and as far ahead as tf.data does."""
+    """Which loader reads. `tensorflow`: threads that read in tf.data's order and as far ahead."""
     batch_size: Positive = 1
     """Samples of one accelerator and step (DLIO: 1)."""
     read_threads: Annotated[int, Whole, Field(ge=0, le=1024)] = 1
@@ -283,26 +290,31 @@ class ReaderSection(Section):
     prefetch_size: Annotated[int, Whole, Field(ge=0, le=10_000)] = 2
     """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
     file_shuffle: Shuffle = "off"
+    """Order of the files. `seed` and `random`: another in each epoch, drawn by train.seed."""
     sample_shuffle: Shuffle = "off"
+    """Order of the samples, in the same way."""
     shuffle_size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: ReadBytes = 262_144
-    """Bytes of one read of a multi-sample file (DLIO: 262144)."""
+    """Bytes of one read of a file of several samples (DLIO: 262144)."""
     piece_bytes: ReadBytes = 1_048_576
-    """Bytes of one read of a single-sample file."""
+    """Bytes of one read of a file of one sample."""
     io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
     """Reads that a worker keeps outstanding."""
     odirect: bool | Literal["auto"] = False
-    """Bypass the page cache; `auto` falls back to buffered reads and says so."""
+    """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
     """Seconds that a worker sleeps for each sample."""
     decode: Literal["raw", "library"] = "raw"
-    """`library` parses through np.load, h5py and TFRecord with CRC, as frameworks do."""
+    """How samples are parsed. `raw`: dlemu reads the bytes of a sample by its place in the file.
+    `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
     check_crc: bool = False
-    """Check the files' own checksums in `raw` too."""
+    """Check the checksums in the files with `raw` too."""
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] = "fork"
+    """How PyTorch starts its workers."""
     gds: Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)] = "off"
-    """Whether cuFile must, may or must not bypass the host's memory."""
+    """GPUDirect Storage with DALI on a GPU. `require`: reads must bypass the host's memory.
+    `prefer`: they bypass it where they can. `off`: cuFile is not used."""
     hand_over: Literal["none", "batch"] | None = None
     """What a run does with the bytes it has read. `batch`: put each batch into one array, as the
     workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
@@ -331,12 +343,12 @@ class ReaderSection(Section):
 
     @property
     def num_streams(self) -> int:
-        """Workers that read for an accelerator; without workers the rank reads as one."""
+        """Workers that read for an accelerator; without workers, the rank itself is one."""
         return max(1, self.read_threads)
 
     @property
     def prefetch_factor(self) -> int:
-        """Batches that each worker may make ahead: what DLIO gives PyTorch for prefetch_size."""
+        """Batches that each worker may read ahead, as DLIO sets it for PyTorch."""
         return max(1, ceil_div(self.prefetch_size, self.num_streams))
 
     @property
@@ -356,12 +368,13 @@ class TrainSection(Section):
     """The emulated training."""
 
     epochs: Positive = 1
+    """Times that all samples are read."""
     computation_time: Duration = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
     total_training_steps: Annotated[int, Whole, Field(le=10**9)] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Seed = 123
-    """Order of reading and draws of time (DLIO: 123)."""
+    """Seed of the reading order and of drawn times (DLIO: 123)."""
     loop: Literal["rule", "pipelined"] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
@@ -384,24 +397,26 @@ class TrainSection(Section):
 
 
 class MetricSection(Section):
-    """What is computed and demanded of a run."""
+    """Which metrics are computed, and when a run passes."""
 
     au: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Least accelerator utilisation that passes, 0 to 1."""
     edition: Literal["v1.0", "v2.0"] = "v1.0"
-    """Whose formulas decide (docs/metrics.md)."""
+    """Edition of MLPerf Storage whose formulas apply (docs/metrics.md)."""
     exclude_start_steps: Natural = 1
     """Steps left out at an epoch's start (edition v2.0)."""
     exclude_end_steps: Natural = 0
     """Steps left out at an epoch's end (edition v2.0)."""
     max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Largest share of bytes from memory; no verdict where it is larger or unknown. None: any."""
+    """Largest share of bytes that may come from memory; above it, or if it is unknown, a run gets
+    no verdict. None: any share."""
 
 
 class StorageSection(Section):
     """DLIO's description of the storage; files are reached through the file system only."""
 
     storage_type: Literal["local_fs", "parallel_fs"] = "local_fs"
+    """DLIO's key; has no effect."""
     storage_root: str = "./"
     """Folder that a relative data_folder starts from."""
 
@@ -412,10 +427,10 @@ class OutputSection(Section):
     folder: str | None = None
     """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
     stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
-    """A run that makes no progress for so long is ended; computing is progress."""
+    """A run that makes no progress for this time is ended; computing is progress."""
     drop_caches: bool = True
-    """Drop the dataset's pages from the page cache before a run, if it is found there. With
-    O_DIRECT only where it is asked for on the command line."""
+    """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
+    only if the command line asks for it."""
     drop_all_caches: bool = False
     """Drop the host's whole page cache instead (root only)."""
 
@@ -426,12 +441,13 @@ class SizeSection(Section):
     confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
     """Consecutive passing runs that confirm the answer; 0 skips them."""
     start: Positive | None = None
-    """Accelerators of the first run; None: what a prediction or a cold probe says should fail."""
+    """Accelerators of the first run; None: a number that should fail, predicted or probed."""
     max_accelerators: Positive = 512
+    """Most accelerators that are tried."""
     quick: bool = False
-    """Use a dataset smaller than the rule asks for; the result is labelled so."""
+    """Use a smaller dataset than the rule asks for; the result says so."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Data folders to size one after the other; empty: dataset.data_folder."""
+    """Data folders to size, one after the other; empty: dataset.data_folder."""
     names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()
     """Names of the targets in the table, and of their files."""
     drives: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
@@ -446,16 +462,17 @@ class PredictSection(Section):
     accelerators: Positive | None = None
     """Predict AU and rate at this number; None: the largest number that passes."""
     calibration: str | None = None
-    """File that `dlemu calibrate` wrote; None: from the datasheet alone."""
+    """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
     tool: Literal["dlemu", "dlio"] = "dlemu"
-    """Tool that reads: `dlio` compares with published figures; it takes more of the CPUs."""
+    """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
     host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
-    """CPU cores of one host, which bound what `predict.tool=dlio` moves."""
+    """CPU cores of one host, which limit `predict.tool=dlio`."""
 
 
 class DaliSection(Section):
     """NVIDIA DALI's settings (`reader.data_loader=dali`)."""
 
     device: Literal["cpu", "gpu"] = "cpu"
+    """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
     gpus_per_host: Annotated[int, Whole, Field(ge=1, le=1024)] | None = None
-    """GPUs that the accelerators share in turn; None: all that are there."""
+    """GPUs that the accelerators are dealt to in turn; None: all of the host."""

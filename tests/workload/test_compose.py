@@ -20,6 +20,11 @@ OWN = """
 dataset: {format: npz, num_files_train: 4, data_folder: "/mnt/${name}"}
 train: {epochs: 3, seed: "${train.epochs}"}
 """
+SHARED = """
+dataset: {format: npz, num_files_train: 4}
+reader: {preprocess_time: &time {mean: 0.1, stdev: 0.01}}
+train: {computation_time: *time}
+"""
 NUMBERS = "dataset: {format: npz, num_files_train: 1e2}\nmetric: {au: 9e-1}\n"
 
 
@@ -53,6 +58,7 @@ KEYS: list[dict[str, object]] = [
 
 def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
     texts = {"based": BASED, "own": OWN, "numbers": NUMBERS, "no_base": "defaults: [nosuch]\n"}
+    texts["shared"] = SHARED
     texts |= {"no_key": 'name: "${nosuch}"\n', "dated": "name: 2001-01-01\n", "none": "a: {1: 2}"}
     for name, text in texts.items():
         (tmp_path / f"{name}.yaml").write_text(text)
@@ -60,7 +66,7 @@ def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
     for name in ("unet3d_h100", "nosuch", *map(str, files)):
         assert by_library(name, {}) == by_words(name, {}), name
     for keys in KEYS:
-        for name in ("based", "own"):
+        for name in ("based", "own", "shared"):
             own = str(tmp_path / f"{name}.yaml")
             assert by_library(own, keys) == by_words(own, keys), keys
 

@@ -142,7 +142,7 @@ def test_what_no_rank_says_is_an_error(tmp_path: Path, hosts: str, culprit: int)
     status, ranks = run_ranks(tmp_path, hosts, "noise", culprit)
     assert status == 1
     assert ranks[0]["error"] == (
-        f"RunError: rank {culprit} on host {hosts[2]} sent what no rank sends at a barrier: "
+        f"LostRankError: rank {culprit} on host {hosts[2]} sent what no rank sends at a barrier: "
         "b'\\xffnoise'"
     )
 
