@@ -1,4 +1,4 @@
-"""A file's bytes in order, in pieces: a format says what comes, the content fills it in."""
+"""The bytes of a file, in pieces: the format decides what comes next, the content fills it."""
 
 from collections.abc import Callable
 
@@ -12,27 +12,27 @@ from dlemu.storage.extents import aligned_buffer
 from dlemu.units import PAGE_BYTES
 
 PIECE_BYTES = 1 << 20
-"""Bytes made, checked and written at once: large for a drive, and still in the CPU's cache."""
+"""Bytes that are made, checked and written at once: many for a drive, few for the CPU's cache."""
 
 Put = Callable[[NDArray[np.uint8], int], None]
 """`put(piece, offset)` writes or compares a piece at an offset, a multiple of PAGE_BYTES."""
 
 
 def piece_buffer() -> NDArray[np.uint8]:
-    """Return memory for a piece, as O_DIRECT wants it."""
+    """Return memory for a piece, aligned for O_DIRECT."""
     return np.frombuffer(aligned_buffer(PIECE_BYTES), np.uint8)
 
 
 class Assembly(Sink):
-    """One file, handed to `put` in pieces that fill `buffer`, the last one excepted.
+    """One file, handed to `put` in pieces of the size of `buffer`; only the last may be shorter.
 
-    What room was reserved for comes last of all.
+    Reserved bytes at the start of the file are handed over last.
     """
 
     def __init__(self, content: Content, buffer: NDArray[np.uint8], put: Put) -> None:
         self._content, self._buffer, self._put = content, buffer, put
-        self._offset = 0  # of the buffer's start in the file
-        self._used = 0
+        self._offset = 0  # in the file, of the buffer's start
+        self._used = 0  # bytes of the buffer
         self._crc = 0
         self._reserved = 0
         self._head = b""
@@ -73,7 +73,7 @@ class Assembly(Sink):
         self._head = data
 
     def finish(self) -> tuple[int, int]:
-        """Hand over what is left; return the file's bytes and their CRC-32C."""
+        """Hand over the last piece; return the file's bytes and their CRC-32C."""
         num_bytes = self._offset + self._used
         self._hand_over()
         if not self._reserved:
@@ -92,7 +92,7 @@ class Assembly(Sink):
             done += len(part)
 
     def _room(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return so many bytes to fill next, or what is left of the buffer."""
+        """Return at most `num_bytes` of the buffer, to be filled next."""
         if self._used == len(self._buffer):
             self._hand_over()
         part = self._buffer[self._used : self._used + num_bytes]
@@ -107,14 +107,14 @@ class Assembly(Sink):
         self._used = 0
 
 
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest power in the highest bit
-_ONE, _X8 = 1 << 31, 1 << 23
+_POLYNOMIAL = 0x82F63B78  # Castagnoli; the highest bit is the lowest power
+_ONE, _X8 = 1 << 31, 1 << 23  # the polynomials 1 and x^8
 
 
 def joined_crc(first: int, second: int, num_bytes: int) -> int:
-    """Return the CRC-32C of two parts one behind the other, the second of `num_bytes` bytes.
+    """Return the CRC-32C of two joined parts from theirs; the second part has `num_bytes` bytes.
 
-    A CRC is a remainder: `first` times x^(8 num_bytes), plus `second` (as zlib's crc32_combine).
+    A CRC is a remainder: `first` times x^(8 num_bytes), plus `second` (as in zlib's crc32_combine).
     """
     shift, power = _ONE, _X8
     while num_bytes:

@@ -1,9 +1,9 @@
-"""The bytes of sample i: a pure function of (seed, sample, offset), random to every storage.
+"""The bytes of a sample: a pure function of (seed, sample, offset) that no storage can compress.
 
-Random numbers made one by one cost more than writing them. Here a pool that stays in the CPU's
-cache is combined with a key, which no other 4096 bytes of any sample of the dataset have. So no two
-pages of the set are alike, wherever in its file a payload starts: deduplication and compression
-find nothing, at the price of a copy.
+To draw every byte at random would take longer than to write it. Here each block of 4096 bytes is
+a block of a random pool, which stays in the CPU's cache, XORed with a key that no other block of
+the dataset has. So no two pages of the dataset are equal, wherever in a file a payload starts:
+deduplication and compression find nothing, and it costs no more than a copy.
 """
 
 import threading
@@ -15,12 +15,12 @@ from dlemu.units import ceil_div
 
 _BLOCK_BYTES = 4096
 _WORDS = _BLOCK_BYTES // 8
-_POOL_BLOCKS = 256  # 1 MiB; a larger pool would drop out of the CPU's cache
+_POOL_BLOCKS = 256  # 1 MiB, which fits the CPU's cache
 _FEW_BLOCKS, _NEIGHBOURS = 64, 64
 _BLOCK_BITS = 30  # samples up to 4 TiB, and 2^34 of them
 
-# MurmurHash3's finaliser (Appleby 2011): every bit of the number reaches every bit of the key, and
-# different numbers have different keys.
+# MurmurHash3's finaliser (Appleby 2011): every bit of the block's number changes every bit of the
+# key, and different numbers have different keys.
 _MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _SHIFT = np.uint64(33)
 
@@ -29,13 +29,13 @@ class Content:
     """The content of a dataset's samples. Threads may share it."""
 
     def __init__(self, seed: int) -> None:
-        # A bit generator's raw output is the same in every NumPy, by its compatibility policy.
+        # NumPy guarantees a bit generator's raw output to be the same in every version.
         pool = np.random.PCG64(seed).random_raw(_POOL_BLOCKS * _WORDS)
         self._pool = pool.astype("<u8").reshape(_POOL_BLOCKS, _WORDS)
-        self._made = threading.local()  # a thread's `group` of neighbours, and their `keys`
+        self._made = threading.local()  # of each thread: a `group` of samples, and their `keys`
 
     def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
-        """Fill `out`, contiguous, with the sample's bytes from `offset` on."""
+        """Fill `out`, uint8 (bytes,) and contiguous, with the sample's bytes from `offset` on."""
         first, skip = divmod(offset, _BLOCK_BYTES)
         num_blocks = ceil_div(skip + len(out), _BLOCK_BYTES)
         assert 0 <= sample < 1 << 64 - _BLOCK_BITS and first + num_blocks <= 1 << _BLOCK_BITS
@@ -51,15 +51,15 @@ class Content:
                 done, block, skip = done + len(part), block + 1, 0
                 continue
             end = done + count * _BLOCK_BYTES
-            # Wherever in a page it lies: NumPy is faster at that than a copy would be.
+            # `out` may be unaligned: NumPy handles that faster than a copy would.
             words = out[done:end].view("<u8").reshape(count, _WORDS)
             np.bitwise_xor(self._pool[at : at + count], keys[block : block + count, None], words)
             done, block = end, block + count
 
     def _keys_of(self, sample: int, first: int, count: int) -> NDArray[np.uint64]:
-        """Return the keys of a sample's blocks.
+        """Return the keys of a sample's blocks, uint64 (count,).
 
-        NumPy takes as long for one small sample as for many, so neighbours' are made with them.
+        NumPy takes as long for one small sample as for 64, so the keys of 64 are made at once.
         """
         if first or count > _FEW_BLOCKS:
             return _keys(np.array((sample << _BLOCK_BITS) + first, np.uint64), count)
@@ -74,9 +74,9 @@ class Content:
 
 
 def _keys(first: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
-    """Return the keys of `count` blocks, numbered from `first` on over all samples.
+    """Return the keys of `count` blocks from number `first` on, uint64 (*first's shape, count).
 
-    The last axis is the blocks', those before it are `first`'s.
+    Blocks are numbered over all samples.
     """
     keys: NDArray[np.uint64] = np.add(first, np.arange(count, dtype=np.uint64))
     for multiplier in _MULTIPLIERS:

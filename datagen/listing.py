@@ -1,4 +1,4 @@
-"""What lies in a data folder: one pass over its directories, no file opened."""
+"""The files in a data folder, by one pass over its directories; no file is opened."""
 
 import contextlib
 import os
@@ -13,26 +13,26 @@ from dlemu.dataset.layout import Layout
 from dlemu.storage.atomic import PARTIAL
 
 WORK = ".dlemu"
-"""Folder in which an unfinished dataset's journals are."""
+"""Subfolder for the plan and the journals of an unfinished dataset."""
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 
 def left_behind(name: str) -> bool:
-    """Return whether a file server or a desktop put a file there, or somebody hid it.
+    """Return whether a file is hidden, or belongs to a file server or a desktop.
 
-    Nothing reads such files, and they are in nobody's way.
+    Such files are never read, and do not prevent writing.
     """
     return name.startswith(".") or name in _LEFT_BEHIND
 
 
 @dataclass(frozen=True)
 class Present:
-    """Which files of a layout are there."""
+    """Which files of a layout exist."""
 
     sizes: NDArray[np.int64]
-    """Bytes of each file, -1 where there is none."""
+    """Bytes of each file, int64 (files,); -1 where it is missing."""
     index_sizes: NDArray[np.int64]
-    """The same for the indexes; all -1 where the format has none."""
+    """Bytes of each index, int64 (files,); -1 where it is missing, or the format has none."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Listing:
     """What lies below `train/` and `index/` of a data folder; paths are below that folder."""
 
     found: tuple[Present, ...]
-    """By layout."""
+    """One for each layout."""
     partial: tuple[str, ...]
-    """Files that an interrupted writing of one of the layouts left."""
+    """Temporary files of the layouts, left by an interrupted datagen."""
     left_behind: tuple[str, ...]
-    """Files that nothing reads."""
+    """Files that are never read: see `left_behind`."""
     strays: tuple[str, ...]
-    """All others."""
+    """All other files: they do not belong to the dataset."""
 
 
 def list_files(folder: Path, *layouts: Layout) -> Listing:
@@ -65,14 +65,14 @@ def list_files(folder: Path, *layouts: Layout) -> Listing:
                 partial.append(below)
             else:
                 number, file = owner
-                with contextlib.suppress(FileNotFoundError):  # removed since, or a link to nothing
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a broken link
                     sizes[number][place, file] = entry.stat().st_size
     found = tuple(Present(files, indexes) for files, indexes in sizes)
     return Listing(found, *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
 
 
 def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int] | None:
-    """Return the number of the layout that has a file, and the file's."""
+    """Return the number of the layout that a path belongs to, and the file's number in it."""
     file = _file_number(below)
     for number, layout in enumerate(layouts):
         path = layout.index_path if place else layout.path
@@ -82,10 +82,10 @@ def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int]
 
 
 def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all files in `folder/tree`, with their paths below `folder`; none if it is not there.
+    """Yield all files in `folder/tree` with their paths below `folder`; none if it does not exist.
 
-    Links to folders are followed: a dataset may be spread over several drives by them. Folders
-    that are hidden (a file server's snapshots) or `lost+found` are not looked into.
+    Links to folders are followed: they may spread a dataset over several drives. Hidden folders
+    (a file server's snapshots) and `lost+found` are skipped.
     """
     left = [tree]
     while left:

@@ -1,10 +1,10 @@
-"""Datasets that somebody else wrote: what their files are called, and what lies in them."""
+"""Datasets that another program wrote: the names of their files, and what is in them."""
 
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,13 @@ from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 
 _MOST_SIZES = 512
-"""Sizes of so many files tell their mean; a network file system takes its time for each."""
+"""The mean size comes from at most so many files: on a network file system each takes a round
+trip."""
 _OTHER_MEAN = 0.1
-"""A mean further off the workload's is another dataset's: the demand follows from the mean, and so
-does the AU. DLIO's own rounding (a square of whole sides) is far below this."""
+"""Mean sizes that differ by more than this share are of different datasets; demand and AU follow
+from the mean. What DLIO rounds (to a square of whole sides) is far less."""
 _STDEVS = 3
-"""By chance the mean of so many draws is hardly ever further off than this."""
+"""Standard errors by which the mean of drawn sizes may differ by chance."""
 _NAME = re.compile(
     r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<format>[a-z0-9]+)"
 )
@@ -31,14 +32,14 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Found(Layout):
-    """The layout of files that were found: their names are theirs, their sizes in each of them."""
+    """The layout of files that were found: their own names; sizes are in each file's header."""
 
     paths: tuple[str, ...] = ()
     """Of each file, below the data folder."""
-    looked_into: int = 0
-    """How many files were opened; their headers and number of samples are taken for all."""
+    num_opened: int = 0
+    """Files that were opened; all others are taken to have such headers."""
     largest_bytes: int | None = None
-    """Size of the largest file if batches need room for its samples, else None."""
+    """Size of the largest file, if memory for batches depends on it; else None."""
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
@@ -47,7 +48,7 @@ class Found(Layout):
     def __str__(self) -> str:
         return (
             f"{self.num_files:,} {self.format} files were found, their samples have "
-            f"{self.mean_bytes:,.0f} bytes on average; {self.looked_into} were opened, with "
+            f"{self.mean_bytes:,.0f} bytes on average; {self.num_opened} were opened, with "
             f"{self.samples_per_file} samples each"
         )
 
@@ -55,9 +56,9 @@ class Found(Layout):
 def survey(
     folder: Path, workload: Workload, *, at: Callable[[str], object] = lambda path: None
 ) -> Found:
-    """Return the layout of a dataset without a manifest, from its names and a few of its files.
+    """Return the layout of a dataset without a manifest, from file names and a few headers.
 
-    `at` is told which folder or file is looked at.
+    `at` is called with each folder or file before it is read.
 
     Raises:
         DatasetError: there is none, or it does not fit the workload.
@@ -67,42 +68,28 @@ def survey(
     wanted = layout_of(workload)
     at(f"{folder}/train")
     paths = _paths(folder, wanted)
-    chosen = sorted({0, len(paths) // 2, len(paths) - 1})
+    chosen = [paths[file] for file in sorted({0, len(paths) // 2, len(paths) - 1})]
     places = []
-    for file in chosen:
-        at(f"{folder}/{paths[file]}")
-        places.append(_locate(folder / paths[file], wanted))
+    for path in chosen:
+        at(f"{folder}/{path}")
+        places.append(_locate(folder / path, wanted))
     lengths = np.concatenate([place.lengths for place in places])
-    sizes = [(folder / paths[file]).stat().st_size for file in chosen]
-    around = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
-    found = Found(
-        format=wanted.format,
-        num_files=wanted.num_files,
-        samples_per_file=wanted.samples_per_file,
-        mean_bytes=_mean_bytes(folder, paths, wanted, around),
-        stdev_bytes=float(lengths.std()),
-        element_bytes=places[0].element_bytes,
-        seed=wanted.seed,
-        prefix=wanted.prefix,
-        num_subfolders=wanted.num_subfolders,
-        paths=paths,
-        looked_into=len(chosen),
-        largest_bytes=_largest_bytes(folder, paths, workload, at),
-    )
+    sizes = [(folder / path).stat().st_size for path in chosen]
+    header_bytes = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
+    reader, dataset = workload.reader, workload.dataset
+    needs_largest = reader.hands_over and dataset.record_length_bytes_resize is None
+    seen = {
+        "mean_bytes": _mean_bytes(folder, paths, wanted, header_bytes),
+        "stdev_bytes": float(lengths.std()),
+        "element_bytes": places[0].element_bytes,
+        "paths": paths,
+        "num_opened": len(chosen),
+        # Slow on a network file system, so rank 0 does it for all ranks.
+        "largest_bytes": largest_file(folder, paths, at) if needs_largest else None,
+    }
+    found = Found(**(asdict(wanted) | seen))
     _check_mean(folder, workload, wanted, found.mean_bytes)
     return found
-
-
-def _largest_bytes(
-    folder: Path, paths: tuple[str, ...], workload: Workload, at: Callable[[str], object]
-) -> int | None:
-    """Return the size of the largest file, None if no batch needs room for its samples.
-
-    This is slow on a network file system, so rank 0 does it for all ranks.
-    """
-    if not workload.reader.hands_over or workload.dataset.record_length_bytes_resize is not None:
-        return None
-    return largest_file(folder, paths, at)
 
 
 def largest_file(
@@ -111,7 +98,7 @@ def largest_file(
     """Return the bytes of the largest of these files, whose paths are below the folder.
 
     Raises:
-        OSError: one cannot be looked at.
+        OSError: one is missing, or its folder may not be read.
     """
     largest = 0
     for path in paths:
@@ -120,15 +107,18 @@ def largest_file(
     return largest
 
 
-def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, around: float) -> float:
-    """Return the mean size of a sample by the sizes of many files; `around`: headers of a file."""
-    looked_at = paths[:: ceil_div(len(paths), _MOST_SIZES)]
-    size = float(np.mean([(folder / path).stat().st_size for path in looked_at]))
-    return (size - around) / wanted.samples_per_file
+def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, header_bytes: float) -> float:
+    """Return the mean size of a sample by the sizes of many files.
+
+    `header_bytes` of each file are no samples.
+    """
+    chosen = paths[:: ceil_div(len(paths), _MOST_SIZES)]
+    size = float(np.mean([(folder / path).stat().st_size for path in chosen]))
+    return (size - header_bytes) / wanted.samples_per_file
 
 
 def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:
-    """Refuse samples that are not as large as the workload says.
+    """Refuse samples of another mean size than the workload's.
 
     Raises:
         DatasetError: with both means, and the key to set.
@@ -147,7 +137,11 @@ def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -
 
 
 def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
-    """Return the files' paths by their numbers."""
+    """Return the files' paths, ordered by the numbers in their names.
+
+    Raises:
+        DatasetError: there are too many or too few, or none of the wanted format.
+    """
     numbered: dict[int, str] = {}
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):
@@ -179,6 +173,7 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
 
 
 def _locate(path: Path, wanted: Layout) -> Places:
+    """Return where a file's samples lie, by its header."""
     with open(open_regular(path), "rb", buffering=0) as file:
         number = file.fileno()
         try:

@@ -1,7 +1,7 @@
-"""Which file holds a sample, where in it and how large; and how many files a job needs.
+"""Which file holds a sample, its place in the file, and its size.
 
-The only place that knows names and sizes, so that generator and loaders cannot disagree. Pure: no
-file is opened. Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
+The only module that knows names and sizes, so that datagen and loaders agree. No file is opened.
+Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
 """
 
 import math
@@ -20,14 +20,14 @@ from dlemu.workload.sections import FormatName
 Samples = NDArray[np.int64]
 
 _STRATA = 64
-"""Consecutive samples draw their sizes from that many different parts of the distribution."""
+"""So many consecutive samples draw their sizes from different quantiles of the distribution."""
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a dataset: names, and the samples in each."""
+    """The files of a dataset: their names, and the samples in each."""
 
     format: FormatName
     num_files: int
@@ -41,15 +41,15 @@ class Layout:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the whole set."""
+        """Samples of the whole dataset."""
         return self.num_files * self.samples_per_file
 
     @property
     def streamed(self) -> bool:
-        """Whether files are read from end to end: no sample of theirs can be read alone.
+        """Whether files can only be read from end to end, not sample by sample.
 
-        A TFRecord has no directory, and npz and npy interleave samples (their axis is the last);
-        HDF5 keeps each sample in one piece.
+        A TFRecord file has no directory, and npz and npy files interleave samples (the samples'
+        axis is the last). HDF5 keeps each sample in one piece.
         """
         return self.samples_per_file > 1 and self.format != "hdf5"
 
@@ -74,10 +74,10 @@ class Layout:
         return f"index/{self.path(file).removesuffix('.tfrecord')}.idx"
 
     def sizes(self, samples: Samples) -> Samples:
-        """Return the payload bytes of each sample, drawn from (seed, sample) alone.
+        """Return the payload bytes of each sample, int64; they depend on (seed, sample) alone.
 
-        A fractional mean is met on average. With a stdev the distribution is normal, redrawn below
-        1 % of the mean, with mean and stdev as asked *after* that redrawing.
+        A fractional mean is met on average. With a stdev the distribution is normal, without
+        sizes below 1 % of the mean; mean and stdev are those of what remains.
         """
         unit = self.element_bytes
         if self.stdev_bytes == 0:
@@ -100,7 +100,7 @@ def layout_of(workload: Workload) -> Layout:
     """Return the layout of a workload's dataset.
 
     Raises:
-        WorkloadError: sizes cannot be as asked.
+        WorkloadError: no files of this format can have such sizes.
     """
     dataset = workload.dataset
     layout = Layout(
@@ -137,7 +137,7 @@ def check_layout(layout: Layout) -> None:
                 f"a {layout.format} file holds {per_file} samples, got {mean:g}"
             )
     if stdev > 0:
-        _quantiles(mean, stdev)  # refuses what no such distribution has
+        _quantiles(mean, stdev)  # raises if no such distribution exists
 
 
 def hashed(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.uint64]:
@@ -163,8 +163,9 @@ def _uniform(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.float64
 def _strata(seed: int, samples: Samples) -> NDArray[np.float64]:
     """Return a uniform number for each sample, spread evenly over each run of 64 samples.
 
-    Independent draws would leave the total of 168 UNet3D files 4 % off (one standard deviation);
-    dealing each run of 64 samples one draw per 64th keeps every sum close to what was asked.
+    With independent draws the total of 168 UNet3D files would have a standard deviation of 4 %.
+    Here 64 consecutive samples draw once from each 64th of the distribution (stratified sampling),
+    which keeps every total close to what was asked.
     """
     block, place = np.divmod(samples, _STRATA)
     bits = hashed(seed, block, purpose=0)
@@ -177,11 +178,11 @@ def _strata(seed: int, samples: Samples) -> NDArray[np.float64]:
 
 @lru_cache
 def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the quantile function of the size, as values over a grid of probabilities.
+    """Return the quantile function of the size: values, and their probabilities.
 
-    Cutting a normal at 1 % of the mean raises its mean and narrows it (UNet3D: by 2 and 4 %), so
-    the normal that is cut is found such that what is left has the asked mean and stdev.
-    Kept, for it takes milliseconds and loaders ask for every batch; not to be written to.
+    Truncating a normal distribution at 1 % of the mean raises its mean and reduces its stdev
+    (UNet3D: by 2 and 4 %). So a normal is searched whose truncation has the asked mean and stdev.
+    The result is cached, because loaders ask for every batch; callers must not change it.
 
     Raises:
         WorkloadError: the stdev is too large for sizes above zero.
@@ -198,7 +199,7 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
         got_stdev = width * math.sqrt(max(1 + cut * hazard - hazard**2, 1e-12))
         if abs(got_mean - mean) < 1e-6 * mean and abs(got_stdev - stdev) < 1e-6 * mean:
             start = unit.cdf(cut)
-            # Finer at both ends, where the quantile function is steep.
+            # The grid is finer at both ends, where the quantile function is steep.
             ends = np.logspace(-7, -3, 200)
             grid = np.concatenate([[0.0], ends, np.linspace(1e-3, 1 - 1e-3, 1999)[1:-1], 1 - ends])
             grid = np.unique(np.clip(grid, 0.0, 1 - 1e-7))
@@ -219,20 +220,20 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
 
 @dataclass(frozen=True)
 class Dataset:
-    """What lies in a data folder, and the workload that reads it."""
+    """The files in a data folder, and the workload that reads them."""
 
     workload: Workload
-    """With the number of files that are there."""
+    """Its number of files is that of the folder."""
     layout: Layout
     known_places: bool = True
-    """Whether a manifest tells that dlemu wrote the files: then sizes and places follow from the
-    layout, and every length is checked against it; else each file's own header tells."""
+    """Whether dlemu wrote the files, by their manifest. Then sizes and places follow from the
+    layout, and every length is checked against it; else they come from each file's header."""
     notes: tuple[str, ...] = ()
-    """What a run's report says of the dataset."""
+    """Lines about the dataset, for a run's report."""
 
     @property
     def folder(self) -> Path:
-        """The folder that the files lie in."""
+        """The data folder."""
         return self.workload.data_folder
 
     @classmethod
