@@ -41,7 +41,6 @@ class Links:
         self.polled: list[int] = []
         """Neighbours without a socket: their hosts cannot be reached over TCP."""
         self._comm = comm
-        self._sockets: dict[int, socket.socket] = {}
         self._carriers: dict[int, Packets | Stream] = {}
         self._ranks: dict[int, int] = {}  # by file descriptor
         self._poll = select.epoll()
@@ -73,7 +72,7 @@ class Links:
             self._comm.Barrier()
             if self._comm.rank == local[0]:
                 self._add(admission.admit(server, set(local[1:]), secret, _HOST_SECONDS))
-                if missing := set(local[1:]) - self._sockets.keys():
+                if missing := set(local[1:]) - self._carriers.keys():
                     raise TimeoutError(f"ranks {sorted(missing)} did not connect")
                 return
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,11 +97,11 @@ class Links:
             self._add({} if reached is None else {0: reached})
         # MPI connects two ranks at their first message, and only while both are in an MPI call. So
         # all leaders send rank 0 one here, else its own first message would wait for a later call.
-        connected = group.bcast(group.gather(bool(self._sockets.keys() & set(leaders))))
+        connected = group.bcast(group.gather(bool(self._carriers.keys() & set(leaders))))
         others = zip(leaders[1:], connected[1:], strict=True)
         if group.rank == 0:
             self.polled = [rank for rank, is_connected in others if not is_connected]
-            for rank in set(self.polled) & self._sockets.keys():
+            for rank in set(self.polled) & self._carriers.keys():
                 self._drop(rank)
         elif not connected[group.rank]:
             self.polled = [0]
@@ -161,7 +160,7 @@ class Links:
         """
         self.polled = []  # MPI has been finalised
         deadline = time.perf_counter() + seconds
-        pending = set(ranks) & self._sockets.keys()
+        pending = set(ranks) & self._carriers.keys()
         while pending and time.perf_counter() < deadline:
             for rank, message in self.receive(pending, deadline - seconds, deadline):
                 if message == Word.GONE.value:
@@ -170,25 +169,22 @@ class Links:
 
     def leave_open(self) -> None:
         """Leave the sockets to the kernel, which closes them only after this process has ended."""
-        for peer in self._sockets.values():
-            peer.detach()
+        for carrier in self._carriers.values():
+            carrier.peer.detach()
 
     def close(self) -> None:
         self._poll.close()
-        for peer in self._sockets.values():
-            peer.close()
-        self._sockets.clear()
+        for carrier in self._carriers.values():
+            carrier.peer.close()
         self._carriers.clear()
         self.polled = []
 
     def _add(self, peers: dict[int, socket.socket]) -> None:
         for rank, peer in peers.items():
-            self._sockets[rank] = peer
             is_near = peer.family == socket.AF_UNIX
             self._carriers[rank] = Packets(peer) if is_near else Stream(peer)
             self._ranks[peer.fileno()] = rank
             self._poll.register(peer, select.EPOLLIN)
 
     def _drop(self, rank: int) -> None:
-        self._sockets.pop(rank).close()
-        del self._carriers[rank]
+        self._carriers.pop(rank).peer.close()

@@ -53,11 +53,11 @@ class Stream:
     """Messages over a TCP socket: the size in four bytes, then the message."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
+        self.peer = peer
         self._rest = b""
 
     def send(self, message: bytes) -> None:
-        self._peer.sendall(_SIZE.pack(len(message)) + message)
+        self.peer.sendall(_SIZE.pack(len(message)) + message)
 
     def read(self) -> list[bytes]:
         """Return the messages that are complete by now; b"" (GONE) at the end.
@@ -65,7 +65,7 @@ class Stream:
         If a size is impossible, the first bytes are returned as a message and the rest is dropped.
         """
         try:
-            data = self._peer.recv(MAX_BYTES)
+            data = self.peer.recv(MAX_BYTES)
         except OSError:  # the peer's host does not answer any more
             data = b""
         if not data:
@@ -90,13 +90,13 @@ class Packets:
     """Messages over a Unix socket between two processes of a host; it keeps them apart itself."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
+        self.peer = peer
         self.send = peer.send
 
     def read(self) -> list[bytes]:
         """Return the next message; b"" (GONE) at the end."""
         try:
-            return [self._peer.recv(MAX_BYTES)]
+            return [self.peer.recv(MAX_BYTES)]
         except ConnectionResetError:
             # The peer ended before it read our last message; its own last message is still here.
-            return [self._peer.recv(MAX_BYTES)]
+            return [self.peer.recv(MAX_BYTES)]
