@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.sizing.search import Event, Point, Sizing
-from dlemu.sizing.table import html_table, markdown_table, text_table
+from dlemu.sizing.table import html_table, text_table
 from dlemu.sizing.targets import Target
 from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
@@ -168,8 +168,9 @@ def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
         notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
-    lines = markdown_table(rows) if markdown else text_table(rows)
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+    return (
+        "\n".join([*text_table(rows, markdown=markdown), *([""] if notes else []), *notes]) + "\n"
+    )
 
 
 def _cells(sized: Sized) -> tuple[str, ...]:
