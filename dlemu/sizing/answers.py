@@ -86,7 +86,7 @@ class Sized(Sizing):
         return html_table(
             [
                 (self.workload.name, self.target.name),
-                ("accelerators", f"{'≥ ' if self.at_least else ''}{self.num_accelerators}"),
+                ("accelerators", _number(self)),
                 ("N*", _real(self) or "-"),
                 ("AU (%)", " ".join(f"{au:.2f}" for au in self.au_percentages)),
                 ("threshold (%)", f"{self.threshold:.2f}"),
@@ -173,14 +173,18 @@ def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
     )
 
 
-def _cells(sized: Sized) -> tuple[str, ...]:
-    mark = "≥ " if sized.at_least else ""
+def _number(sized: Sized) -> str:
+    """Return the number of accelerators with its marks: a lower bound, a quick search."""
     quick = " (quick)" if sized.workload.size.quick else ""
+    return f"{'≥ ' if sized.at_least else ''}{sized.num_accelerators}{quick}"
+
+
+def _cells(sized: Sized) -> tuple[str, ...]:
     return (
         sized.workload.name,
         sized.target.name,
         str(sized.target.num_drives),
-        f"{mark}{sized.num_accelerators}{quick}",
+        _number(sized),
         f"{sized.dataset_bytes / 2**30:.3g}",
         " ".join(f"{au:.2f}" for au in sized.au_percentages),
         f"{_nominal_rate(sized):.2f}",
