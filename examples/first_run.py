@@ -2,8 +2,8 @@
 
     python examples/first_run.py FOLDER
 
-FOLDER should lie on the storage in question. 84 MB are written there: steps enough for a verdict,
-but far too few bytes for a true answer: `dlemu datasize` tells how many are needed.
+FOLDER must lie on the storage. The dataset of 84 MB has enough steps for a verdict, but far too few
+bytes for a true answer; `dlemu datasize` prints how many are needed.
 """
 
 import sys

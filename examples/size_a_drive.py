@@ -2,10 +2,10 @@
 
     python examples/size_a_drive.py FOLDER [KEY=VALUE ...]
 
-FOLDER should lie on the drive in question. CosmoFlow's samples are made a 20th as large and its
-steps ten times as long, so that a tenth of a GB and a slow drive give an answer within minutes;
-`size.quick` takes a dataset that small, and the answer says so. Without those keys, and with
-`dataset.num_files_train` as `dlemu datasize` tells, it is the true search.
+FOLDER must lie on the drive. CosmoFlow's samples are a 20th as large here, and its steps ten times
+as long: so a tenth of a GB gives an answer within minutes, on a slow drive too. `size.quick` allows
+such a small dataset, and the answer says so. For a true search, leave these keys out and set
+`dataset.num_files_train` to the number that `dlemu datasize` prints.
 """
 
 import sys
@@ -17,7 +17,7 @@ import dlemu
 
 
 def main(folder: Path, more: list[str]) -> int:
-    """Generate below `folder`, search, print the answer; return the exit status."""
+    """Write a dataset below `folder`, search, print the answer; return the exit status."""
     keys: dict[str, object] = {
         "dataset.data_folder": str(folder / "data"),
         "dataset.num_files_train": 800,

@@ -2,8 +2,8 @@
 
     python examples/training_loop.py FOLDER
 
-Writes 67 MB below FOLDER, trains on it for two epochs, and prints samples/s and how much of the
-time the model computed. `Meter.epoch` wraps any iterable: a DataLoader of one's own as well.
+Writes 67 MB below FOLDER, trains on it for two epochs, and prints samples/s and the share of the
+time in which the model computed. `Meter.epoch` takes any iterable, also your own DataLoader.
 """
 
 import sys

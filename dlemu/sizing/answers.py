@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.sizing.search import Event, Point, Sizing
-from dlemu.sizing.table import html_table, markdown_table, text_table
+from dlemu.sizing.table import html_table, text_table
 from dlemu.sizing.targets import Target
 from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
@@ -86,7 +86,7 @@ class Sized(Sizing):
         return html_table(
             [
                 (self.workload.name, self.target.name),
-                ("accelerators", f"{'≥ ' if self.at_least else ''}{self.num_accelerators}"),
+                ("accelerators", _number(self)),
                 ("N*", _real(self) or "-"),
                 ("AU (%)", " ".join(f"{au:.2f}" for au in self.au_percentages)),
                 ("threshold (%)", f"{self.threshold:.2f}"),
@@ -168,18 +168,23 @@ def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
         notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
-    lines = markdown_table(rows) if markdown else text_table(rows)
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+    return (
+        "\n".join([*text_table(rows, markdown=markdown), *([""] if notes else []), *notes]) + "\n"
+    )
+
+
+def _number(sized: Sized) -> str:
+    """Return the number of accelerators with its marks: a lower bound, a quick search."""
+    quick = " (quick)" if sized.workload.size.quick else ""
+    return f"{'≥ ' if sized.at_least else ''}{sized.num_accelerators}{quick}"
 
 
 def _cells(sized: Sized) -> tuple[str, ...]:
-    mark = "≥ " if sized.at_least else ""
-    quick = " (quick)" if sized.workload.size.quick else ""
     return (
         sized.workload.name,
         sized.target.name,
         str(sized.target.num_drives),
-        f"{mark}{sized.num_accelerators}{quick}",
+        _number(sized),
         f"{sized.dataset_bytes / 2**30:.3g}",
         " ".join(f"{au:.2f}" for au in sized.au_percentages),
         f"{_nominal_rate(sized):.2f}",

@@ -28,7 +28,7 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
-from dlemu.sizing.start import cold_rate
+from dlemu.sizing.start import cold_rate, silent
 from dlemu.storage.locks import locked
 from dlemu.terminal import say
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
@@ -61,7 +61,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
         DatasetError: the target holds no dataset.
     """
     if world.rank != 0:
-        say = _silent
+        say = silent
     check_job(workload, world)
     path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
     with ExitStack() as stack:  # on rank 0, which is the last to need the scratch folder
@@ -274,10 +274,7 @@ class _Runs:
 
     def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
         keys = {**keys, "output.folder": str(self._scratch / name)}
-        outcome = run_job(workload.with_keys(keys), world=self._world, say=_silent)
-        if outcome is not None and outcome.summary["status"] != "complete":
-            raise RunError(str(outcome.summary.get("error")))
-        return outcome
+        return run_job(workload.with_keys(keys), world=self._world, say=silent)
 
     def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
         workload = self._workload
@@ -342,7 +339,3 @@ def _num_samples(workload: Workload) -> int:
 def _epochs(seconds: float) -> int:
     """Return how many epochs of this length fill the time of a run."""
     return max(1, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-3))))
-
-
-def _silent(text: str) -> None:
-    """The calibration speaks, its runs do not."""

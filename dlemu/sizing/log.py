@@ -1,6 +1,6 @@
-"""The runs of a search, kept as soon as they are measured, so that it can go on after any end.
+"""The log of a search: each run is kept when it ends, so that an interrupted search continues.
 
-<search>.jsonl   first line: the settings that a run depends on; then one line a run
+<search>.jsonl   first line: the settings that the runs depend on; then one line a run
 """
 
 import json
@@ -18,7 +18,7 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali")
-# A larger dataset may be written because the search asked for one.
+# A search may ask for a larger dataset; another threshold needs no other runs.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
 
 _POINT = TypeAdapter(Point)
@@ -28,7 +28,7 @@ class SearchLog:
     """The runs of one search, in a file that survives a full disk and `kill -9` at any moment."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Read the log; it is begun by the first run.
+        """Read the log; the first run creates its file.
 
         Raises:
             WorkloadError: its runs were made with other settings.

@@ -32,7 +32,7 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, search
-from dlemu.sizing.start import first_number
+from dlemu.sizing.start import first_number, silent
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import say
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
@@ -94,7 +94,7 @@ def _size_all(
     Rank 0 calls `on_answer` with each answer before it is written.
     """
     if world.rank != 0:
-        say = _silent
+        say = silent
     jobs = world.on_first(lambda: find_jobs(workload, say))
     for _, job in jobs:
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
@@ -214,7 +214,7 @@ class _Search:
 
     def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
-        outcome = run_job(self._workload.with_keys(keys), world=self._world, say=_silent)
+        outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
         if outcome is not None:
             measured = Summary.of(outcome.summary).measured
             reason = cached_too_much(self._workload, measured)
@@ -315,7 +315,3 @@ def _write(answers: list[Sized], say: Say) -> None:
     plot_sizing(answer, folder / f"{answer.target.name}.{answer.workload.name}")
     if len(answers) > 1:
         plot_table(answers, folder / "table")
-
-
-def _silent(text: str) -> None:
-    """The search speaks, its runs do not."""

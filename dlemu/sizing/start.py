@@ -1,4 +1,4 @@
-"""The first number of accelerators that a search tries."""
+"""What comes before the runs: the first number of accelerators to try, and a cold read."""
 
 import math
 
@@ -50,3 +50,7 @@ def cold_rate(workload: Workload, layout: Layout, num_readers: int, seconds: flo
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
     paths = [workload.data_folder / layout.path(file) for file in files]
     return probe_rate(paths, num_readers=num_readers, seconds=seconds) or 0.0
+
+
+def silent(text: str) -> None:
+    """A `say` for the runs of a search, and for ranks other than 0."""

@@ -1,1 +1,4 @@
-"""dlemu inside one's own training loop: `make_loader` and `Meter`."""
+"""dlemu in a training loop of one's own: `make_loader` reads, `Meter` measures.
+
+May import loaders, results and what is below them, but not run.
+"""
