@@ -60,8 +60,12 @@ def no_process(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe storage for a moment only, here and in warm processes, but where the clock is read."""
-    if request.node.get_closest_marker("clock") is None:
+    """Probe storage for a moment only, here and in warm processes.
+
+    But not where the clock is read, nor in a module with FULL_PROBES, which is about them.
+    """
+    full = getattr(request.module, "FULL_PROBES", False)
+    if not full and request.node.get_closest_marker("clock") is None:
         for name, seconds in SHORT_PROBES.items():
             monkeypatch.setattr(name, seconds)
         monkeypatch.setattr(warm, "settings", SHORT_PROBES)
