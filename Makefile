@@ -15,27 +15,54 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
-.PHONY: demo test lint types check docs fuzz mutants peers clean
+# Modules are compiled once, not by each of the many processes that tests start.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# Benchmarks that need neither fio nor a GPU, nor root: two minutes together.
+BENCH  := start search events published
 
-demo: $(VENV)/demo.done
+.DEFAULT_GOAL := help
+.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants peers clean
+
+help: ## print the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its verdict
 	$(BIN)/dlemu datagen $(SMALL)
 	rm -rf $(DEMO)/run
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(SMALL) train.epochs=2 output.folder=$(DEMO)/run \
 	  || [ $$? = 2 ] # a FAIL is an answer too
 
-# Four test files at a time, since most tests wait. Tests that compare times run alone at the end.
-test: $(VENV)/test.done
-	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not clock"
-	$(BIN)/python -m pytest -m clock
+quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
+	$(PYTEST) -n 2 --dist loadfile -m quick
 
-lint: $(VENV)/test.done
+# Most tests wait, so more of them than cores run at a time. Those that compare times run alone at
+# the end.
+test: $(VENV)/test.done ## all tests
+	$(PYTEST) -n 4 --dist loadfile -m "not clock"
+	$(PYTEST) -m clock
+
+lint: $(VENV)/test.done ## form and common mistakes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/test.done
+fmt: $(VENV)/test.done ## put the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/test.done ## the types
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test ## what must pass before a change lands
+
+# Processes that tests start, and workers that these fork, are counted; setup.cfg has the floor.
+coverage: $(VENV)/test.done ## all tests but those of the clock, and the lines that none reaches
+	$(BIN)/python -m coverage erase
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 4 --dist loadfile -m "not clock"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+bench: $(VENV)/test.done ## short benchmarks; `python -m benchmarks.NAME` runs any other
+	for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name || exit; done
 
 # A warning is an error.
 docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.html
@@ -43,19 +70,19 @@ docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
 SECONDS ?= 600
-fuzz: $(VENV)/test.done
+fuzz: $(VENV)/test.done ## damaged input for everything that is parsed
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
 # Do the tests notice mistakes? It needs no root.
-mutants: $(VENV)/test.done
+mutants: $(VENV)/test.done ## do the tests notice mistakes?
 	$(BIN)/python -m tests.mutants
 
 # DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
 # writes.
-peers: .venv-peers/done $(VENV)/test.done
+peers: .venv-peers/done $(VENV)/test.done ## read what DLIO writes, and the reverse
 	$(BIN)/python -m pytest tests/datagen/test_peers.py
 
-clean:
+clean: ## remove what was built
 	rm -rf build outputs
 
 $(VENV)/bin/python:

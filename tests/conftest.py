@@ -1,6 +1,9 @@
-"""What all tests begin with."""
+"""What all tests begin with, and which of them are quick."""
 
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,20 @@ SHORT_PROBES = {
     "dlemu.sizing.start._PROBE_SECONDS": 0.1,
 }
 """A probe after each short run would take longer than all else; no such test is about its rate."""
+NOT_QUICK = [
+    line
+    for line in Path(__file__).with_name("not_quick.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+_SLOW_MARKS = {"clock", "root", "mpi", "gpu"}
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+"""Audit events of a process that begins."""
+_started: list[str] = []
+
+
+def _note_starts(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _STARTS:
+        _started.append(f"{event} {arguments}"[:200])
 
 
 def pytest_configure() -> None:
@@ -20,12 +37,35 @@ def pytest_configure() -> None:
     signal from the start rightly goes on ignoring it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.addaudithook(_note_starts)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as quick what is neither on the list nor bound to root, MPI, a GPU or the clock."""
+    for item in items:
+        place = item.nodeid.partition("[")[0]
+        listed = any(place == name or place.startswith(f"{name}::") for name in NOT_QUICK)
+        if not listed and not any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
+            item.add_marker("quick")
+
+
+@pytest.fixture(autouse=True)
+def no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a quick test that starts a process: its line is missing in not_quick.txt."""
+    _started.clear()
+    yield
+    if request.node.get_closest_marker("quick") and _started:
+        pytest.fail(f"a quick test starts a process: {_started[0]}; see tests/not_quick.txt")
 
 
 @pytest.fixture(autouse=True)
 def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe storage for a moment only, here and in warm processes, but where the clock is read."""
-    if request.node.get_closest_marker("clock") is None:
+    """Probe storage for a moment only, here and in warm processes.
+
+    But not where the clock is read, nor in a module with FULL_PROBES, which is about them.
+    """
+    full = getattr(request.module, "FULL_PROBES", False)
+    if not full and request.node.get_closest_marker("clock") is None:
         for name, seconds in SHORT_PROBES.items():
             monkeypatch.setattr(name, seconds)
         monkeypatch.setattr(warm, "settings", SHORT_PROBES)

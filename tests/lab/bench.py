@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -595,6 +595,7 @@ def warm_cache(share: float, *, loader: str) -> Found:
             return replace(found(run, true_limit=None), true_cached=[share, 1.0])
 
 
+@cache
 def _load_libraries() -> None:
     """Have the page cache hold Python's libraries, which may lie on the same disk."""
     libraries = "import dlemu.run.job, dlemu.loaders.pytorch, mpi4py.MPI"

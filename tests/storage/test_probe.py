@@ -18,6 +18,7 @@ from dlemu.storage.probe import Probe, probe_rate, probe_readers
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 
+FULL_PROBES = True
 MIB = 1 << 20
 _MANY = 200_000
 """Reads after which what was waited for will not come: a thread is not kept waiting for so long."""
