@@ -112,7 +112,7 @@ def test_nothing_else_compares_utilisation_with_a_threshold() -> None:
     au = re.compile(r"\bau\b|au_percentage|\bceiling\b")
     threshold = re.compile(r"threshold|metric\.au|\bwanted\b")
     found = []
-    for path in sorted(PACKAGE.glob("*.py")):
+    for path in sorted(PACKAGE.glob("**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Compare):
                 continue
