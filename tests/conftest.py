@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.lab import warm
 
@@ -38,6 +39,9 @@ def pytest_configure() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.addaudithook(_note_starts)
+    # On a busy host an example takes longer than usual; that is no mistake.
+    settings.register_profile("suite", deadline=None)
+    settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
