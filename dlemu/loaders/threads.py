@@ -35,7 +35,7 @@ from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import Steps, Window
 from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import Workload
 
 _CLOSE_SECONDS = 5.0

@@ -19,7 +19,7 @@ from dlemu.loaders.activity import IDLE, READING, SLEEPING
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import PARSERS, CountedFile, Parsed, despite_other_threads
 from dlemu.loaders.source import Memory, Slots, Source, Task
-from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
+from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
 
 _RECORD_TRAILER = 4
 """Bytes between a TFRecord payload that dlemu wrote and the next record: a checksum."""
@@ -76,7 +76,7 @@ class SampleReader:
         self._note = note
         self._accelerator, self._worker = accelerator, worker
         reader = source.workload.reader
-        self._storage = ExtentReader(
+        self._storage = extent_reader(
             direct=source.direct,
             piece_bytes=reader.piece_bytes
             if layout.samples_per_file == 1

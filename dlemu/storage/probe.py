@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from dlemu.errors import DatasetError
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.regular import open_regular
 
 _PIECE = 1 << 20

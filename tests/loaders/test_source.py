@@ -11,7 +11,7 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone
 

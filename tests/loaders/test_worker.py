@@ -10,7 +10,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import plan_epoch
 from dlemu.loaders.source import Slots, Source, Task
 from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone
 
