@@ -118,7 +118,7 @@ class _Workers:
         num_workers = source.workload.reader.read_threads
         self._requests = Requests()
         self._shared = _Shared(source, row_bytes)
-        self._order = _Order(source, accelerator)
+        self._order = _Order()
         several: dict[str, Any] = {}
         if num_workers:
             several = {
@@ -154,7 +154,8 @@ class _Workers:
         """
         assert self._loader is not None, "closed"
         self._shared.serial += 1
-        self._order.begin(epoch, plan, self._shared.serial)
+        tasks, serial = self._source.tasks(epoch, plan, self._accelerator), self._shared.serial
+        self._order.asked = (_pack(serial, task) for task in tasks)
         self._requests.drop()
         with many_workers():
             try:
@@ -269,21 +270,12 @@ class _Shared:
 
 
 class _Order(Sampler[_Asked]):
-    """The tasks of an accelerator's workers, step by step."""
+    """The tasks of an epoch, step by step; torch takes one for each request."""
 
-    def __init__(self, source: Source, accelerator: int) -> None:
-        self._source = source
-        self._accelerator = accelerator
-        self._tasks: Iterator[Task] = iter(())
-        self._serial = 0
-
-    def begin(self, epoch: int, plan: EpochPlan, serial: int) -> None:
-        """Set the epoch of the next iteration."""
-        self._tasks = self._source.tasks(epoch, plan, self._accelerator)
-        self._serial = serial
+    asked: Iterator[_Asked] = iter(())
 
     def __iter__(self) -> Iterator[_Asked]:
-        return (_pack(self._serial, task) for task in self._tasks)
+        return self.asked
 
 
 def _pack(serial: int, task: Task) -> _Asked:

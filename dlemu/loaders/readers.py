@@ -3,7 +3,6 @@
 `library.LibraryReader` is the third. `worker.SampleReader` chooses between them.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ Note = Callable[[int, int], None]
 """`note(what, file)`: the worker says what it does from now on (`activity.Activity.note`)."""
 
 
-class _InPlaceReader(ABC):
+class _InPlaceReader:
     """Finds samples in files, checks headers and checksums, and reads the payloads."""
 
     def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
@@ -48,10 +47,6 @@ class _InPlaceReader(ABC):
             max_open=max_open,
         )
         self._decode_seconds = 0.0
-
-    @abstractmethod
-    def read(self, task: Task) -> Iterator[None]:
-        """Read what a batch needs; yield after each file or run of samples."""
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
@@ -106,6 +101,7 @@ class WholeFileReader(_InPlaceReader):
         """Do nothing: no file stays open."""
 
     def read(self, task: Task) -> Iterator[None]:
+        """Read what a batch needs; yield after each file."""
         places = repeat(None) if task.places is None else task.places.T.tolist()
         for sample, place in zip(task.fetch.tolist(), places, strict=False):
             self._read_file(sample, place)
@@ -160,6 +156,7 @@ class RunReader(_InPlaceReader):
         self._opened = None
 
     def read(self, task: Task) -> Iterator[None]:
+        """Read what a batch needs; yield after each run."""
         samples = task.fetch
         if not len(samples):
             return

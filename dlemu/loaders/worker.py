@@ -4,9 +4,8 @@ All loaders use it. They differ in where workers run, and in how batches reach t
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
@@ -18,17 +17,10 @@ from dlemu.loaders.readers import Note, RunReader, WholeFileReader
 from dlemu.loaders.slots import Rows, Slots
 from dlemu.loaders.source import Cost, Source, Task
 
-
-class _Reader(Protocol):
-    """One way to read samples from files into rows."""
-
-    def start_epoch(self) -> None: ...
-    def read(self, task: Task) -> Iterator[None]: ...
-    def so_far(self) -> Cost: ...
-    def close(self) -> None: ...
+Reader = WholeFileReader | RunReader | LibraryReader
 
 
-def make_reader(source: Source, rows: Rows, note: Note, *, max_open: int) -> _Reader:
+def make_reader(source: Source, rows: Rows, note: Note, *, max_open: int) -> Reader:
     """Return the reader that the workload's keys and the layout ask for."""
     if source.workload.reader.decode == "library":
         return LibraryReader(source, rows, note)
