@@ -158,7 +158,7 @@ class RunReader(_InPlaceReader):
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each run."""
         samples = task.fetch
-        if not len(samples):
+        if not samples.size:
             return
         new_file = np.diff(self._layout.file_of(samples)) != 0
         ends = np.flatnonzero(new_file | (np.diff(samples) != 1)) + 1
@@ -166,9 +166,9 @@ class RunReader(_InPlaceReader):
             start = int(run[0])
             opened = self._open(start // self._layout.samples_per_file)
             if opened.places.interleaved > 1:
-                self._take_interleaved(opened, range(start, start + len(run)))
+                self._take_interleaved(opened, range(start, start + run.size))
             else:
-                self._read_run(opened, range(start, start + len(run)))
+                self._read_run(opened, range(start, start + run.size))
             yield
 
     def _open(self, number: int) -> _OpenFile:
@@ -200,8 +200,9 @@ class RunReader(_InPlaceReader):
         """
         file, places, streamed = opened.file, opened.places, self._format.streamed
         first = samples.start % self._layout.samples_per_file
-        offsets = places.offsets[first : first + len(samples)].tolist()
-        lengths = places.lengths[first : first + len(samples)].tolist()
+        end = first + samples.stop - samples.start
+        offsets = places.offsets[first:end].tolist()
+        lengths = places.lengths[first:end].tolist()
         begin = offsets[0]
         if streamed:
             begin = int(places.offsets[first - 1] + places.lengths[first - 1]) if first else 0
@@ -217,7 +218,7 @@ class RunReader(_InPlaceReader):
                 parts.append(head)
             parts += self._rows.parts(file.path, sample, length)
             at = offset + length
-        if streamed and samples.stop % self._layout.samples_per_file == 0:
+        if streamed and end == self._layout.samples_per_file:
             parts.append(file.num_bytes - at)
         check = opened.check
         if check is not None and check.at != begin:

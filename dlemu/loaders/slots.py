@@ -78,9 +78,11 @@ class Rows:
         self._early.clear()
 
     def start_batch(self, task: Task) -> None:
-        """Choose the rows of a batch, and fill those whose samples have been read already."""
-        if self.slots is None:
-            return
+        """Choose the rows of a batch, and fill those whose samples have been read already.
+
+        Only with slots.
+        """
+        assert self.slots is not None
         self._slot = task.step % self.slots.num_slots
         self._row_of = dict(zip(task.samples.tolist(), task.rows.tolist(), strict=True))
         if not self._early:

@@ -68,7 +68,8 @@ class SampleReader:
             DatasetError: a file is missing, damaged or not what the workload says.
         """
         before = self._reader.so_far()
-        self._rows.start_batch(task)
+        if self._rows.slots is not None:
+            self._rows.start_batch(task)
         for _ in self._reader.read(task):
             if not wanted():
                 return None
