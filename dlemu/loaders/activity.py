@@ -1,5 +1,6 @@
 """What each worker is doing now, in memory that it shares with whoever watches it."""
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 from dlemu.dataset.layout import Layout
 
 IDLE, READING, SLEEPING = range(3)
+Note = Callable[[int, int], None]
+"""`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
 _WORDS = {READING: "reads", SLEEPING: "preprocesses"}
 
 

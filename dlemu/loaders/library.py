@@ -15,7 +15,7 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
-from dlemu.loaders.activity import READING
+from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.slots import Rows
 from dlemu.loaders.source import Cost, Memory, Source, Task
 from dlemu.storage.regular import cannot_open, open_regular
@@ -204,7 +204,7 @@ PARSERS: dict[FormatName, Callable[[CountedFile, int], Parsed]] = {
 class LibraryReader:
     """Reads samples through the format's library, file by file."""
 
-    def __init__(self, source: Source, rows: Rows, note: Callable[[int, int], None]) -> None:
+    def __init__(self, source: Source, rows: Rows, note: Note) -> None:
         self._layout, self._folder = source.layout, str(source.dataset.folder)
         self._rows, self._note = rows, note
         self._parse = PARSERS[source.layout.format]

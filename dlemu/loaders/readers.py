@@ -3,7 +3,7 @@
 `library.LibraryReader` is the third. `worker.SampleReader` chooses between them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -13,7 +13,7 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
-from dlemu.loaders.activity import READING
+from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import despite_other_threads
 from dlemu.loaders.slots import Rows
@@ -23,9 +23,6 @@ from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
 _MOST_CHECKED = 1024
-
-Note = Callable[[int, int], None]
-"""`note(what, file)`: the worker says what it does from now on (`activity.Activity.note`)."""
 
 
 class _InPlaceReader:

@@ -11,9 +11,9 @@ import numpy as np
 
 from dlemu.dataset.layout import Samples
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import IDLE, SLEEPING
+from dlemu.loaders.activity import IDLE, SLEEPING, Note
 from dlemu.loaders.library import LibraryReader
-from dlemu.loaders.readers import Note, RunReader, WholeFileReader
+from dlemu.loaders.readers import RunReader, WholeFileReader
 from dlemu.loaders.slots import Rows, Slots
 from dlemu.loaders.source import Cost, Source, Task
 
