@@ -175,8 +175,8 @@ class _Workers:
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
         """Yield the batches; send the next request when the generator is advanced again."""
-        step = 0
-        while (result := self._next(made)) is not None:
+        step, hold = 0, not self._source.takes_early
+        while (result := self._next(made, hold=hold)) is not None:
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
@@ -191,9 +191,12 @@ class _Workers:
             self._requests.send()
             step += 1
 
-    def _next(self, made: Iterator[_Made]) -> _Made:
-        """Return the next result; None if the epoch has ended, or is no longer wanted."""
-        self._requests.held = not self._source.takes_early
+    def _next(self, made: Iterator[_Made], *, hold: bool) -> _Made:
+        """Return the next result; None if the epoch has ended, or is no longer wanted.
+
+        `hold`: hold back the request for another batch that torch sends meanwhile.
+        """
+        self._requests.held = hold
         try:
             return next(made, None)
         finally:
