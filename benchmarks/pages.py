@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.machine import Rate, describe_machine, markdown, spread
 from benchmarks.read import job
 from dlemu.datagen import generate
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.world.world import Alone
 
 _PIECE = 1 << 20

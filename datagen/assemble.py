@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.content import Content
 from dlemu.formats import Crc, FileSamples, Sink
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES
 
 PIECE_BYTES = 1 << 20

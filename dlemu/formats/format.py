@@ -1,4 +1,4 @@
-"""What a file format has to say: where samples lie in a file, and what stands around them."""
+"""The interface of a file format: where samples lie in a file, and what stands around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Read = Callable[[int, int], bytes]
-"""`read(offset, length)` returns a file's bytes from there on; fewer only at the file's end."""
+"""`read(offset, length)` returns `length` bytes of a file from `offset`; fewer only at its end."""
 Crc = Callable[[NDArray[np.uint8], int], int]
-"""`crc(data, value)` returns the checksum of what had `value` before, followed by `data`."""
+"""`crc(data, value)` extends the checksum `value` by `data`, and returns it."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the payloads lie in one file, in bytes.
+    """Where the payloads lie in one file.
 
-    `offsets` and `lengths` are int64 (samples,). Where `interleaved` is k > 1 the file is one array
-    with the sample axis last: all offsets are the array's start, and sample i is every k-th
-    element of `element_bytes` from element i on.
+    `offsets` and `lengths` are in bytes, int64 (samples,). If `interleaved` is k > 1, the file is
+    one array whose last axis are its k samples. Then all offsets are the array's start, and sample
+    i is every k-th element (of `element_bytes`) from element i on.
     """
 
     offsets: NDArray[np.int64]
@@ -30,83 +30,95 @@ class Places:
 
 @dataclass(frozen=True)
 class FileSamples:
-    """The samples that one file holds: numbers and payload bytes, int64 (samples,) both."""
+    """The samples that one file holds: their numbers and payload bytes, both int64 (samples,)."""
 
     samples: NDArray[np.int64]
     sizes: NDArray[np.int64]
     dtype: np.dtype[np.generic]
     dims: tuple[int, ...] = ()
-    """Shape of a sample in elements; empty: one column of as many elements as its bytes make."""
+    """Shape of a sample in elements; empty: (n, 1), where its bytes make n elements."""
     older_name: bool = True
-    """HDF5: whether `records`, DLIO's older name, leads to the samples too."""
+    """HDF5: whether `records`, DLIO's older name, is a link to the samples."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Shape of each sample, in formats whose files are one array."""
+        """Shape of each sample in elements, in formats whose files are one array."""
         return self.dims or (int(self.sizes[0]) // self.dtype.itemsize, 1)
 
 
 class Sink(Protocol):
-    """Takes a file from its first byte to its last: the generator writes it, `verify` compares."""
+    """Takes a file from its first byte to its last: datagen writes it, `verify` compares it."""
 
     def write(self, data: bytes) -> None:
         """Take these bytes."""
         ...
 
     def payload(self, sample: int, num_bytes: int, crc: Crc | None = None, value: int = 0) -> int:
-        """Take the content of a sample; return the checksum that goes on from `value`."""
+        """Take the content of a sample; return the checksum `value` extended by it."""
         ...
 
     def interleaved(self, file: FileSamples, crc: Crc | None = None, value: int = 0) -> int:
-        """Take the content of all samples, an element of each in turn; return the checksum."""
+        """Take the content of all samples, one element of each in turn; return the checksum."""
         ...
 
     def reserve(self, num_bytes: int) -> None:
-        """Leave room at the file's start for what is known only at its end, a whole page or more.
+        """Leave room at the file's start, a page or more, for bytes that are known only at its end.
 
-        It comes before everything else, and `fill` at the end.
+        Call it before everything else; the last call is then `fill`.
         """
         ...
 
     def fill(self, data: bytes) -> None:
-        """Take the bytes that room was left for."""
+        """Take the bytes for the room that `reserve` left."""
         ...
 
 
 class Format(Protocol):
-    """A file format. The modules of this package are such formats themselves."""
+    """A file format. Each module of this package is one. tests/formats/contract.py checks it."""
 
     streamed: bool
-    """Files of many samples are read from end to end; else any sample is read alone."""
+    """Whether files of many samples are read from end to end; else a sample can be read alone."""
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int) -> Places:
-        """Return where the payloads lie in a file of `file_bytes` bytes, whoever wrote it.
+        """Return where the payloads lie in a file of `file_bytes` bytes, by its own headers.
 
         Raises:
-            DatasetError: the file is damaged or holds something else; no path, the caller has it.
+            DatasetError: the file is damaged or holds something else. The caller adds the path.
         """
         ...
 
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-        """Return where the payloads lie in a file that `write` wrote, from their sizes alone."""
+        """Return where the payloads lie in a file that `write` wrote.
+
+        `sizes`: bytes of its samples, int64 (samples,).
+        """
         ...
 
     def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the payload begins in each of many such files of one sample."""
+        """Return the payload's offset in each file of one sample that `write` wrote.
+
+        `sizes` and the offsets are in bytes, int64 (files,).
+        """
         ...
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of each file that `write` writes; sizes are (files, samples)."""
+        """Return the bytes of each file that `write` writes, int64 (files,).
+
+        `sizes`: bytes of their samples, int64 (files, samples).
+        """
         ...
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
-        """Check a file by its first piece, PAGE_BYTES or more (or all of it), at no extra read.
+        """Check a file by its first bytes: PAGE_BYTES or more, or all of it.
+
+        Loaders have read these bytes anyway, so this costs no read. Where a file is a sequence of
+        records, the bytes may begin at any record, and `file_bytes` then counts from there.
 
         Raises:
-            DatasetError: it is no file of this format, or was cut; no path, the caller has it.
+            DatasetError: the file is of another format, or was cut. The caller adds the path.
         """
         ...
 
     def write(self, sink: Sink, file: FileSamples) -> None:
-        """Hand one file to `sink`."""
+        """Write one file into `sink`, in order."""
         ...

@@ -1,6 +1,6 @@
 """HDF5: samples along the first axis of one contiguous dataset, `records_0`, and `labels`.
 
-`records` is a hard link to the same dataset: releases of DLIO ask for one name or the other.
+`records` is a hard link to the same dataset: some releases of DLIO read one name, some the other.
 """
 
 import functools
@@ -18,9 +18,9 @@ streamed = False
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
-# Where a file's end is written, by version of the superblock (HDF5 format specification 3.0, II.A).
+# Offset of the end-of-file address, by the superblock's version (HDF5 specification 3.0, II.A).
 _END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
-_SIDE = 0x5EEDF00D  # stands for the first side of a sample in a template, and for nothing else
+_SIDE = 0x5EEDF00D  # placeholder in a template for the first side of a sample
 
 
 def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
@@ -36,7 +36,7 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
             shape, dtype = dataset.shape, dataset.dtype
     except DatasetError:
         raise
-    # Whatever the library says of a damaged file, and what its wrapper makes of that.
+    # h5py and the HDF5 library raise many types for damaged files.
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
         raise DatasetError(f"no sound HDF5 file: {' '.join(str(error).split())[:120]}") from None
     if start is None:
@@ -93,11 +93,11 @@ def _u64(value: int) -> bytes:
 def _template(
     num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic], older_name: bool
 ) -> bytes:
-    """Return what HDF5 writes before the payload, with _SIDE for a sample's first side.
+    """Return the bytes that HDF5 writes before the payload, with _SIDE as a sample's first side.
 
-    The library itself writes it, into a sparse file: its oldest layout, which has no checksums, so
-    that sizes can be filled in. Labels are all the fill value, 0, and take no space; so nothing but
-    the payload needs alignment, and it begins at the first page whatever the shape.
+    The library itself writes them, into a sparse file. Its oldest layout has no checksums, so sizes
+    can be filled in later. Labels are all the fill value, 0, and take no space: so only the payload
+    is aligned, and it begins at the first page whatever the shape.
     """
     import h5py
 
@@ -136,7 +136,7 @@ def _places(start: int, sizes: NDArray[np.int64]) -> Places:
 
 
 class _ReadOnly(io.RawIOBase):
-    """A file whose bytes come from `read`, as h5py takes one."""
+    """A file object for h5py whose bytes come from `read`."""
 
     def __init__(self, read: Read, num_bytes: int) -> None:
         self._read, self._num_bytes, self._at = read, num_bytes, 0

@@ -1,4 +1,4 @@
-"""NumPy's .npy: a header in text, then one array; several samples lie along its last axis."""
+"""NumPy's .npy: a text header, then one array; several samples lie along its last axis."""
 
 import ast
 import io
@@ -16,10 +16,10 @@ from dlemu.units import PAGE_BYTES
 streamed = True
 
 _MAGIC = b"\x93NUMPY"
-_LONGEST_HEADER = 10_000  # np.load refuses longer ones, too
+_LONGEST_HEADER = 10_000  # np.load has the same limit
 _MOST_AXES = 64  # of NumPy 2
-# What np.save writes for numbers. Anything else goes through Python's parser, at several times the
-# cost.
+# The header that np.save writes for numbers. Others go through Python's parser, which takes several
+# times as long.
 _SIDE = rb"(?:0|[1-9]\d{0,17})"
 _PLAIN = re.compile(
     rb"\{'descr': '([<>|=]?[biufc]\d{1,2})', 'fortran_order': False, "
@@ -29,10 +29,10 @@ _NUMBER = re.compile(r"[<>|=]?[biufc]\d{1,2}")
 
 
 class Array(NamedTuple):
-    """What a header says of the array behind it."""
+    """The array that a header describes."""
 
     start: int
-    """Bytes of the header."""
+    """Bytes of the header; the array begins behind it."""
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
@@ -43,7 +43,7 @@ class Array(NamedTuple):
 
 
 def header(shape: tuple[int, ...], dtype: np.dtype[np.generic], num_bytes: int = 0) -> bytes:
-    """Return the header as np.save writes it, padded with spaces to `num_bytes` if that is more."""
+    """Return the header as np.save writes it, padded with spaces to at least `num_bytes` bytes."""
     text = io.BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     np.lib.format.write_array_header_1_0(text, described | {"shape": shape})
@@ -56,7 +56,7 @@ def header(shape: tuple[int, ...], dtype: np.dtype[np.generic], num_bytes: int =
 
 
 def parse_header(data: bytes) -> Array:
-    """Return what the header at the start of `data` says, or raise DatasetError."""
+    """Return the array that the header at the start of `data` describes, or raise DatasetError."""
     if len(data) < 12 or not data.startswith(_MAGIC):
         raise DatasetError(f"no .npy header: it begins with {data[:6]!r}")
     major = data[6]
@@ -96,7 +96,7 @@ def _described(text: bytes) -> dict[str, Any]:
 
 
 def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Places:
-    """Return where the samples of the .npy between two offsets of a file lie."""
+    """Return where samples lie in the .npy that is in a file from offset `start` to `end`."""
     data = read(start, min(PAGE_BYTES, end - start))
     if data.startswith(_MAGIC) and len(data) == PAGE_BYTES:
         data += read(start + PAGE_BYTES, min(_LONGEST_HEADER, end - start) - PAGE_BYTES)

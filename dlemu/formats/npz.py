@@ -28,19 +28,19 @@ _ZIP64, _ALIGNMENT = 1, 0xD935  # ids of extra fields; the second is Android's z
 _VERSION = 45  # zip64
 _FIRST_OF_1980 = 0x21  # the earliest date that zip has
 
-_LOCAL_BYTES = 64  # so that the .npy header behind it, too, is a multiple of 64 bytes
+_LOCAL_BYTES = 64  # then the .npy header behind it is a multiple of 64 bytes, as np.save has it
 _LARGEST_DIRECTORY = 1 << 20
 _LARGEST_END = 22 + 0xFFFF  # with the longest comment
 
-# One layout of y for all: its header has 128 bytes up to 10^50 samples.
+# Labels: the .npy header of y has 128 bytes for up to 10^50 samples.
 _LABEL = np.dtype("<i8")
 _LABEL_HEADER = 128
 
 
 def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
     head = read(0, PAGE_BYTES)
-    # np.savez puts x first and its sizes into the local header: one read finds it. Else the
-    # directory at the end, which has the last word, tells.
+    # np.savez puts x first, with its sizes in the local header: then one read is enough. Otherwise
+    # the directory at the file's end is read.
     start, num_bytes = _first_member(head) or _find(read, file_bytes)
     if start + num_bytes > file_bytes:
         raise DatasetError(
@@ -49,12 +49,7 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
     return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
 
 
-def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return npy.places(sizes, element_bytes=element_bytes)
-
-
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return npy.starts(sizes)
+places, starts = npy.places, npy.starts  # the archive's and the .npy's headers share a page
 
 
 def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -68,7 +63,7 @@ def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def check_head(head: bytes, file_bytes: int) -> None:
     member = _first_member(head)
     if member is None:
-        return  # sound, but what would be checked is at the file's end
+        return  # a valid archive, but x is not the first member, or its size stands behind it
     start, num_bytes = member
     if start + num_bytes > file_bytes:
         raise DatasetError(
@@ -94,7 +89,7 @@ def write(sink: Sink, file: FileSamples) -> None:
 
 
 def _crc32() -> Crc:
-    from isal import isal_zlib  # 20 times as fast as zlib; readers do without it
+    from isal import isal_zlib  # 20 times as fast as zlib; only writing needs it
 
     return isal_zlib.crc32
 
@@ -106,7 +101,7 @@ class _Member(NamedTuple):
     crc: int
 
     def local(self) -> bytes:
-        """Return the local header: sizes in a zip64 field, as np.savez has them, and padding."""
+        """Return the local header: sizes in a zip64 field, as np.savez writes them, and padding."""
         sizes = struct.pack("<2H2Q", _ZIP64, 16, self.num_bytes, self.num_bytes)
         padding = _LOCAL_BYTES - _LOCAL.size - len(self.name) - len(sizes) - 6
         extra = sizes + struct.pack("<3H", _ALIGNMENT, 2 + padding, 64) + bytes(padding)
@@ -124,7 +119,7 @@ class _Member(NamedTuple):
 
 
 def _directory(members: list[_Member], start: int) -> bytes:
-    """Return the directory at `start` and the archive's end, in zip64 whatever the size."""
+    """Return the directory at `start` and the end records, always in zip64."""
     entries = b"".join(member.central() for member in members)
     count, end = len(members), start + len(entries)
     return b"".join(
@@ -141,7 +136,7 @@ def _directory(members: list[_Member], start: int) -> bytes:
 
 
 def _first_member(head: bytes) -> tuple[int, int] | None:
-    """Return start and bytes of x.npy if that comes first with its sizes, else None."""
+    """Return start and bytes of x.npy if it is the first member and its header has its sizes."""
     if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MAGIC):
         raise DatasetError(f"no zip archive: it begins with {head[:4]!r}")
     _, _, flags, method, _, _, _, stored, num_bytes, name, extra = _LOCAL.unpack_from(head)
@@ -156,7 +151,7 @@ def _first_member(head: bytes) -> tuple[int, int] | None:
 
 
 def _find(read: Read, file_bytes: int) -> tuple[int, int]:
-    """Return start and bytes of x.npy by the directory at the file's end."""
+    """Return start and bytes of x.npy, by the directory at the file's end."""
     end_start = max(0, file_bytes - _LARGEST_END)
     tail = read(end_start, _LARGEST_END)
     at = tail.rfind(_END_MAGIC)
@@ -175,7 +170,7 @@ def _find(read: Read, file_bytes: int) -> tuple[int, int]:
 
 
 def _search(read: Read, directory: bytes, file_bytes: int) -> tuple[int, int]:
-    """Return start and bytes of x.npy by its entry in the directory."""
+    """Return start and bytes of x.npy, by its entry in the directory."""
     at = 0
     while directory.startswith(_CENTRAL_MAGIC, at) and len(directory) - at >= _CENTRAL.size:
         fields = _CENTRAL.unpack_from(directory, at)
@@ -202,7 +197,7 @@ def _check_stored(flags: int, method: int) -> None:
 
 
 def _wide(extra: bytes, values: list[int]) -> list[int]:
-    """Return the values, those of 0xFFFFFFFF replaced from the zip64 extra field, in order."""
+    """Return the values; 0xFFFFFFFF is replaced by the next value of the zip64 extra field."""
     at = 0
     while at + 4 <= len(extra):
         field, length = struct.unpack_from("<2H", extra, at)

@@ -17,9 +17,9 @@ streamed = True
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
 FRAME_BYTES = _LENGTH.size + 4
-"""What stands around each record: its length before, its checksum behind."""
+"""Bytes around each record: its length with a checksum before it, its own checksum behind it."""
 _WINDOW = 4096
-# Bounds on what a damaged file can make us do.
+# Bounds on the work that a damaged file can cause.
 _MOST_FIELDS = 1000
 _LONGEST_NAME = 256
 _LARGEST_IMAGE = 1 << 48
@@ -79,11 +79,11 @@ def index_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[int, int]]:
-    """Return (offset, framed bytes) of each record, by the index of a file of `file_bytes`.
+    """Return (offset, framed bytes) of each record, by the index `data` of a file of `file_bytes`.
 
     Raises:
-        DatasetError: it names other than so many records, one behind the other within the file;
-            no path, the caller has it.
+        DatasetError: the index is damaged, or has not `num_samples` records. The caller adds the
+            path.
     """
     lines = data.splitlines()
     if len(lines) != num_samples:
@@ -115,14 +115,14 @@ def write(sink: Sink, file: FileSamples) -> None:
     for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
         head = _example_head(size)
         length = struct.pack("<Q", len(head) + size)
-        # One call for what stands between two payloads.
+        # One call writes everything between two payloads.
         sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
         tail = masked_crc(sink.payload(sample, size, _crc32c, google_crc32c.value(head)))
     sink.write(tail)
 
 
 def masked_crc(crc: int) -> bytes:
-    """Return a CRC-32C as TFRecord writes it: masked, lest checksums be summed themselves."""
+    """Return a CRC-32C as TFRecord writes it: masked, because a CRC of CRCs is a weak checksum."""
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
@@ -136,10 +136,13 @@ class _Span(NamedTuple):
 
 
 class _Window:
-    """Bytes of one record near one another, read a page at a time."""
+    """Reads nearby bytes of one record, a page at a time.
+
+    Attributes:
+        num_fields: fields found so far.
+    """
 
     num_fields = 0
-    """Fields found so far."""
 
     def __init__(self, read: Read, start: int, file_bytes: int) -> None:
         self._read, self._file_bytes = read, file_bytes
@@ -147,7 +150,7 @@ class _Window:
         self._data = read(start, _WINDOW)
 
     def take(self, start: int, length: int) -> bytes:
-        """Return the bytes from `start` on; fewer at the file's end. `length` is a page at most."""
+        """Return `length` bytes from `start`, at most a page; fewer only at the file's end."""
         if not self._start <= start <= start + length <= self._start + len(self._data):
             self._start = min(start, self._file_bytes)
             self._data = self._read(self._start, _WINDOW)
@@ -155,7 +158,7 @@ class _Window:
 
 
 def _record_length(frame: bytes, left: int) -> int:
-    """Return a record's length from its frame's first 12 bytes, its checksum compared."""
+    """Return a record's length from its frame's first 12 bytes; check their checksum."""
     if len(frame) < _LENGTH.size:
         raise DatasetError("the file ends within a record's length; it was cut")
     length, crc = _LENGTH.unpack(frame)
@@ -175,7 +178,7 @@ _TAG_INT64_LIST = bytes([3 << 3 | _BYTES])
 
 
 def _image(window: _Window, example: _Span) -> _Span:
-    """Return where the one value of the feature `image` lies."""
+    """Return where the value of the feature `image` lies."""
     names = []
     for features in _fields(window, example, 1):
         for entry in _fields(window, features, 1):
@@ -198,7 +201,7 @@ def _image(window: _Window, example: _Span) -> _Span:
 
 
 def _fields(window: _Window, message: _Span, number: int) -> Iterator[_Span]:
-    """Yield where the values of the field lie, of those that are bytes, text or messages."""
+    """Yield where the values of field `number` lie, if they are bytes, text or messages."""
     at = message.start
     while at < message.end:
         tag, at = _varint(window, at, message.end)
@@ -221,7 +224,7 @@ def _fields(window: _Window, message: _Span, number: int) -> Iterator[_Span]:
 
 
 def _varint(window: _Window, at: int, end: int) -> tuple[int, int]:
-    """Return the number at `at`, seven bits a byte, and where the next field begins."""
+    """Return the varint at `at` (seven bits in each byte), and the offset behind it."""
     value = 0
     for index, byte in enumerate(window.take(at, min(10, end - at))):
         value |= (byte & 0x7F) << 7 * index
@@ -244,7 +247,7 @@ def _delimited(tag: bytes, num_bytes: int) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _example_head(size: int) -> bytes:
-    """Return an Example up to its image's bytes, which come last."""
+    """Return an Example without the bytes of its image, which come last."""
     number = _delimited(_TAG_1, len(_encoded(size))) + _encoded(size)
     feature = _delimited(_TAG_INT64_LIST, len(number)) + number
     entry = _delimited(_TAG_1, 4) + b"size" + _delimited(_TAG_2, len(feature)) + feature
@@ -259,7 +262,7 @@ def _example_head(size: int) -> bytes:
 
 
 def _head_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes before the image of each Example."""
+    """Return the size of each Example without its image."""
     least, steps = _head_steps()
     longer: NDArray[np.int64] = least + np.searchsorted(steps, sizes, side="right")
     return longer
@@ -267,7 +270,7 @@ def _head_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @functools.cache
 def _head_steps() -> tuple[int, NDArray[np.int64]]:
-    """Return the shortest head's bytes, and the image sizes from which it has a byte more each."""
+    """Return the shortest head's bytes, and the image sizes at which the head grows by a byte."""
     shortest, longest = len(_example_head(0)), len(_example_head(_LARGEST_IMAGE))
     images = range(_LARGEST_IMAGE + 1)
     steps = [

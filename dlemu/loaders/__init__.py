@@ -1,9 +1,18 @@
-"""An epoch's batches in the plan's order. Loaders by name, imported when asked for.
+"""Loaders read an epoch's batches in the plan's order. They are imported when they are asked for.
 
-A loader serves all accelerators that one rank emulates. Each accelerator has `read_threads`
-workers; worker w makes its batches of steps w, w + read_threads, w + 2 read_threads …, or, in
-tf.data's order, its part of every batch. How far they read ahead follows from what the emulated
-training loop has taken (`train.loop`, `Workload.batches_in_flight`).
+A loader serves all accelerators that one rank emulates. Each accelerator has `reader.read_threads`
+workers. Worker w makes the batches of steps w, w + read_threads, w + 2 read_threads …; in
+tf.data's order it makes its part of every batch. `train.loop` and `reader.prefetch_size` say how
+far ahead of the training loop batches are read (`Workload.batches_in_flight`).
+
+To add a loader:
+
+1. Write a class with the methods of `Loader` and the constructor of `MakesLoader`. If it reads
+   past the host's memory, give it the methods of `TellsPaths`; if it hands batches over in memory
+   that stays the same, those of `SharesMemory`. `worker.SampleReader` reads batches of all formats.
+2. Name it in `LOADERS`, and its name in `workload.sections.Reader.data_loader`.
+3. Subclass `Loaders` of tests/loaders/contract.py in tests/loaders/test_loaders.py, with its name.
+   The contract checks order, bytes, padding, read-ahead, checksums and closing, for all formats.
 """
 
 from collections.abc import Iterator
@@ -28,29 +37,33 @@ class Batch:
     """What one accelerator gets for one step."""
 
     epoch: int
+    """From 0."""
     step: int
+    """From 0, within the epoch."""
     accelerator: int
+    """Number among all accelerators of the job, from 0."""
     samples: Samples
     """Sample numbers, int64 (batch,)."""
     num_bytes: int
     """Bytes that were read from storage for it, headers and read-ahead of a stream included."""
     ready: float
-    """Time (perf_counter) at which the accelerator could take it."""
+    """Time (perf_counter, seconds) at which the accelerator could take it."""
     read_seconds: float
-    """Seconds that its worker spent in reads; so for decode (parsing, checksums) and hand-over
-    (copying and padding)."""
+    """Time that its worker spent in reads."""
     decode_seconds: float
+    """Time that its worker spent on parsing and checksums."""
     hand_over_seconds: float
+    """Time that its worker spent on copying and padding."""
     data: NDArray[np.uint8] | None = None
-    """(batch, row_bytes): the samples collated into one array. A row has
-    record_length_bytes_resize bytes (cut, or padded with zeros); where that is not set, those of
-    the largest sample. Its memory is used again: `open_loader` says when."""
+    """uint8 (batch, row_bytes): the samples collated into one array, or None if they are dropped.
+    A row has record_length_bytes_resize bytes (the sample is cut, or padded with zeros); if that is
+    not set, as many as the largest sample. The memory is used again: `open_loader` says when."""
     lengths: NDArray[np.int64] | None = None
-    """(batch,): bytes of each row that are the sample's."""
+    """int64 (batch,): bytes of each row that belong to the sample."""
 
     @property
     def arrays(self) -> list[NDArray[np.uint8]] | None:
-        """The samples one by one, each of its own length: views of `data`."""
+        """The samples one by one, each uint8 (its length,): views of `data`."""
         if self.data is None or self.lengths is None:
             return None
         rows = zip(self.data, self.lengths.tolist(), strict=True)
@@ -58,7 +71,7 @@ class Batch:
 
 
 class Loader(Protocol):
-    """Reads batches for the accelerators of one rank."""
+    """Reads batches for the accelerators of one rank. tests/loaders/contract.py checks it."""
 
     @property
     def direct(self) -> bool:
@@ -66,7 +79,11 @@ class Loader(Protocol):
         ...
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        """Yield for each step one batch of every accelerator; may be closed before its end.
+        """Yield the batches of each step, one for every accelerator, in the accelerators' order.
+
+        A batch has the samples `plan.samples[step, accelerator]`. The caller asks for a step when
+        training begins it, and may close the iterator before its end; then another epoch may begin.
+        `epoch` is the number that batches carry, from 0.
 
         Raises:
             DatasetError: a file is missing, damaged or not what the workload says.
@@ -75,51 +92,52 @@ class Loader(Protocol):
         ...
 
     def waiting_for(self) -> str:
-        """Return what the workers are reading now, and for how long, the longest first."""
+        """Return in one line what the workers are reading, and for how long, the longest first.
+
+        Called by another thread, while `epoch` runs.
+        """
         ...
 
     def pids(self) -> list[int]:
-        """Return the worker processes."""
+        """Return the process numbers of the workers; none if they are threads."""
         ...
 
     def close(self) -> None:
-        """End all workers; may be called again."""
+        """End all workers, in time even if a read hangs; may be called again."""
         ...
 
 
 @runtime_checkable
 class TellsPaths(Protocol):
-    """A loader that may read past the host's memory, and knows which way the bytes took."""
+    """A loader that can read past the host's memory, and knows which path the bytes took."""
 
     notes: tuple[str, ...]
-    """What of the keys could not be met, to be shown."""
+    """A line for each key that could not be met, to be shown."""
 
     def path_bytes(self) -> PathBytes:
-        """Return the bytes so far, by path; before `close`.
+        """Return the bytes so far, by path. Call it before `close`.
 
         Raises:
-            RunError: reader.gds=require, and some went through the host.
+            RunError: reader.gds=require, but bytes went through the host.
         """
         ...
 
 
 @runtime_checkable
 class SharesMemory(Protocol):
-    """A loader that hands batches over in memory of its own, always the same."""
+    """A loader that hands all batches over in the same arrays, which its user may pin."""
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays that batches are handed over in."""
+        """Return the arrays, uint8 (slots, batch, row_bytes): one for each accelerator."""
         ...
 
 
-class _OpenLoader(Protocol):
-    def __call__(
-        self,
-        dataset: Dataset,
-        *,
-        accelerators: range,
-        keep: int,
-    ) -> Loader: ...
+class MakesLoader(Protocol):
+    """A loader's class. Its constructor raises what `open_loader` raises."""
+
+    def __call__(self, dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
+        """Return a loader; `open_loader` explains the arguments."""
+        ...
 
 
 LOADERS = {
@@ -129,11 +147,11 @@ LOADERS = {
     "dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
     "native_dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
 }
-"""Module, class, and the extra that it needs, by `reader.data_loader`."""
+"""By `reader.data_loader`: the module, the class, and the extra of dlemu that it needs."""
 
 
 def check_loader(workload: Workload, num_accelerators: int) -> None:
-    """Refuse at once what this host lacks for the loader of so many accelerators.
+    """Check that this host has what the loader needs; raise its limit of open files.
 
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
@@ -147,22 +165,23 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
 
 
 def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
-    """Return the loader that `reader.data_loader` names, for these global accelerator numbers.
+    """Return the loader that `reader.data_loader` names.
 
-    `keep`: batches have `data`, and each stays valid until so many more were taken; with 0 the
-    bytes are counted and dropped where the loader can.
+    `accelerators`: their numbers among all of the job. `keep`: a batch's `data` stays valid until
+    that many more batches of its accelerator were taken; with 0 the bytes are read and dropped, and
+    batches have no `data`.
 
     Raises:
         DatasetError: the first file cannot be read.
-        WorkloadError: a package is missing, or a key asks for what cannot be.
+        WorkloadError: a package is missing, or two keys exclude each other.
     """
     return _find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
 
 
-def _find_loader(workload: Workload) -> _OpenLoader:
+def _find_loader(workload: Workload) -> MakesLoader:
     module, name, extra = LOADERS[workload.reader.data_loader]
     try:
-        return cast(_OpenLoader, getattr(import_module(module), name))
+        return cast(MakesLoader, getattr(import_module(module), name))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dlemu"):
             raise

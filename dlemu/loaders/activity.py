@@ -1,5 +1,6 @@
-"""What workers do now, in memory that they share with whoever watches them."""
+"""What each worker is doing now, in memory that it shares with whoever watches it."""
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -7,12 +8,14 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
 
-IDLE, READING, DECODING, SLEEPING = range(4)
-_DOES = ("waits", "reads", "decodes", "preprocesses")
+IDLE, READING, SLEEPING = range(3)
+Note = Callable[[int, int], None]
+"""`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
+_WORDS = {READING: "reads", SLEEPING: "preprocesses"}
 
 
-class Progress:
-    """What workers do now: one row each, (workers, 4) float64, written by them, read by others."""
+class Activity:
+    """One row for each worker, (workers, 4) float64; the worker writes it, others read it."""
 
     NUM_FIELDS = 4
 
@@ -20,39 +23,34 @@ class Progress:
         self._rows = rows
 
     def note(self, worker: int, what: int, file: int = -1) -> None:
-        """Say what a worker does from now on."""
+        """Write down what a worker does from now on, and to which file."""
         row = self._rows[worker]
         row[0] = what
         row[1] = file
         row[2] = perf_counter()
 
     def set_pid(self, worker: int, pid: int) -> None:
-        """Say which process a worker is."""
+        """Write down a worker's process number."""
         self._rows[worker, 3] = pid
 
     def pids(self) -> list[int]:
-        """Return each worker's process; 0 where it has not begun."""
+        """Return each worker's process number; 0 where it has not started yet."""
         return [int(pid) for pid in self._rows[:, 3]]
 
-    def told(self, layout: Layout, accelerator: int) -> list[tuple[float, str]]:
-        """Return since when each busy worker does what, in words."""
+    def busy(self, layout: Layout, accelerator: int) -> list[tuple[float, str]]:
+        """Return what each busy worker does: since when (perf_counter), and a line to show."""
         lines = []
         now = perf_counter()
         for worker, (what, file, since, _) in enumerate(self._rows.tolist()):
             if what != IDLE:
                 path = f" {layout.path(int(file))}" if file >= 0 else ""
-                lines.append(
-                    (
-                        since,
-                        f"worker {worker} of accelerator {accelerator} {_DOES[int(what)]}{path} "
-                        f"for {now - since:.0f} s",
-                    )
-                )
+                text = f"worker {worker} of accelerator {accelerator} {_WORDS[int(what)]}{path}"
+                lines.append((since, f"{text} for {now - since:.0f} s"))
         return lines
 
 
-def tell(lines: list[tuple[float, str]], most: int = 8) -> str:
-    """Return the longest waits first, in one line."""
-    told = [text for _, text in sorted(lines)]
+def describe(busy: list[tuple[float, str]], most: int = 8) -> str:
+    """Return the lines of `Activity.busy` as one, the longest wait first."""
+    told = [text for _, text in sorted(busy)]
     more = [f"{len(told) - most} more"] if len(told) > most else []
     return ", ".join(told[:most] + more) or "no worker is busy"

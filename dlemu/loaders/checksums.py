@@ -1,4 +1,4 @@
-"""The files' own checksums, computed over their bytes as these pass (`reader.check_crc`)."""
+"""The files' own checksums, computed while the bytes are read (`reader.check_crc`)."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -11,37 +11,39 @@ from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.workload.model import FormatName
 
-_Wish = tuple[int, Callable[[memoryview], object]]
-"""How many bytes are wanted next, and who takes them."""
+_Field = tuple[int, Callable[[memoryview], object]]
+"""Bytes of the next field, and the function that takes them."""
 
 _ZIP_LOCAL = struct.Struct("<4s5H3I2H")  # PKWARE's APPNOTE 6.3.10, section 4.3.7
 _ZIP_SIZES_FOLLOW = 8  # flag
-_ALL_THE_REST = 1 << 62
+_TO_THE_END = 1 << 62
 
 
 class Checksum:
-    """Takes a file's bytes from the first on, in order; raises DatasetError on a wrong checksum.
+    """Checks a file: it is called with the file's bytes from the first on, in order.
+
+    A generator of the format yields field after field, and raises DatasetError on a wrong checksum.
 
     Attributes:
         at: bytes taken so far.
     """
 
-    def __init__(self, path: str, wishes: Iterator[_Wish]) -> None:
+    def __init__(self, path: str, fields: Iterator[_Field]) -> None:
         self.at = 0
         self._path = path
-        self._wishes = wishes
-        self._want, self._taker = next(wishes)
+        self._fields = fields
+        self._want, self._take = next(fields)
 
     def __call__(self, data: memoryview) -> None:
         self.at += len(data)
         while len(data):
             part = data[: self._want]
-            self._taker(part)
+            self._take(part)
             data = data[len(part) :]
             self._want -= len(part)
             while self._want == 0:
                 try:
-                    self._want, self._taker = next(self._wishes)
+                    self._want, self._take = next(self._fields)
                 except DatasetError as error:
                     raise DatasetError(f"{self._path}: {error}") from None
 
@@ -55,13 +57,13 @@ class _Crc:
         self.value = self._extend(self.value, data)
 
 
-def _records() -> Iterator[_Wish]:
-    """A TFRecord file: each record's length and data have a masked CRC-32C."""
+def _records() -> Iterator[_Field]:
+    """Yield the fields of a TFRecord file: each record's length and data have a masked CRC-32C."""
     number = 0
     while True:
         head, tail = bytearray(), bytearray()
         yield 12, head.extend
-        tfrecord.check_head(bytes(head), _ALL_THE_REST)
+        tfrecord.check_head(bytes(head), _TO_THE_END)
         crc = _Crc(
             lambda value, data: int(google_crc32c.extend(value, np.frombuffer(data, np.uint8)))
         )
@@ -72,8 +74,8 @@ def _records() -> Iterator[_Wish]:
         number += 1
 
 
-def _archive() -> Iterator[_Wish]:
-    """A zip archive: its first member, the samples, has a CRC-32."""
+def _archive() -> Iterator[_Field]:
+    """Yield the fields of a zip archive: its first member, the samples, has a CRC-32."""
     head, rest = bytearray(), bytearray()
     yield _ZIP_LOCAL.size, head.extend
     _, _, flags, _, _, _, wanted, _, size, name, extra = _ZIP_LOCAL.unpack(head)
@@ -90,11 +92,11 @@ def _archive() -> Iterator[_Wish]:
     yield size, crc.take
     if crc.value != wanted:
         raise DatasetError("the checksum of its samples is wrong; the file is damaged")
-    yield _ALL_THE_REST, lambda data: None
+    yield _TO_THE_END, lambda data: None
 
 
 CHECKSUMS: dict[FormatName, Callable[[str], Checksum]] = {
     "npz": lambda path: Checksum(path, _archive()),
     "tfrecord": lambda path: Checksum(path, _records()),
 }
-"""Formats whose files have checksums."""
+"""By format, for those whose files have checksums: makes a checksum from the file's path."""

@@ -1,4 +1,4 @@
-"""How many files a rank has open while it reads, and what this process may open."""
+"""How many file descriptors a rank needs while it reads, and how many it may have."""
 
 import resource
 import sys
@@ -9,22 +9,22 @@ from dlemu.units import counted
 from dlemu.workload.model import Workload
 
 OTHERS = 128
-"""Descriptors left to the rest of the process."""
+"""Descriptors for everything else in the process."""
 MOST_MESSAGES = 256
-"""Small ones that a pipe of Linux surely holds: its 64 KiB, at 256 bytes each. With more under way
+"""Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each. If more can be under way,
 the queues to workers are multiprocessing's."""
 FILES_KEPT = 8
-"""Files of many samples that a stream keeps open where it goes from one to the other."""
+"""Files of many samples that a stream keeps open if it reads several of them in turn."""
 
 
 def make_room(workload: Workload, num_accelerators: int) -> int:
-    """Raise this process's limit to what its accelerators want; return the limit.
+    """Raise this process's limit of open files to what its accelerators can use; return the limit.
 
     Raises:
         WorkloadError: the hard limit is below what they need.
     """
     soft, hard = _limits()
-    least, wish = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
+    least, wanted = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
     if least > hard:
         most = most_accelerators(workload)
         fewer = f"emulate at most {most} in a rank, " if most else ""
@@ -34,8 +34,8 @@ def make_room(workload: Workload, num_accelerators: int) -> int:
             f"have {hard} here; {fewer}use more ranks or fewer reader.read_threads, or raise the "
             f"limit as root: ulimit -n {least}"
         )
-    if wish > soft:
-        soft = min(wish, hard)
+    if wanted > soft:
+        soft = min(wanted, hard)
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
@@ -61,7 +61,7 @@ def _limits() -> tuple[int, int]:
 
 
 def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
-    """Return the descriptors that an accelerator's loader needs in a rank, and what it wishes."""
+    """Return the descriptors that one accelerator needs in a rank, and those that it can use."""
     reader, dataset = workload.reader, workload.dataset
     one_by_one = dataset.num_samples_per_file == 1 or FORMATS[dataset.format].streamed
     kept = 1 if one_by_one else FILES_KEPT
@@ -69,10 +69,10 @@ def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
         return reader.num_streams, reader.num_streams * kept
     if reader.read_threads == 0:
         return kept, kept
-    # A queue to each worker and one back are pipes of one descriptor, multiprocessing's of two.
+    # One queue to each worker and one back. Our queue is one descriptor, multiprocessing's is two.
     queues = (1 + reader.read_threads) * (1 if workload.batches_in_flight <= MOST_MESSAGES else 2)
     if reader.multiprocessing_context == "fork":
         return queues, queues
-    # Two pieces of memory have two each, and multiprocessing keeps two pipes to each worker.
+    # Two shared memories take two descriptors each; multiprocessing keeps two for each worker.
     spawned = queues + 4 + 2 * reader.read_threads
     return spawned, spawned

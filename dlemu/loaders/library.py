@@ -1,6 +1,6 @@
 """Samples through np.load, h5py and a TFRecord parser with CRC: what frameworks pay for decoding.
 
-The libraries read through an ordinary Python file, as they do in a training job, which counts.
+The libraries read through an ordinary Python file, as in a training job; it counts its bytes.
 """
 
 import io
@@ -15,8 +15,10 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
-from dlemu.loaders.source import Memory
-from dlemu.storage.regular import open_regular
+from dlemu.loaders.activity import READING, Note
+from dlemu.loaders.slots import Rows
+from dlemu.loaders.source import Cost, Memory, Source, Task
+from dlemu.storage.regular import cannot_open, open_regular
 from dlemu.workload.model import FormatName
 
 _Returned = TypeVar("_Returned")
@@ -25,10 +27,10 @@ _MOST_DEFLATED = 1032
 
 
 def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
-    """Return what `parse` returns; it may be called again.
+    """Return what `parse` returns; call it again if Python's parser fails.
 
-    The .npy header is a Python literal, and before 3.11.9 Python's parser may fail where two
-    threads use it (CPython issue 106905).
+    The .npy header is a Python literal, and before 3.11.9 Python's parser may raise SystemError
+    when two threads use it (CPython issue 106905).
     """
     for _ in range(100):
         try:
@@ -47,10 +49,8 @@ class CountedFile(io.FileIO):
         self.read_seconds = 0.0
         try:
             super().__init__(path, opener=open_regular)
-        except FileNotFoundError:
-            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
         except OSError as error:
-            raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+            raise cannot_open(path, error) from None
 
     def readinto(self, buffer: Any) -> int:
         begin = perf_counter()
@@ -67,10 +67,14 @@ class CountedFile(io.FileIO):
 
 
 class Parsed(Protocol):
-    """An open file of samples."""
+    """A file of samples that a library has opened."""
 
     def sample(self, place: int) -> Memory:
-        """Return the bytes of a sample by its place in the file."""
+        """Return the bytes of the file's sample number `place`, counted from 0.
+
+        Raises:
+            DatasetError: the file is damaged.
+        """
         ...
 
     def close(self) -> None:
@@ -90,11 +94,11 @@ class _Array:
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 self._array = loaded["x"]
             else:
-                # np.fromfile has read through the descriptor, and decoded nothing.
+                # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
                 self._array = loaded
                 file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                 file.read_seconds = perf_counter() - begin
-        except Exception as error:  # whatever the library says of a damaged file
+        except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
 
     def sample(self, place: int) -> Memory:
@@ -123,9 +127,9 @@ class _Hdf5:
             name = "records_0" if "records_0" in self._file else "records"
             self._records = self._file[name]
             num_bytes, file_bytes = int(self._records.nbytes), os.fstat(file.fileno()).st_size
-        except Exception as error:  # whatever the library says of a damaged file
+        except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
-        # Before memory is taken for what the header says.
+        # A damaged header may ask for more memory than the host has.
         if num_bytes > _MOST_DEFLATED * file_bytes:
             raise DatasetError(
                 f"{file.path} is damaged: {name} has {num_bytes} bytes by its header, the file "
@@ -137,7 +141,7 @@ class _Hdf5:
             several = self._num_samples > 1
             array = self._records[place] if several else self._records[...]
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        except Exception as error:  # whatever the library says of a damaged file
+        except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(self._counted, error) from None
 
     def close(self) -> None:
@@ -146,7 +150,7 @@ class _Hdf5:
 
 
 class _Records:
-    """A TFRecord file, read from its start on: samples come in order, others are skipped."""
+    """A TFRecord file, read from its start: samples are asked for in order, others are skipped."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._file = file
@@ -195,3 +199,62 @@ PARSERS: dict[FormatName, Callable[[CountedFile, int], Parsed]] = {
     "hdf5": _Hdf5,
     "tfrecord": _Records,
 }
+
+
+class LibraryReader:
+    """Reads samples through the format's library, file by file."""
+
+    def __init__(self, source: Source, rows: Rows, note: Note) -> None:
+        self._layout, self._folder = source.layout, str(source.dataset.folder)
+        self._rows, self._note = rows, note
+        self._parse = PARSERS[source.layout.format]
+        self._opened: tuple[CountedFile, Parsed] | None = None
+        self._seconds = 0.0  # in the library, reads included
+        self._closed_bytes, self._closed_seconds = 0, 0.0  # read from files that are closed
+
+    def start_epoch(self) -> None:
+        """Close the file of an earlier epoch that ended early."""
+        self._close_file()
+
+    def read(self, task: Task) -> Iterator[None]:
+        """Read what a batch needs; yield after each sample."""
+        for sample in task.fetch.tolist():
+            self._read_sample(sample)
+            yield
+
+    def so_far(self) -> Cost:
+        """Return what all batches so far have cost."""
+        num_bytes, seconds = self._closed_bytes, self._closed_seconds
+        if self._opened is not None:
+            num_bytes += self._opened[0].bytes_read
+            seconds += self._opened[0].read_seconds
+        return Cost(num_bytes, seconds, self._seconds - seconds, self._rows.seconds)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._close_file()
+
+    def _read_sample(self, sample: int) -> None:
+        number, place = divmod(sample, self._layout.samples_per_file)
+        path = f"{self._folder}/{self._layout.path(number)}"
+        self._note(READING, number)
+        begin = perf_counter()
+        if self._opened is None or self._opened[0].path != path:
+            self._close_file()
+            file = CountedFile(path)
+            self._opened = file, self._parse(file, self._layout.samples_per_file)
+        file, parsed = self._opened
+        data = parsed.sample(place)
+        self._seconds += perf_counter() - begin
+        if self._rows.slots is not None:
+            self._rows.copy(path, sample, data)
+        if self._layout.samples_per_file == 1:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._opened is not None:
+            file, parsed = self._opened
+            parsed.close()
+            self._closed_bytes += file.bytes_read
+            self._closed_seconds += file.read_seconds
+            self._opened = None

@@ -1,11 +1,10 @@
-"""What torch's DataLoader and its workers talk through, made of what the kernel has.
+"""Queues, shared memory, events and processes for worker processes, straight on Linux.
 
-Queues are pipes, written to where a message comes up. multiprocessing.Queue hands every message to
-a thread of the sender, which has to wake up, take Python's lock and write: three such threads work
-for a batch, and they cost more than to read it.
+A queue is a pipe, and `put` writes to it. multiprocessing.Queue hands every message to a thread of
+the sender, which has to wake up, take Python's lock and write. Three such threads work for a batch,
+and they cost more than reading it.
 """
 
-import copy
 import mmap
 import os
 import pickle
@@ -13,16 +12,13 @@ import queue
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing import get_context, popen_fork, reduction
+from multiprocessing import popen_fork, reduction
 from multiprocessing.context import BaseContext, ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeVar
-
-from dlemu.loaders.descriptors import MOST_MESSAGES
 
 Method = Literal["fork", "forkserver", "spawn"]
 T = TypeVar("T")
@@ -32,7 +28,7 @@ _AT_ONCE = 1 << 16
 
 
 class Pipe:
-    """A queue from any processes to one, with the methods that torch's DataLoader calls.
+    """A queue from any number of processes to one, with the methods that torch's DataLoader calls.
 
     `put` blocks while the pipe is full.
     """
@@ -41,7 +37,7 @@ class Pipe:
         self._lock = context.Lock()
         reader, writer = os.pipe()
         try:
-            # One descriptor serves both ends: a rank has a pipe for every worker, and few to spare.
+            # One descriptor for both ends: a rank has a pipe for every worker, and few descriptors.
             self._both = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
         finally:
             os.close(reader)
@@ -53,7 +49,7 @@ class Pipe:
         self._poll: select.poll | None = None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # As a process is spawned, and only then, locks and descriptors can go with it.
+        # Locks and descriptors can be pickled only while a process is spawned.
         return self._lock, reduction.DupFd(self._both)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -107,11 +103,11 @@ class Pipe:
 
 
 class SharedMemory:
-    """Zeros that a process shares with those that it starts.
+    """Zeroed memory that a process shares with the processes that it starts.
 
-    It has no name: nothing is left in /dev/shm, however a process dies, and containers that make
-    /dev/shm small do not bound it. Forked processes inherit it, so that it needs no descriptor;
-    others get one with what they are started with.
+    It has no name: nothing is left in /dev/shm however a process dies, and a small /dev/shm (as in
+    containers) does not limit it. Forked processes inherit it, so it needs no descriptor; other
+    processes get one when they are started.
     """
 
     def __init__(self, num_bytes: int, method: Method, descriptor: int = -1) -> None:
@@ -136,66 +132,27 @@ def _attach(num_bytes: int, method: Method, duplicate: Any) -> SharedMemory:
 class Flag:
     """An event between processes, with the methods that torch's DataLoader calls.
 
-    Without a lock: who is killed while he holds that of multiprocessing.Event, and workers take it
-    for every batch, leaves the others waiting for ever.
+    It has no lock. Workers look at the event for every batch, and a worker that is killed while it
+    holds the lock of a multiprocessing.Event leaves all others waiting for ever.
     """
 
     def __init__(self, method: Method) -> None:
         self._memory = SharedMemory(mmap.PAGESIZE, method)
 
     def set(self) -> None:
-        """Raise it for all."""
+        """Set the event, for all processes."""
         self._memory.bytes[0] = 1
 
     def is_set(self) -> bool:
-        """Return whether anybody has raised it."""
+        """Return whether any process has set it."""
         return self._memory.bytes[0] == 1
 
 
-class Requests:
-    """Holds back what this process puts into queues, until it is to be sent.
-
-    torch's DataLoader asks a worker for one more batch in the call that returns one. The loop that
-    is emulated makes that call later than we do.
-    """
-
-    def __init__(self) -> None:
-        self.held = False
-        self._kept: list[Callable[[], None]] = []
-
-    def watch(self, queue: Any) -> Any:
-        """Return the queue, whose messages are held back from now on while `held` is set."""
-        put, reference = type(queue).put, weakref.ref(queue)  # no cycle: a queue ends in time
-
-        def put_or_keep(*message: Any, **how: Any) -> None:
-            queue = reference()
-            if queue is None:  # torch says goodbye to a queue that was collected with it
-                return
-            now = partial(put, queue, *message, **how)
-            if self.held:
-                self._kept.append(now)
-            else:
-                now()
-
-        queue.put = put_or_keep
-        return queue
-
-    def send(self) -> None:
-        """Send what was held back, in its order."""
-        kept, self._kept = self._kept, []
-        for put in kept:
-            put()
-
-    def drop(self) -> None:
-        """Forget what was held back: its epoch has ended."""
-        self.held = False
-        self._kept.clear()
-
-
 class _Forked(popen_fork.Popen):
-    """A forked process that is looked at from time to time.
+    """A forked process whose end is polled.
 
-    multiprocessing's own takes two pipes of the parent for each, to wait for its end in `select`.
+    multiprocessing's own class takes two descriptors of the parent for each process, to wait for
+    its end in `select`.
     """
 
     sentinel = -1
@@ -220,7 +177,9 @@ class _Forked(popen_fork.Popen):
                 os._exit(code)
 
 
-class _ForkProcess(ForkProcess):
+class LeanProcess(ForkProcess):
+    """A forked process that takes no descriptor of its parent."""
+
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Forked:
         return _Forked(process_obj)
@@ -229,8 +188,8 @@ class _ForkProcess(ForkProcess):
 class Starter:
     """A thread that starts worker processes, and lives as long as this object.
 
-    The kernel tells a process of its parent's death (PR_SET_PDEATHSIG) when the thread ends that
-    has started it: whoever iterates a loader may be such a thread.
+    With PR_SET_PDEATHSIG the kernel kills a process when the thread that started it ends, and a
+    loader may be iterated in a thread that ends early.
     """
 
     def __init__(self) -> None:
@@ -265,29 +224,4 @@ class Starter:
 def _run_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # what it holds may be what ends this thread
-
-
-def lean_context(
-    method: Method, *, num_messages: int, requests: Requests, processes: list[BaseProcess]
-) -> BaseContext:
-    """Return a context of multiprocessing whose events have no lock and whose queues are pipes.
-
-    `num_messages` may be under way at once. If that is so many that they could fill the pipes of
-    both sides, who would then wait for one another, queues are multiprocessing's. `requests` may
-    hold back what is put into them. Each process that is made joins `processes`; forked ones take
-    no descriptor of this one.
-    """
-    context: Any = copy.copy(get_context(method))
-    make = partial(Pipe, context) if num_messages <= MOST_MESSAGES else context.Queue
-    make_process = _ForkProcess if method == "fork" else context.Process
-
-    def keep_process(*given: Any, **named: Any) -> BaseProcess:
-        processes.append(make_process(*given, **named))
-        return processes[-1]
-
-    context.Event = partial(Flag, method)
-    context.Queue = lambda: requests.watch(make())
-    context.Process = keep_process
-    made: BaseContext = context
-    return made
+        del call  # it may hold the Starter, whose end ends this thread

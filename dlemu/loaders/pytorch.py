@@ -1,20 +1,18 @@
 """Reading through torch's DataLoader, with worker processes, as a PyTorch training job does.
 
-1. the order   of an accelerator's batches: task ->                         DataLoader -> a worker
-2. a worker    reads the batch, into a slot of shared memory if it is wanted;
-                                                                 its cost -> DataLoader's queue
-3. a taker     one thread per accelerator; takes the next batch while the accelerator computes. The
-               DataLoader's next request is sent when the emulated loop would send it -> the step
+1. order     The DataLoader's sampler yields the tasks of an accelerator; the DataLoader sends them
+             to its workers.
+2. workers   A worker process reads the batch, into a slot of shared memory if it is wanted, and
+             sends back what it cost.
+3. takers    One thread for each accelerator takes the next batch while the accelerator computes.
+             The DataLoader's next request is sent when the emulated loop would send it.
 
-Batches never pass through the queue: torch would make, share, map and free memory for each.
+Batches never pass through the queue: torch would allocate, share, map and free memory for each.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
-import traceback
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -31,27 +29,25 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Progress, tell
+from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
-from dlemu.loaders.pipes import Requests, SharedMemory, Starter, lean_context
-from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import Steps, Takers
-from dlemu.loaders.worker import Cost, SampleReader
+from dlemu.loaders.pipes import SharedMemory, Starter
+from dlemu.loaders.slots import Slots, row_bytes_of
+from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.steps import CLOSE_SECONDS, Takers
+from dlemu.loaders.torch_internals import Requests, disarm, lean_context, many_workers
+from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_SECONDS = 1.0
-"""How often somebody looks whether the workers live."""
-_CLOSE_SECONDS = 5.0
-"""How long closing waits for a worker; one in a read that never returns cannot be ended."""
+"""How often the loader checks that its workers live."""
 
 _Asked = tuple[int, int, int, int, int, bytes]
-"""Serial, epoch, step, number of samples, number fetched; those, and their places, int64.
-
-Plain numbers and bytes, as in `_Made`: the queue takes 40 µs less of each batch than for arrays.
-"""
+"""A task as it is sent: serial, epoch, step, number of samples, number fetched; samples, fetched
+and places as the bytes of int64. To pickle arrays takes 40 µs longer for each batch."""
 _Made = tuple[int, int, float, float, float] | DlemuError | None
-"""Step and cost; an error that ends the run; None where the batch was no longer wanted."""
+"""Step and cost; or an error that ends the run; or None, if the batch was no longer wanted."""
 
 
 class PyTorchLoader:
@@ -73,20 +69,16 @@ class PyTorchLoader:
         return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        # All workers are forked before any thread runs that could hold a lock meanwhile.
+        # Fork all workers before a taker starts: a fork copies locks that other threads hold.
         batches = [workers.epoch(epoch, plan) for workers in self._workers]
-        running = Steps(plan.num_steps, len(batches))
-        when_asked = self._source.reads_when_asked
-        self._takers = takers = Takers(running, batches, when_asked=when_asked)
+        self._takers = Takers(batches, when_asked=self._source.reads_when_asked)
         try:
-            for step in range(plan.num_steps):
-                takers.begin()
-                yield running.take(step, look=self._look, every=_LOOK_SECONDS)
+            yield from self._takers.steps(plan.num_steps, look=self._look, every=_LOOK_SECONDS)
         finally:
             self._end_epoch()
 
     def waiting_for(self) -> str:
-        return tell([line for workers in self._workers for line in workers.told()])
+        return describe([line for workers in self._workers for line in workers.busy()])
 
     def pids(self) -> list[int]:
         return [pid for workers in self._workers for pid in workers.pids()]
@@ -102,7 +94,7 @@ class PyTorchLoader:
             workers.look()
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays that batches are handed over in, to be pinned."""
+        """Return the arrays in which batches are handed over."""
         return [workers.slots.data for workers in self._workers if workers.slots is not None]
 
     def _end_epoch(self) -> None:
@@ -110,7 +102,7 @@ class PyTorchLoader:
             return
         for workers in self._workers:
             workers.give_up()
-        self._takers.end(_CLOSE_SECONDS)
+        self._takers.end()
         self._takers = None
 
 
@@ -118,7 +110,7 @@ class _Workers:
     """The worker processes of one accelerator."""
 
     def __init__(self, source: Source, accelerator: int, row_bytes: int, starter: Starter) -> None:
-        """With `row_bytes` of 0 nobody looks at what is read."""
+        """`row_bytes` of 0: bytes are read and dropped."""
         self._source = source
         self._accelerator = accelerator
         self._starter = starter
@@ -126,7 +118,7 @@ class _Workers:
         num_workers = source.workload.reader.read_threads
         self._requests = Requests()
         self._shared = _Shared(source, row_bytes)
-        self._order = _Order(source, accelerator)
+        self._order = _Order()
         several: dict[str, Any] = {}
         if num_workers:
             several = {
@@ -141,20 +133,20 @@ class _Workers:
             }
         self._dataset = _Reading(source, accelerator, self._shared)
         self._loader: DataLoader[_Made] | None
-        with _as_many_workers_as_asked():
+        with many_workers():
             self._loader = DataLoader(
                 self._dataset,
                 batch_size=None,
                 sampler=self._order,
                 num_workers=num_workers,
-                collate_fn=_as_it_is,
+                collate_fn=_unchanged,
                 worker_init_fn=self._dataset.begin,
-                generator=torch.Generator(),  # so that torch draws no seed from the user's
+                generator=torch.Generator(),  # else torch draws a seed from the user's
                 **several,
             )
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
-        """Have the workers begin with an epoch; return its batches.
+        """Start the workers on an epoch; return its batches.
 
         Raises:
             DatasetError: a file is missing, damaged or not what the workload says.
@@ -162,54 +154,49 @@ class _Workers:
         """
         assert self._loader is not None, "closed"
         self._shared.serial += 1
-        self._order.begin(epoch, plan, self._shared.serial)
+        tasks, serial = self._source.tasks(epoch, plan, self._accelerator), self._shared.serial
+        self._order.asked = (_pack(serial, task) for task in tasks)
         self._requests.drop()
-        with _as_many_workers_as_asked():
+        with many_workers():
             try:
                 made = self._starter.call(partial(iter, self._loader))
             except OSError as error:
-                _disarm(error)
+                disarm(error)
                 self._processes[:] = [each for each in self._processes if each.pid is not None]
                 raise RunError(
                     f"no worker {len(self._processes)} of accelerator {self._accelerator}: "
                     f"{error.strerror}; use fewer reader.read_threads or accelerators, or raise "
                     "`ulimit -u`, `ulimit -n` or the container's limits"
                 ) from None
-            except RuntimeError:  # torch awaits its workers here, and does not tell how one died
+            except RuntimeError:  # torch waited for a worker that died, and does not say how
                 self.look()
                 raise
         return self._batches(epoch, plan, made)
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
-        """Yield the batches; a request that is held back is sent when this is advanced again."""
-        step = 0
-        while (result := self._next(made)) is not None:
-            ready = perf_counter()
+        """Yield the batches; send the next request when the generator is advanced again."""
+        step, hold = 0, not self._source.takes_early
+        while (result := self._next(made, hold=hold)) is not None:
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
-            cost = Cost(*result[1:])
-            slots = self._shared.slots
-            slot = 0 if slots is None else step % slots.num_slots
-            yield Batch(
+            yield make_batch(
+                Cost(*result[1:]),
+                self._shared.slots,
                 epoch=epoch,
                 step=step,
                 accelerator=self._accelerator,
                 samples=plan.samples[step, self._accelerator],
-                num_bytes=cost.num_bytes,
-                ready=ready,
-                read_seconds=cost.read_seconds,
-                decode_seconds=cost.decode_seconds,
-                hand_over_seconds=cost.hand_over_seconds,
-                data=None if slots is None else slots.data[slot],
-                lengths=None if slots is None else slots.lengths[slot],
             )
             self._requests.send()
             step += 1
 
-    def _next(self, made: Iterator[_Made]) -> _Made:
-        """Return the next result; None if the epoch has ended, or is no longer wanted."""
-        self._requests.held = not self._source.takes_early
+    def _next(self, made: Iterator[_Made], *, hold: bool) -> _Made:
+        """Return the next result; None if the epoch has ended, or is no longer wanted.
+
+        `hold`: hold back the request for another batch that torch sends meanwhile.
+        """
+        self._requests.held = hold
         try:
             return next(made, None)
         finally:
@@ -220,11 +207,11 @@ class _Workers:
         return self._shared.slots
 
     def give_up(self) -> None:
-        """Tell the workers that what they are making is no longer wanted."""
+        """Tell the workers that this epoch is no longer wanted."""
         self._shared.serial += 1
 
-    def told(self) -> list[tuple[float, str]]:
-        return self._shared.progress.told(self._source.layout, self._accelerator)
+    def busy(self) -> list[tuple[float, str]]:
+        return self._shared.activity.busy(self._source.layout, self._accelerator)
 
     def pids(self) -> list[int]:
         return [pid for process in self._processes if (pid := process.pid) is not None]
@@ -233,7 +220,7 @@ class _Workers:
         """Raise RunError if a worker has died."""
         for process in self._processes:
             if process.exitcode:
-                known = self._shared.progress.pids()
+                known = self._shared.activity.pids()
                 worker = known.index(process.pid or 0) if process.pid in known else "?"
                 raise RunError(
                     f"worker {worker} of accelerator {self._accelerator} (pid {process.pid}) "
@@ -244,7 +231,7 @@ class _Workers:
         """End the processes."""
         for process in self._processes:
             process.terminate()
-        end = perf_counter() + _CLOSE_SECONDS
+        end = perf_counter() + CLOSE_SECONDS
         for process in self._processes:
             process.join(max(0.1, end - perf_counter()))
             if process.is_alive():
@@ -255,11 +242,11 @@ class _Workers:
 
 
 class _Shared:
-    """Memory that the main process and an accelerator's workers share."""
+    """Memory that the main process shares with an accelerator's workers."""
 
     def __init__(self, source: Source, row_bytes: int, memory: SharedMemory | None = None) -> None:
         reader = source.workload.reader
-        table_bytes = 8 * reader.num_streams * Progress.NUM_FIELDS
+        table_bytes = 8 * reader.num_streams * Activity.NUM_FIELDS
         head_bytes = round_up(8 + table_bytes)
         size = head_bytes + (Slots.num_bytes(source, row_bytes) if row_bytes else 0)
         if memory is None:
@@ -269,7 +256,7 @@ class _Shared:
         view = memoryview(memory.bytes)
         self._serial = view[:8].cast("q")
         table = np.frombuffer(view[8 : 8 + table_bytes], np.float64)
-        self.progress = Progress(table.reshape(reader.num_streams, Progress.NUM_FIELDS))
+        self.activity = Activity(table.reshape(reader.num_streams, Activity.NUM_FIELDS))
         self.slots = Slots(view[head_bytes:], source, row_bytes) if row_bytes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -277,7 +264,7 @@ class _Shared:
 
     @property
     def serial(self) -> int:
-        """Number of the epoch that is read; workers give up those of others."""
+        """Number of the epoch that is wanted; workers give up batches of any other."""
         return self._serial[0]
 
     @serial.setter
@@ -286,25 +273,16 @@ class _Shared:
 
 
 class _Order(Sampler[_Asked]):
-    """What the workers are to make, step by step."""
+    """The tasks of an epoch, step by step; torch takes one for each request."""
 
-    def __init__(self, source: Source, accelerator: int) -> None:
-        self._source = source
-        self._accelerator = accelerator
-        self._tasks: Iterator[Task] = iter(())
-        self._serial = 0
-
-    def begin(self, epoch: int, plan: EpochPlan, serial: int) -> None:
-        """Set the epoch that the next iteration is of."""
-        self._tasks = self._source.tasks(epoch, plan, self._accelerator)
-        self._serial = serial
+    asked: Iterator[_Asked] = iter(())
 
     def __iter__(self) -> Iterator[_Asked]:
-        return (_pack(self._serial, task) for task in self._tasks)
+        return self.asked
 
 
 def _pack(serial: int, task: Task) -> _Asked:
-    # A worker makes whole batches: rows are in order.
+    # `rows` is not sent: a worker makes whole batches, so rows are in order.
     numbers = [task.samples, task.fetch] + ([] if task.places is None else [task.places.ravel()])
     packed = np.concatenate(numbers).tobytes()
     return serial, task.epoch, task.step, len(task.samples), len(task.fetch), packed
@@ -320,7 +298,7 @@ def _unpack(asked: _Asked) -> Task:
 
 
 class _Reading(TorchDataset[_Made]):
-    """What a worker does. Built by the main process, used in the worker."""
+    """The dataset of the DataLoader: to index it is to read a batch. Used in a worker process."""
 
     def __init__(self, source: Source, accelerator: int, shared: _Shared) -> None:
         self._source = source
@@ -331,10 +309,10 @@ class _Reading(TorchDataset[_Made]):
         self._reader: SampleReader | None = None
 
     def begin(self, worker: int) -> None:
-        """Set a worker process up."""
+        """Prepare a worker process."""
         self._worker = worker
-        self._shared.progress.set_pid(worker, os.getpid())
-        # Ctrl-C reaches all processes of the terminal; the main one ends the others.
+        self._shared.activity.set_pid(worker, os.getpid())
+        # Ctrl-C reaches all processes of the terminal; the main process ends its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -352,7 +330,7 @@ class _Reading(TorchDataset[_Made]):
                     accelerator=self._accelerator,
                     worker=self._worker,
                     slots=shared.slots,
-                    note=partial(shared.progress.note, self._worker),
+                    note=partial(shared.activity.note, self._worker),
                 )
             if serial != self._serial:
                 self._serial = serial
@@ -363,28 +341,12 @@ class _Reading(TorchDataset[_Made]):
         return None if cost is None else (task.step, *cost)
 
     def close(self) -> None:
-        """Close what was opened, if the main process itself has read."""
+        """Close the files, if the main process itself has read (read_threads=0)."""
         if self._reader is not None:
             self._reader.close()
 
 
-@contextlib.contextmanager
-def _as_many_workers_as_asked() -> Iterator[None]:
-    """Emulating more workers than this host has CPUs is no news to who asks for it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        yield
-
-
-def _disarm(error: OSError) -> None:
-    """Keep torch's iterator, half made, from a traceback when it is collected."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        made: Any = frame.f_locals.get("self")
-        if hasattr(made, "_shutdown_workers"):
-            made._shutdown = True
-
-
-def _as_it_is(made: Any) -> Any:
+def _unchanged(made: Any) -> Any:
     return made
 
 

@@ -8,17 +8,21 @@ from time import perf_counter
 
 from dlemu.loaders import Batch
 
+CLOSE_SECONDS = 5.0
+"""How long closing waits for a read or a worker: a read on dead storage never returns."""
+
 
 class Window:
-    """Which batches of an accelerator may be read: as far as its training loop has asked.
+    """Which batches of an accelerator may be read now: as many as its training loop has asked for.
 
-    The loop takes batch n when step n begins and the batch is there; a loop that takes early takes
-    batch n + 1 then, too. PyTorch's DataLoader sends one more request for each batch that is taken,
-    so that `ahead` more than these are under way or waiting. With `ahead` of 0 nothing is: a batch
-    is read while the loop waits for it.
+    The loop takes batch n when step n begins and the batch is there; a pipelined loop then takes
+    batch n + 1 as well. PyTorch's DataLoader sends one more request for each batch that is taken,
+    so `ahead` batches beyond those are being read or waiting. With `ahead` of 0, a batch is read
+    only while the loop waits for it.
     """
 
     def __init__(self, *, ahead: int, takes_early: int) -> None:
+        """`takes_early`: 1 for a pipelined loop, else 0."""
         self._ahead, self._takes_early = ahead, takes_early
         self._begun = 0
         self._whole = 0
@@ -29,7 +33,7 @@ class Window:
         self._begun = step + 1
 
     def made(self, step: int) -> None:
-        """Note that a batch is there; they may come out of order, and are taken in order."""
+        """Note that a batch is there. Batches may come in any order; they are taken in order."""
         self._beyond.add(step)
         while self._whole in self._beyond:
             self._beyond.remove(self._whole)
@@ -42,17 +46,16 @@ class Window:
         return max(min(self._whole, asked) + self._ahead, min(self._whole + 1, asked))
 
 
-class Steps:
-    """Takes batches from many threads; hands over a step when it is whole. One thread takes.
+class StepCollector:
+    """Collects batches from many threads; one thread takes the steps whose batches are all there.
 
-    The thread that takes sleeps on a binary semaphore, which the others release. Batches are put
-    without a lock: a lock that several threads want costs each of them more than all else that is
-    done for a batch.
+    The taking thread sleeps on a binary semaphore, which the others release. `put` has no lock: a
+    lock that several threads want costs more than everything else that is done for a batch.
     """
 
-    def __init__(self, num_steps: int, num_accelerators: int) -> None:
-        self.num_steps = num_steps
+    def __init__(self, num_accelerators: int) -> None:
         self.ended = False
+        """Set when the epoch is over or no longer wanted."""
         self._num_accelerators = num_accelerators
         self._awaited = 0
         self._errors: list[Exception] = []
@@ -61,7 +64,7 @@ class Steps:
         self._wake_up.acquire()
 
     def put(self, batch: Batch, column: int) -> None:
-        """Add a batch; the last one of the awaited step wakes its taker."""
+        """Add the batch of the accelerator at `column`; the step's last one wakes the taker."""
         made = self._made.setdefault(batch.step, {})
         made[column] = batch
         # take() publishes `_awaited` before it checks `_made`, so no wake-up is lost.
@@ -69,17 +72,17 @@ class Steps:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Have the error raised where the next step is taken; the first one counts."""
+        """Have `take` raise the error; only the first one is raised."""
         self._errors.append(error)
         self._wake()
 
     def take(
         self, step: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
     ) -> list[Batch]:
-        """Wait for all batches of a step; `look` is called every so many seconds.
+        """Wait for all batches of a step; call `look` every so many seconds meanwhile.
 
         Raises:
-            Exception: what `fail` or `look` said.
+            Exception: what `fail` was given, or what `look` raised.
         """
         self._awaited = step
         while not self._errors and len(self._made.get(step, ())) < self._num_accelerators:
@@ -96,48 +99,64 @@ class Steps:
 
 
 class Takers:
-    """A thread for each accelerator, which takes its batches as its training loop would.
+    """One thread for each accelerator, which takes its batches as its training loop would.
 
-    A taker has the next batch brought while the accelerator computes, so that the time to bring it
-    here is not charged to the storage. What the loop has not asked for yet must not be read
-    thereby: each stream of batches holds its request back until it is advanced again, and a taker
-    advances it when the next step has begun.
+    A taker fetches the next batch while the accelerator computes, so that the storage is not
+    charged for bringing it here. It must not cause reads that the training loop has not asked for
+    yet. So each stream of batches sends its next request only when it is advanced again, and a
+    taker advances it only when the next step has begun.
     """
 
-    def __init__(
-        self, running: Steps, streams: Sequence[Iterator[Batch]], *, when_asked: bool
-    ) -> None:
-        """`when_asked`: a batch is read while it is waited for, so none is brought earlier."""
-        self._running = running
+    def __init__(self, streams: Sequence[Iterator[Batch]], *, when_asked: bool) -> None:
+        """`when_asked`: a batch is read only while it is waited for, so none is taken early."""
+        self._collector = StepCollector(len(streams))
         self._begun: list[SimpleQueue[None]] = [SimpleQueue() for _ in streams]
         self._threads = [
             threading.Thread(target=self._take, args=each, daemon=True, name="dlemu taker")
             for each in zip(streams, self._begun, range(len(streams)), strict=True)
         ]
         if not when_asked:
-            self.begin()
+            self._begin()
         for thread in self._threads:
             thread.start()
 
-    def begin(self) -> None:
-        """Say that the training loop has come to the next step."""
-        for begun in self._begun:
-            begun.put(None)
+    def steps(
+        self,
+        num_steps: int,
+        *,
+        look: Callable[[], None] = lambda: None,
+        every: float | None = None,
+    ) -> Iterator[list[Batch]]:
+        """Yield the batches of each step; the training loop has come there when it asks for them.
 
-    def end(self, timeout: float) -> None:
-        """Have the threads end; wait for them no longer than so many seconds."""
-        self._running.ended = True
-        self.begin()
-        end = perf_counter() + timeout
+        `look` is called every so many seconds while a step is waited for.
+
+        Raises:
+            Exception: what a stream or `look` raised.
+        """
+        for step in range(num_steps):
+            self._begin()
+            yield self._collector.take(step, look=look, every=every)
+
+    def end(self) -> None:
+        """End the threads; wait no longer than CLOSE_SECONDS. May be called again."""
+        self._collector.ended = True
+        self._begin()
+        end = perf_counter() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, end - perf_counter()))
+
+    def _begin(self) -> None:
+        """Tell the threads that the training loop has come to the next step."""
+        for begun in self._begun:
+            begun.put(None)
 
     def _take(self, stream: Iterator[Batch], begun: "SimpleQueue[None]", column: int) -> None:
         try:
             with closing(stream):  # type: ignore[type-var]
                 begun.get()
-                while not self._running.ended and (batch := next(stream, None)) is not None:
-                    self._running.put(batch, column)
+                while not self._collector.ended and (batch := next(stream, None)) is not None:
+                    self._collector.put(batch, column)
                     begun.get()
         except Exception as error:
-            self._running.fail(error)
+            self._collector.fail(error)

@@ -1,21 +1,20 @@
 """Threads of one process read for all its accelerators; `os.preadv` releases Python's lock.
 
-1. streams    a stream is one worker of one accelerator. It makes every read_threads-th batch, or in
-              tf.data's order its part of every batch: one at a time, in order, and none further
-              ahead than the training loop has asked (`steps.Window`).
-2. threads    take streams that may go on from a queue. There are at most as many threads as
-              streams, so that nothing that the keys ask for is cut; but a thread begins only when
-              no other is idle, so that few serve fast storage; and where nothing waits, because
-              the files are memory, no more than CPUs: they would only take them from each other.
-3. the step   is put together by the threads themselves, and its taker wakes once, however many
-              accelerators there are.
+1. streams    A stream is one worker of one accelerator. It makes every read_threads-th batch, or in
+              tf.data's order its part of every batch: one at a time, in order, and no further ahead
+              than the training loop has asked for (`steps.Window`).
+2. threads    Threads take streams that may go on from a queue. A new thread starts only if no other
+              is idle, so a few threads serve fast storage. There are at most as many as streams. If
+              the files lie in memory nothing waits, and there are at most as many as CPUs.
+3. steps      The thread that makes the last batch of a step wakes the training loop: one wake-up
+              for each step, however many accelerators there are.
 """
 
 import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,16 +29,14 @@ from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Progress, tell
+from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
-from dlemu.loaders.source import Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import Steps, Window
-from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.storage.extents import aligned_buffer
+from dlemu.loaders.slots import Slots, row_bytes_of
+from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
+from dlemu.loaders.worker import SampleReader, make_batch
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import Workload
-
-_CLOSE_SECONDS = 5.0
-"""How long a read that is under way may hold up `close`: one on dead storage never ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,25 +47,28 @@ class _Stream:
     column: "_Column"
     tasks: Iterator[Task] = field(default_factory=lambda: iter(()))
     task: Task | None = None
-    """What it makes next; None: nothing more in this epoch."""
+    """What it makes next; None: it has finished this epoch."""
     busy: bool = False
 
 
 class _Column:
-    """One accelerator: its streams, and its batches of this epoch as they come together."""
+    """One accelerator: its streams, and the parts of its batches that are there."""
 
     def __init__(self, source: Source, number: int, accelerator: int, row_bytes: int) -> None:
         self.number, self.accelerator = number, accelerator
         self.lock = threading.Lock()
-        """Guards all that follows. Only the streams of one accelerator share it."""
+        """Guards the attributes below; shared by this accelerator's streams only."""
         self.streams: list[_Stream] = []
-        self.slots = _private_slots(source, row_bytes) if row_bytes else None
+        self.slots: Slots | None = None
+        if row_bytes:
+            memory = aligned_buffer(Slots.num_bytes(source, row_bytes))
+            self.slots = Slots(memory, source, row_bytes)
         self._source = source
         self._plan: EpochPlan | None = None
         self._window = Window(ahead=0, takes_early=0)
         self._limit = 0
         self._num_parts: list[int] | None = None
-        """Of each step; None: each batch is made by one stream."""
+        """Parts of each step's batch; None: one stream makes a whole batch."""
         self._parts: dict[int, list[Cost]] = {}
 
     def start(self, epoch: int, plan: EpochPlan) -> list[_Stream]:
@@ -84,34 +84,34 @@ class _Column:
         if plan.stream_of is not None:
             self._num_parts = plan.takes_part(self.accelerator).sum(axis=1).tolist()
         self._window = Window(ahead=source.batches_ahead, takes_early=source.takes_early)
-        return self._widened()
+        return self._released()
 
     def begin(self, step: int) -> list[_Stream]:
         """Note that training has come to a step; return the streams that may go on now."""
         with self.lock:
             self._window.begin(step)
-            return self._widened()
+            return self._released()
 
     def made(
         self, stream: _Stream, task: Task, cost: Cost
     ) -> tuple[Batch | None, list[_Stream], bool]:
         """Note what a stream has made.
 
-        Return the batch if it is whole, other streams that may go on now, and whether this one
-        may. If not it is idle, and another thread may have it already.
+        Return the batch if all its parts are there, the other streams that may go on now, and
+        whether this one may. If not, it is idle, and another thread may have taken it already.
         """
         following = next(stream.tasks, None)
         with self.lock:
             batch = self._join(task, cost)
             if batch is not None:
                 self._window.made(task.step)
-            may_go_on = self._widened()
+            may_go_on = self._released()
             stream.task = following
             stream.busy = following is not None and following.step < self._limit
             return batch, may_go_on, stream.busy
 
-    def _widened(self) -> list[_Stream]:
-        """Move the limit to where the window is; return the idle streams that it has kept."""
+    def _released(self) -> list[_Stream]:
+        """Move the limit to the window's; return the idle streams that it held back."""
         before, self._limit = self._limit, self._window.limit
         if self._num_parts is None:
             num = len(self.streams)
@@ -135,19 +135,13 @@ class _Column:
             del self._parts[task.step]
             cost = Cost(*map(sum, zip(*parts, strict=True)))
         assert self._plan is not None
-        slots, slot = self.slots, 0 if self.slots is None else task.step % self.slots.num_slots
-        return Batch(
+        return make_batch(
+            cost,
+            self.slots,
             epoch=task.epoch,
             step=task.step,
             accelerator=self.accelerator,
             samples=self._plan.samples[task.step, self.accelerator],
-            num_bytes=cost.num_bytes,
-            ready=perf_counter(),
-            read_seconds=cost.read_seconds,
-            decode_seconds=cost.decode_seconds,
-            hand_over_seconds=cost.hand_over_seconds,
-            data=None if slots is None else slots.data[slot],
-            lengths=None if slots is None else slots.lengths[slot],
         )
 
 
@@ -160,27 +154,27 @@ class ThreadsLoader:
         num_workers = dataset.workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
         room = make_room(dataset.workload, len(accelerators)) - OTHERS
-        notes = np.zeros((len(accelerators), num_workers, Progress.NUM_FIELDS))
-        self._progress = [Progress(rows) for rows in notes]
+        tables = np.zeros((len(accelerators), num_workers, Activity.NUM_FIELDS))
+        self._activities = [Activity(rows) for rows in tables]
         self._columns = [
             _Column(source, number, accelerator, row_bytes)
             for number, accelerator in enumerate(accelerators)
         ]
-        for column, progress in zip(self._columns, self._progress, strict=True):
+        for column, activity in zip(self._columns, self._activities, strict=True):
             for worker in range(num_workers):
                 reader = SampleReader(
                     source,
                     accelerator=column.accelerator,
                     worker=worker,
                     slots=column.slots,
-                    note=partial(progress.note, worker),
+                    note=partial(activity.note, worker),
                     max_open=max(1, min(FILES_KEPT, room // num_streams)),
                 )
                 column.streams.append(_Stream(reader, column))
         self._crew = _Crew(
             _most_threads(num_streams, dataset.workload, dataset.folder), self._go_on
         )
-        self._running: Steps | None = None
+        self._running: StepCollector | None = None
         self._idle = threading.Condition()
 
     @property
@@ -188,19 +182,26 @@ class ThreadsLoader:
         return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        with closing(self.read(epoch, plan)) as running:
+        with self.read(epoch, plan) as running:
             for step in range(plan.num_steps):
                 self.begin(step)
                 yield running.take(step)
 
-    def read(self, epoch: int, plan: EpochPlan) -> "_Reading":
-        """Begin to read an epoch; `begin` lets it go on. For loaders that are made of this one."""
-        self._running = running = Steps(plan.num_steps, len(self._columns))
+    @contextmanager
+    def read(self, epoch: int, plan: EpochPlan) -> Iterator[StepCollector]:
+        """Read an epoch, whose steps are taken from what is yielded; `begin` lets it go on.
+
+        For loaders that are built on this one.
+        """
+        self._running = running = StepCollector(len(self._columns))
         self._crew.put([stream for column in self._columns for stream in column.start(epoch, plan)])
-        return _Reading(running, partial(self._end, running))
+        try:
+            yield running
+        finally:
+            self._end(running)
 
     def begin(self, step: int) -> None:
-        """Say that training has come to a step: its batch is wanted, and more may be read."""
+        """Note that training has come to a step: its batch is wanted, and more may be read."""
         may_go_on: list[_Stream] = []
         for column in self._columns:
             may_go_on += column.begin(step)
@@ -208,16 +209,20 @@ class ThreadsLoader:
             self._crew.put(may_go_on)
 
     def waiting_for(self) -> str:
+        return describe(self.busy())
+
+    def busy(self) -> list[tuple[float, str]]:
+        """Return what each busy worker does, as `Activity.busy` does."""
         lines = []
-        for column, progress in zip(self._columns, self._progress, strict=True):
-            lines += progress.told(self._source.layout, column.accelerator)
-        return tell(lines)
+        for column, activity in zip(self._columns, self._activities, strict=True):
+            lines += activity.busy(self._source.layout, column.accelerator)
+        return lines
 
     def pids(self) -> list[int]:
         return []
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays that batches are handed over in, to be pinned."""
+        """Return the arrays in which batches are handed over."""
         return [column.slots.data for column in self._columns if column.slots is not None]
 
     def close(self) -> None:
@@ -229,7 +234,7 @@ class ThreadsLoader:
                     stream.reader.close()
 
     def _go_on(self, stream: _Stream) -> None:
-        """Make a stream's batches, in a thread, until it is as far ahead as it may be."""
+        """Make a stream's batches until it is as far ahead as it may be. Runs in a thread."""
         running, column = self._running, stream.column
         assert running is not None
         goes_on = True
@@ -255,32 +260,20 @@ class ThreadsLoader:
             with self._idle:
                 self._idle.notify_all()
 
-    def _end(self, running: Steps) -> None:
-        """Stop reading; wait until no thread is at it."""
+    def _end(self, running: StepCollector) -> None:
+        """Stop reading; wait until no thread reads."""
         running.ended = True
         for stream in self._crew.withdraw():
             stream.busy = False
         streams = [stream for column in self._columns for stream in column.streams]
         with self._idle:
             self._idle.wait_for(
-                lambda: not any(stream.busy for stream in streams), timeout=_CLOSE_SECONDS
+                lambda: not any(stream.busy for stream in streams), timeout=CLOSE_SECONDS
             )
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """An epoch that is being read."""
-
-    steps: Steps
-    close: Callable[[], None]
-
-    def take(self, step: int) -> list[Batch]:
-        """Wait for a step's batches."""
-        return self.steps.take(step)
-
-
 class _Crew:
-    """Threads that run streams, at most so many; the one that rested last works next."""
+    """At most `most` threads that run streams; the thread that became idle last works next."""
 
     def __init__(self, most: int, run: Callable[[_Stream], None]) -> None:
         self._most = most
@@ -292,7 +285,7 @@ class _Crew:
         self._closed = False
 
     def put(self, streams: list[_Stream]) -> None:
-        """Have streams run. This wakes one thread, which wakes the next, and so on.
+        """Queue streams to run. This wakes one thread, which wakes the next, and so on.
 
         Raises:
             RunError: the host gives no more threads.
@@ -314,20 +307,20 @@ class _Crew:
         self._wake()
 
     def withdraw(self) -> list[_Stream]:
-        """Return the streams that no thread has begun with; they will not be run."""
+        """Take the streams out of the queue that no thread has started, and return them."""
         with self._lock:
             unread = list(self._ready)
             self._ready.clear()
         return unread
 
     def close(self) -> bool:
-        """End the threads; return False if one is held up for too long by a read."""
+        """End the threads; return False if a read keeps one longer than CLOSE_SECONDS."""
         with self._lock:
             self._closed = True
-            for bed in self._asleep:
-                bed.release()
+            for wake_up in self._asleep:
+                wake_up.release()
             self._asleep.clear()
-        end = perf_counter() + _CLOSE_SECONDS
+        end = perf_counter() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, end - perf_counter()))
         return not any(thread.is_alive() for thread in self._threads)
@@ -338,17 +331,17 @@ class _Crew:
                 self._asleep.pop().release()
 
     def _work(self) -> None:
-        bed = threading.Lock()
-        bed.acquire()
+        wake_up = threading.Lock()
+        wake_up.acquire()
         while True:
             with self._lock:
                 stream = self._ready.popleft() if self._ready else None
                 if stream is None:
                     if self._closed:
                         return
-                    self._asleep.append(bed)
+                    self._asleep.append(wake_up)
             if stream is None:
-                bed.acquire()
+                wake_up.acquire()
                 continue
             self._wake()
             self._run(stream)
@@ -357,7 +350,3 @@ class _Crew:
 def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
     waits = workload.reader.preprocess_time.mean > 0 or not lies_in_memory(folder)
     return num_streams if waits else min(num_streams, math.ceil(usable_cpus()))
-
-
-def _private_slots(source: Source, row_bytes: int) -> Slots:
-    return Slots(aligned_buffer(Slots.num_bytes(source, row_bytes)), source, row_bytes)

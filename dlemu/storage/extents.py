@@ -1,41 +1,41 @@
-"""Bytes of an extent: buffered or O_DIRECT, piece by piece, into memory that is used again.
+"""Extents of files read into memory: buffered or with O_DIRECT, in pieces of a given size.
 
-Whoever reads says where consecutive bytes of a file go: a part is memory to fill, or a number of
-bytes that are read and dropped. Buffered, the kernel scatters them there itself, so that a byte is
-copied once; O_DIRECT needs aligned memory, so its pieces pass through an aligned buffer. Dropped
-bytes all land in one buffer of a piece's size, which stays in the CPU's second-level cache.
+An extent is a run of consecutive bytes. The caller lists where they go, as parts: a part is memory
+to fill, or a number of bytes to read and drop. In a buffered read the kernel scatters the bytes
+into the parts, so each byte is copied once. O_DIRECT needs aligned memory: its pieces are read into
+aligned buffers and copied from there. Dropped bytes all go to one buffer of a piece's size, which
+stays in the CPU's second-level cache.
 """
 
 import errno
-import mmap
 import os
-import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-import numpy as np
-
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
-from dlemu.storage.regular import open_regular, open_sized
+from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.regular import cannot_open, open_regular, open_sized
 from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int
+"""Memory to fill, or a number of bytes to read and drop."""
 Check = Callable[[memoryview], object]
+"""Called with all bytes that are read, in order."""
 
 HEAD_BYTES = 4096
-"""First bytes of a file, in which the formats' headers lie."""
+"""First bytes of a file; the formats' headers lie in them."""
 _MOST_VECTORS = os.sysconf("SC_IOV_MAX")
 _CACHED_BYTES = 8 << 20
-"""Taken from the page cache by one call: between calls, threads wait for Python's lock."""
+"""Most bytes that one call copies from the page cache. Fewer calls wait less for Python's lock."""
 _DROPPED_BYTES = 1 << 18
-"""Room for what is dropped, again and again: a part of the CPU's second-level cache."""
+"""Size of the buffer for dropped bytes from the page cache: it fits the second-level cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +49,8 @@ class File:
 
 
 @dataclass(slots=True)
-class _Window:
-    """Bytes of a file that are in memory: the next read begins with them."""
+class _Leftover:
+    """Bytes that were read before they were asked for; the next read takes them from memory."""
 
     file: File
     start: int
@@ -60,7 +60,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _Piece:
-    """A read, and where its bytes go."""
+    """One read call, and the parts that its bytes are for."""
 
     start: int
     stop: int
@@ -68,62 +68,89 @@ class _Piece:
     into: list[memoryview]
     parts: list[Part]
     skipped: int = 0
-    """Bytes before those that are wanted: O_DIRECT begins at a multiple of 4096."""
+    """Bytes before the first that is wanted: O_DIRECT begins at a multiple of 4096."""
     got: Future[int] | None = None
+    """Result of a helper thread; None: the caller reads."""
 
 
-class ExtentReader:
-    """Reads files for one worker; it is not to be shared by threads.
+class _Parts:
+    """A queue of parts. A part may be cut in two when the next bytes are taken."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._left = deque(parts)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._left)
+
+    def put_back(self, parts: list[Part], *, skip: int) -> None:
+        """Put parts back to the front, without their first `skip` bytes."""
+        again = _Parts(parts)
+        again.take(skip)
+        self._left.extendleft(reversed(again._left))
+
+    def take(self, num_bytes: int) -> list[Part]:
+        """Remove and return the parts of the next bytes; the last one is cut where they end."""
+        taken: list[Part] = []
+        while num_bytes and self._left:
+            part = self._left.popleft()
+            size = part if isinstance(part, int) else len(part)
+            if size > num_bytes:
+                if isinstance(part, int):
+                    self._left.appendleft(size - num_bytes)
+                    part = num_bytes
+                else:
+                    self._left.appendleft(part[num_bytes:])
+                    part = part[:num_bytes]
+                size = num_bytes
+            taken.append(part)
+            num_bytes -= size
+        return taken
+
+
+class ExtentReader(ABC):
+    """Reads files for one worker. Not thread-safe. `extent_reader` makes one.
 
     Attributes:
-        bytes_read: what the kernel has handed over so far.
-        read_seconds: time spent in its calls, or waiting for them.
-        copy_seconds: time spent copying out of aligned buffers.
+        direct: whether files are read with O_DIRECT.
+        bytes_read: bytes that read calls have returned so far.
+        read_seconds: time spent in read calls, or waiting for them.
+        copy_seconds: time spent copying out of the reader's own buffers.
     """
 
-    def __init__(
-        self, *, direct: bool, piece_bytes: int, io_depth: int = 1, max_open: int = 8
-    ) -> None:
-        """Reads are of `piece_bytes`, with O_DIRECT rounded up to 4096, `io_depth` at a time."""
-        self.direct = direct
+    direct = False
+
+    def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
         self.bytes_read = 0
         self.read_seconds = 0.0
         self.copy_seconds = 0.0
-        self._piece_bytes = round_up(piece_bytes) if direct else piece_bytes
-        self._depth = io_depth
-        self._head = memoryview(bytearray(HEAD_BYTES))
-        self._buffers = [aligned_buffer(round_up(self._piece_bytes)) for _ in range(io_depth)]
-        self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
-        self._dropped = aligned_buffer(0 if direct else _DROPPED_BYTES)
-        self._cached_flags: int | None = None if direct or io_depth > 1 else os.RWF_NOWAIT
-        """How to read what is in the page cache, and nothing else; None: it cannot be told."""
-        self._window: _Window | None = None
+        self._piece_bytes = piece_bytes
+        self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
+        self._head = self._buffers[0] if self.direct else memoryview(bytearray(HEAD_BYTES))
+        self._leftover: _Leftover | None = None
         self._open: OrderedDict[str, File] = OrderedDict()
         self._max_open = max_open
 
     def open(self, path: str) -> File:
-        """Return a file opened for reading; `close_file` ends it.
+        """Open a file for reading; `close_file` closes it.
 
         Raises:
-            DatasetError: it is missing, is no file or cannot be read.
+            DatasetError: it is missing, is not a regular file or cannot be opened.
         """
         try:
             descriptor, num_bytes = open_sized(path, os.O_DIRECT if self.direct else 0)
             return File(path, descriptor, num_bytes)
-        except FileNotFoundError:
-            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
         except OSError as error:
-            raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+            raise cannot_open(path, error) from None
 
     def close_file(self, file: File) -> None:
-        """End what `open` began."""
+        """Close a file that `open` opened."""
         os.close(file.descriptor)
 
     def keep_open(self, path: str) -> File:
-        """Return a file that stays open until so many others were asked for since.
+        """Return a file that stays open until `max_open` other files were asked for.
 
         Raises:
-            DatasetError: it is missing, cannot be read, or is no longer the one that was opened.
+            DatasetError: it is missing, cannot be opened, or was replaced or resized while open.
         """
         file = self._open.pop(path, None)
         if file is None:
@@ -139,14 +166,14 @@ class ExtentReader:
     def head(self, file: File) -> memoryview:
         """Return a file's first bytes, at most 4096; valid until the next read.
 
-        The read that follows does not fetch them again. With O_DIRECT the whole first piece is
-        read, for a small read costs a drive as much time as a large one.
+        The next read takes these bytes from memory. With O_DIRECT a whole piece is read, because a
+        small read takes a drive as long as a large one.
         """
-        memory = self._buffers[0] if self.direct else self._head
+        memory = self._head
         want = min(file.num_bytes, len(memory))
-        piece = _Piece(0, want, memory, [memory[: round_up(want)] if self.direct else memory], [])
-        got = self._fetch(file, piece)
-        self._window = _Window(file, 0, got, memory)
+        into = memory[: round_up(want)] if self.direct else memory
+        got = self._fetch(file, _Piece(0, want, memory, [into], []))
+        self._leftover = _Leftover(file, 0, got, memory)
         return memory[: min(got, HEAD_BYTES)]
 
     def read(
@@ -160,8 +187,8 @@ class ExtentReader:
     ) -> None:
         """Read the bytes from `offset` on into the parts, in order.
 
-        `ahead`: more of this file is wanted next, so with O_DIRECT the last piece is read whole,
-        and its rest kept. `check` is shown all bytes in order.
+        `ahead`: the caller will go on from here in this file. Then O_DIRECT reads the last piece
+        whole and keeps its rest for the next call. `check` gets all bytes in order.
 
         Raises:
             DatasetError: the file ends before the parts do, or cannot be read.
@@ -174,32 +201,71 @@ class ExtentReader:
             )
         wanted = _Parts(parts)
         start = offset
-        window = self._window
-        if window is not None and window.file is file and window.start <= start < window.stop:
-            known = min(stop, window.stop) - start
-            memory = window.memory[start - window.start :][:known]
-            self._deal(memory, wanted.take(known), check)
+        left = self._leftover
+        if left is not None and left.file is file and left.start <= start < left.stop:
+            known = min(stop, left.stop) - start
+            self._copy(left.memory[start - left.start :][:known], wanted.take(known), check)
             start += known
-        if self._threads is None and not self.direct:
-            self._scatter(file, start, wanted, check)
-        elif start < stop:
-            self._pass_through(file, start, stop, wanted, ahead, check)
+        if start < stop:
+            self._read_rest(file, start, stop, wanted, ahead=ahead, check=check)
 
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
-        """Return bytes of a file; fewer only at its end."""
+        """Return bytes of a file; fewer only at its end. Raises as `read` does."""
         data = bytearray(max(0, min(num_bytes, file.num_bytes - offset)))
         self.read(file, offset, [memoryview(data)])
         return bytes(data)
 
     def close(self) -> None:
-        """Close all files; end the helper threads."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        """Close all files."""
         while self._open:
             self.close_file(self._open.popitem()[1])
 
-    def _scatter(self, file: File, start: int, parts: "_Parts", check: Check | None) -> None:
-        """Read piece by piece, and let the kernel put the bytes where they go."""
+    @abstractmethod
+    def _read_rest(
+        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
+    ) -> None:
+        """Read the bytes from `start` to `stop`, none of which is in memory yet."""
+
+    def _fetch(self, file: File, piece: _Piece) -> int:
+        """Read a piece, or wait until a helper thread has; return its bytes."""
+        begin = perf_counter()
+        if piece.got is None:
+            want = piece.stop - piece.start
+            got = _fill(file, piece.into, piece.start, want, direct=self.direct)
+        else:
+            got = piece.got.result()
+        self.read_seconds += perf_counter() - begin
+        self.bytes_read += got
+        return got
+
+    def _copy(self, memory: memoryview, parts: list[Part], check: Check | None) -> None:
+        """Copy bytes that are in memory into the parts."""
+        begin = perf_counter()
+        at = 0
+        for part in parts:
+            if isinstance(part, int):
+                at += part
+            else:
+                part[:] = memory[at : at + len(part)]
+                at += len(part)
+        if check is not None:
+            check(memory[:at])
+        self.copy_seconds += perf_counter() - begin
+
+
+class _Buffered(ExtentReader):
+    """Reads through the page cache, one call at a time; the kernel scatters the bytes."""
+
+    def __init__(self, *, piece_bytes: int, max_open: int) -> None:
+        super().__init__(piece_bytes=piece_bytes, io_depth=1, max_open=max_open)
+        self._dropped = aligned_buffer(_DROPPED_BYTES)
+        self._cached_flags: int | None = os.RWF_NOWAIT
+        """Flags of a call that reads only what is in the page cache; None: there is no such call
+        on this file system."""
+
+    def _read_rest(
+        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
+    ) -> None:
         begin = perf_counter()
         if check is None and self._cached_flags is not None:
             start = self._take_cached(file, start, parts)
@@ -217,17 +283,17 @@ class ExtentReader:
                 left -= taken
                 room -= taken
                 if room == 0:
-                    self._fill_one(file, into, start, self._piece_bytes, check)
+                    self._read_piece(file, into, start, self._piece_bytes, check)
                     start += self._piece_bytes
                     into, room = [], self._piece_bytes
         if into:
-            self._fill_one(file, into, start, self._piece_bytes - room, check)
+            self._read_piece(file, into, start, self._piece_bytes - room, check)
         self.read_seconds += perf_counter() - begin
 
-    def _take_cached(self, file: File, start: int, parts: "_Parts") -> int:
-        """Read what is in the page cache, in few calls; return the offset at which that ends.
+    def _take_cached(self, file: File, start: int, parts: _Parts) -> int:
+        """Read what is in the page cache, in few calls; return the offset where that ends.
 
-        Storage sees nothing of it, so that pieces need not have the size that it is to be asked in.
+        The storage sees nothing of these calls, so they need not have the size of a piece.
         """
         spare = self._dropped
         while taken := parts.take(_CACHED_BYTES):
@@ -252,19 +318,19 @@ class ExtentReader:
         return start
 
     def _read_cached(self, file: File, into: list[memoryview], start: int) -> int:
-        """Return how many bytes were in the page cache, and are now where they go."""
+        """Read bytes that are in the page cache; return how many, up to the first missing one."""
         if self._cached_flags is None:
             return 0
         try:
             return os.preadv(file.descriptor, into, start, self._cached_flags)
         except OSError as error:
             if error.errno == errno.EAGAIN or self._cached_flags == 0:
-                return 0  # the read that follows tells what is wrong
-        # This file system cannot tell. All of tmpfs is the page cache.
+                return 0  # an ordinary read follows, and reports what is wrong
+        # The file system does not know RWF_NOWAIT. On tmpfs all bytes are in memory anyway.
         self._cached_flags = 0 if lies_in_memory(Path(file.path).parent) else None
         return self._read_cached(file, into, start)
 
-    def _fill_one(
+    def _read_piece(
         self, file: File, into: list[memoryview], start: int, want: int, check: Check | None
     ) -> None:
         self.bytes_read += _fill(file, into, start, want, direct=False)
@@ -272,130 +338,98 @@ class ExtentReader:
             for memory in into:
                 check(memory)
 
-    def _pass_through(
-        self,
-        file: File,
-        start: int,
-        stop: int,
-        parts: "_Parts",
-        ahead: bool,
-        check: Check | None,
+
+class _InPieces(ExtentReader):
+    """Reads through the page cache, `io_depth` pieces at once, each in a helper thread."""
+
+    def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
+        super().__init__(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
+        self._depth = io_depth
+        self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
+
+    def close(self) -> None:
+        """Close all files and end the helper threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        super().close()
+
+    def _read_rest(
+        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
     ) -> None:
-        """Read several pieces at once, or into aligned buffers that are then copied from."""
-        self._window = None
+        self._leftover = None
         under_way: deque[_Piece] = deque()
         try:
-            for number, (first, last) in enumerate(self._cut(file, start, stop, ahead)):
+            for piece in self._cut(file, start, stop, parts, ahead=ahead):
                 if len(under_way) == self._depth:
                     self._finish(file, under_way.popleft(), check)
-                memory = self._buffers[number % self._depth]
-                taken = parts.take(min(last, stop) - max(first, start))
-                into = [memory[: round_up(last - first)]] if self.direct else _into(taken, memory)
-                piece = _Piece(first, last, memory, into, taken, max(0, start - first))
                 if self._threads is not None:
+                    want = piece.stop - piece.start
                     piece.got = self._threads.submit(
-                        _fill, file, into, first, last - first, direct=self.direct
+                        _fill, file, piece.into, piece.start, want, direct=self.direct
                     )
                 under_way.append(piece)
             while under_way:
                 self._finish(file, under_way.popleft(), check)
         finally:
-            for piece in under_way:  # after an error: nobody may write to the buffers any more
+            for piece in under_way:  # after an error: wait until no thread writes to the buffers
                 if piece.got is not None:
                     piece.got.exception()
 
-    def _cut(self, file: File, start: int, stop: int, ahead: bool) -> Iterator[tuple[int, int]]:
-        """Yield first and last byte of each read."""
-        if self.direct:
-            start -= start % PAGE_BYTES
-            if ahead:  # so much more as makes whole pieces of all
-                stop = start + round_up(stop - start, self._piece_bytes)
-                stop = min(file.num_bytes, stop)
-        for first in range(start, stop, self._piece_bytes):
-            yield first, min(first + self._piece_bytes, stop)
+    def _cut(
+        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
+    ) -> Iterator[_Piece]:
+        """Yield the pieces of an extent, in order."""
+        for number, first in enumerate(range(start, stop, self._piece_bytes)):
+            last = min(first + self._piece_bytes, stop)
+            memory = self._buffers[number % self._depth]
+            yield _Piece(first, last, memory, _into(parts.take(last - first), memory), [])
 
     def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
-        got = self._fetch(file, piece)
-        if self.direct:
-            self._window = _Window(file, piece.start, piece.start + got, piece.memory)
-            self._deal(piece.memory[piece.skipped :], piece.parts, check)
-        elif check is not None:
+        """Have a piece read, and its bytes in the parts."""
+        self._fetch(file, piece)
+        if check is not None:
             for memory in piece.into:
                 check(memory)
 
-    def _fetch(self, file: File, piece: _Piece) -> int:
-        begin = perf_counter()
-        if piece.got is None:
-            want = piece.stop - piece.start
-            got = _fill(file, piece.into, piece.start, want, direct=self.direct)
-        else:
-            got = piece.got.result()
-        self.read_seconds += perf_counter() - begin
-        self.bytes_read += got
-        return got
 
-    def _deal(self, memory: memoryview, parts: list[Part], check: Check | None) -> None:
-        """Copy what was read to where it goes."""
-        begin = perf_counter()
-        at = 0
-        for part in parts:
-            if isinstance(part, int):
-                at += part
-            else:
-                part[:] = memory[at : at + len(part)]
-                at += len(part)
-        if check is not None:
-            check(memory[:at])
-        self.copy_seconds += perf_counter() - begin
+class _Direct(_InPieces):
+    """Reads with O_DIRECT into aligned buffers, and copies from there."""
+
+    direct = True
+
+    def _cut(
+        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
+    ) -> Iterator[_Piece]:
+        begin, end = start - start % PAGE_BYTES, stop
+        if ahead:  # round the length up to whole pieces
+            end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
+        for number, first in enumerate(range(begin, end, self._piece_bytes)):
+            last = min(first + self._piece_bytes, end)
+            memory = self._buffers[number % self._depth]
+            into = [memory[: round_up(last - first)]]
+            taken = parts.take(min(last, stop) - max(first, start))
+            yield _Piece(first, last, memory, into, taken, max(0, start - first))
+
+    def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
+        got = self._fetch(file, piece)
+        self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
+        self._copy(piece.memory[piece.skipped :], piece.parts, check)
 
 
-class _HugePages:
-    """Memory in huge pages, cut into buffers one behind the other; what is left serves the next.
+def extent_reader(
+    *, direct: bool, piece_bytes: int, io_depth: int = 1, max_open: int = 8
+) -> ExtentReader:
+    """Return a reader of pieces of `piece_bytes`, `io_depth` at a time.
 
-    A request lists every run of neighbouring pages in its buffer: 256 of 4 KiB for 1 MiB, or one.
-    Each costs the kernel time, and a virtual drive much more than that.
+    With O_DIRECT, `piece_bytes` is rounded up to a multiple of 4096. `max_open`: files that
+    `keep_open` keeps open.
     """
-
-    _PAGE = 2 << 20
-
-    def __init__(self) -> None:
-        self.forget()
-        # What a parent and its child share is copied where they write, 4 KiB by 4 KiB.
-        os.register_at_fork(after_in_child=self.forget)
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._lock = threading.Lock()
-        self._left = memoryview(b"")
-
-    def cut(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that begins at a page."""
-        taken = round_up(num_bytes)
-        with self._lock:
-            if taken > len(self._left):
-                self._left = self._map(round_up(taken, self._PAGE))
-            cut, self._left = self._left[:num_bytes], self._left[taken:]
-        return cut
-
-    def _map(self, num_bytes: int) -> memoryview:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, num_bytes + self._PAGE, flags=flags)
-        with suppress(OSError):  # a kernel that has none; then it is 4 KiB pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = memoryview(memory)
-        start = -np.frombuffer(whole, np.uint8).ctypes.data % self._PAGE
-        return whole[start : start + num_bytes]
-
-
-_huge_pages = _HugePages()
-
-
-def aligned_buffer(num_bytes: int) -> memoryview:
-    """Return zeroed memory that begins at a page, as O_DIRECT wants it, if possible in huge pages.
-
-    It is this process's own: one that is forked off gets a copy.
-    """
-    return _huge_pages.cut(num_bytes)
+    if direct:
+        piece_bytes = round_up(piece_bytes)
+        return _Direct(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
+    if io_depth > 1:
+        return _InPieces(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
+    return _Buffered(piece_bytes=piece_bytes, max_open=max_open)
 
 
 def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
@@ -403,12 +437,14 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
 
     Raises:
         DatasetError: the file is missing or cannot be read.
-        WorkloadError: the user wants it, and the file system refuses.
+        WorkloadError: `odirect` is true, and the file system refuses it.
     """
     if odirect is False:
         return False
-    reader = ExtentReader(direct=False, piece_bytes=PAGE_BYTES)
-    reader.close_file(reader.open(str(path)))  # says what is wrong, should it not be O_DIRECT
+    try:
+        os.close(open_regular(path))  # an error that has nothing to do with O_DIRECT
+    except OSError as error:
+        raise cannot_open(path, error) from None
     try:
         descriptor = open_regular(path, os.O_DIRECT)
         try:
@@ -432,42 +468,8 @@ def _file_system(path: Path) -> str:
     return "unknown" if mount is None else mount.kind
 
 
-class _Parts:
-    """Parts, of which the next bytes are taken again and again."""
-
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._left = deque(parts)
-
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self._left)
-
-    def put_back(self, parts: list[Part], *, skip: int) -> None:
-        """Have parts come next again, but for their first bytes."""
-        again = _Parts(parts)
-        again.take(skip)
-        self._left.extendleft(reversed(again._left))
-
-    def take(self, num_bytes: int) -> list[Part]:
-        """Return the parts of the next bytes; the last one is cut where they end."""
-        taken: list[Part] = []
-        while num_bytes and self._left:
-            part = self._left.popleft()
-            size = part if isinstance(part, int) else len(part)
-            if size > num_bytes:
-                if isinstance(part, int):
-                    self._left.appendleft(size - num_bytes)
-                    part = num_bytes
-                else:
-                    self._left.appendleft(part[num_bytes:])
-                    part = part[:num_bytes]
-                size = num_bytes
-            taken.append(part)
-            num_bytes -= size
-        return taken
-
-
 def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
-    """Return memory for the parts; dropped bytes go to the spare memory, beside one another."""
+    """Return memory for the parts; dropped bytes go to `spare`, one part behind the other."""
     if len(parts) == 1 and isinstance(parts[0], int):
         return [spare[: parts[0]]]
     into, at = [], 0
@@ -481,7 +483,7 @@ def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
 
 
 def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: bool) -> int:
-    """Read `want` bytes or, with O_DIRECT, up to the alignment behind them; return how many."""
+    """Read `want` bytes, with O_DIRECT up to the next page; return how many."""
     got = 0
     try:
         got = os.preadv(file.descriptor, into[:_MOST_VECTORS], start)
@@ -503,7 +505,7 @@ def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: 
 
 
 def _after(into: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return the memory that is left when so many bytes are filled."""
+    """Return the memory that is left after `num_bytes` were filled."""
     for index, memory in enumerate(into):
         if num_bytes < len(memory):
             return [memory[num_bytes:], *into[index + 1 :]]

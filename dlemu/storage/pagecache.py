@@ -1,4 +1,4 @@
-"""How much of files lies in the page cache, and how to get it out."""
+"""How many pages of files are in the page cache, and how to drop them."""
 
 import ctypes
 import mmap
@@ -14,8 +14,8 @@ from dlemu.storage.regular import open_sized
 from dlemu.units import ceil_div
 
 _PAGE = mmap.PAGESIZE
-_THREADS = 8  # opening files waits for the storage, mostly
-_FILES_AT_ONCE = 64  # that a thread takes: one at a time costs as much as the calls for the file
+_THREADS = 8  # opening a file mostly waits for the storage
+_FILES_AT_ONCE = 64  # that a thread takes: taking one by one costs as much as the system calls
 _CACHESTAT = 451  # system call since Linux 6.5; the number is the same on all but alpha
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -25,36 +25,36 @@ _LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
 OnFile = Callable[[str], object]
-"""Told which file the calling thread comes to, "" when it has no more to do."""
+"""Called with the path that the calling thread looks at next; with "" when it has finished."""
 
 
 @dataclass
 class Pages:
-    """Of files that were looked at."""
+    """Counts of pages, over all files that were looked at."""
 
     num_files: int = 0
     resident: int = 0
-    """Pages in memory: before nothing was done to them, or after they were dropped."""
+    """Pages in memory; where pages were dropped, those that stayed."""
     pages: int = 0
     unknown: int = 0
-    """Files of which the kernel does not tell."""
+    """Files for which the kernel does not say."""
 
     @property
     def share(self) -> float | None:
-        """Share (0-1) of the pages that is in memory; None where the kernel does not tell."""
+        """Share (0-1) of the pages that is in memory; None if the kernel does not say."""
         return self.resident / self.pages if self.pages else None
 
 
 def cached_share(
     paths: Sequence[Path], *, max_files: int = 256, at: OnFile = lambda path: None
 ) -> float | None:
-    """Return the share (0-1) of the files' pages that memory would serve.
+    """Return the share (0-1) of the files' pages that is in memory.
 
-    More files than `max_files` are sampled at even distances, the same ones each time. None where
-    the kernel does not tell, or where there is nothing to read.
+    Of more than `max_files` files, that many are looked at, evenly spaced and the same each time.
+    None if the kernel does not say, or if the files are empty.
 
     Raises:
-        DatasetError: one is no file.
+        DatasetError: one is not a regular file.
         OSError: one is missing, or cannot be opened.
     """
     step = max(1.0, len(paths) / max_files)
@@ -63,8 +63,8 @@ def cached_share(
 
 
 def look(paths: Iterable[Path | str], *, at: OnFile = lambda path: None) -> Pages:
-    """Return how much of the files is in the page cache. Raises as `cached_share` does."""
-    return _add_up(_resident, paths, at)
+    """Return how many of the files' pages are in memory. Raises as `cached_share` does."""
+    return _add_up(_resident_pages, paths, at)
 
 
 def drop(
@@ -73,20 +73,20 @@ def drop(
     at: OnFile = lambda path: None,
     each_second: Callable[[int], object] = lambda num_files: None,
 ) -> Pages:
-    """Drop the files' pages from the page cache; needs no more than the right to read them.
+    """Drop the files' pages from the page cache; the right to read the files is enough.
 
-    Pages that other processes have mapped or locked stay; they are the resident ones of what is
-    returned. The paths are taken as they come, and not kept: there may be millions. `each_second`
-    is told how many files are done. Raises as `cached_share` does.
+    Pages that other processes have mapped or locked stay, and are `resident` in what is returned.
+    The paths are not kept: there may be millions. `each_second` is called with the number of files
+    that are done. Raises as `cached_share` does.
     """
     return _add_up(_drop, paths, at, each_second)
 
 
 def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
-    """Drop all of the host's clean pages, directory entries and inodes, whoever needs them.
+    """Drop all clean pages, directory entries and inodes of the host, other users' as well.
 
     Raises:
-        RunError: this process may not.
+        RunError: this process has not the right to.
     """
     os.sync()  # only clean pages can be dropped
     try:
@@ -99,40 +99,29 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
         ) from error
 
 
-def _drop(path: Path | str) -> tuple[int, int] | None:
-    file, size = open_sized(path)
-    try:
+def _drop(file: int, size: int) -> tuple[int, int] | None:
+    resident = _resident_pages(file, size)
+    if resident is None or resident[0]:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         resident = _resident_pages(file, size)
-        if resident is None or resident[0]:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            resident = _resident_pages(file, size)
-        if resident is None or resident[0]:
-            # Pages that are still to be written stay; they are a new dataset's.
-            os.fdatasync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            resident = _resident_pages(file, size)
-        return resident
-    finally:
-        os.close(file)
-
-
-def _resident(path: Path | str) -> tuple[int, int] | None:
-    file, size = open_sized(path)
-    try:
-        return _resident_pages(file, size)
-    finally:
-        os.close(file)
+    if resident is None or resident[0]:
+        # Dirty pages, as a new dataset has, are dropped only after they were written.
+        os.fdatasync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        resident = _resident_pages(file, size)
+    return resident
 
 
 def _add_up(
-    count: Callable[[Path | str], tuple[int, int] | None],
+    count: Callable[[int, int], tuple[int, int] | None],
     paths: Iterable[Path | str],
     at: OnFile,
     each_second: Callable[[int], object] = lambda num_files: None,
 ) -> Pages:
-    """Return the sum over the files, which threads take by turns.
+    """Return the sum over the files of what `count` returns; several threads call it.
 
-    Nothing waits for a thread whose file never opens: neither an interrupt, nor the process's end.
+    The threads are daemons, and waiting for them can be interrupted: opening a file on dead storage
+    may never return.
     """
     total, left, lock = Pages(), iter(paths), threading.Lock()
     stopped, ended = threading.Event(), threading.Semaphore(0)
@@ -146,7 +135,11 @@ def _add_up(
                     if stopped.is_set():
                         return
                     at(str(path))
-                    told.append(count(path))
+                    file, size = open_sized(path)
+                    try:
+                        told.append(count(file, size))
+                    finally:
+                        os.close(file)
                 known = [each for each in told if each is not None]
                 with lock:
                     total.num_files += len(told)
@@ -190,7 +183,7 @@ def _resident_pages(file: int, size: int) -> tuple[int, int] | None:
 
 
 def resident_by_cachestat(file: int) -> int | None:
-    """Return how many pages of an open file are in memory, None where that cannot be asked."""
+    """Return how many pages of an open file are in memory; None if the kernel lacks the call."""
     whole = (ctypes.c_uint64 * 2)(0, 0)  # offset, length; 0 means to the end
     counts = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
     failed = _LIBC.syscall(
@@ -200,10 +193,10 @@ def resident_by_cachestat(file: int) -> int | None:
 
 
 def resident_by_mincore(file: int, size: int) -> int | None:
-    """As `resident_by_cachestat`, on kernels before 6.5."""
+    """As `resident_by_cachestat`, for kernels before 6.5; None also without the right to ask."""
     owner = os.fstat(file).st_uid
     if os.geteuid() not in (0, owner) and not os.access(f"/proc/self/fd/{file}", os.W_OK):
-        return None  # the kernel then says that every page is there, so as not to tell secrets
+        return None  # without write permission, mincore reports every page as resident
     address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         return None

@@ -1,19 +1,19 @@
-"""Bytes by the way they took from storage to memory."""
+"""Bytes by the path that they took between storage and memory."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PathBytes:
-    """Bytes by the path that they took, reads and writes together."""
+    """Bytes by path, reads and writes together. p2pdma, nvidia_fs and compat are cuFile's paths."""
 
     p2pdma: int = 0
     nvidia_fs: int = 0
     compat: int = 0
     host: int = 0
-    """Bytes that never met cuFile; whoever read them adds them."""
+    """Bytes that did not pass through cuFile; the code that read them counts them."""
     estimated: bool = False
-    """True where several paths were taken: cuFile counts operations by path, but not bytes."""
+    """Whether cuFile took several paths: it counts operations by path, but not bytes."""
 
     def __add__(self, other: "PathBytes") -> "PathBytes":
         return PathBytes(
@@ -26,7 +26,7 @@ class PathBytes:
 
     @property
     def mode(self) -> str:
-        """The path's name; several are joined with "+", and "none" means that nothing was read."""
+        """The path's name; several names are joined with "+"; "none" if nothing was read."""
         names = {
             "p2pdma": self.p2pdma,
             "nvidia-fs": self.nvidia_fs,

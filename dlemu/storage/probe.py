@@ -1,4 +1,4 @@
-"""What storage gives when many read at once: the rate that a slow run is compared with."""
+"""How fast storage is with few and with many readers, to compare with a slow run."""
 
 import os
 import threading
@@ -12,19 +12,19 @@ from statistics import median
 import numpy as np
 
 from dlemu.errors import DatasetError
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.regular import open_regular
 
 _PIECE = 1 << 20
 _LONGER = 4
-"""How many times as long to read at most, where storage is so slow that nothing came yet."""
+"""Storage so slow that no piece came in time is read for at most this many times as long."""
 _LAST_READS_SECONDS = 5.0
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What few and many readers got from the same files, by turns; bytes per second."""
+    """Bytes per second that few and many readers got from the same files, in turns."""
 
     num_few: int
     few: float
@@ -33,10 +33,10 @@ class Probe:
 
 
 def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float) -> Probe | None:
-    """Return what few and many threads get; None where nothing could be read.
+    """Return what few and many threads get; None if nothing could be read.
 
-    They take turns, and the medians count: a drive that is slow for a moment, or that others read
-    from, is so for both. `seconds` are for all turns together.
+    They take turns, and the medians count: a drive that is slow for a moment, or that others use,
+    affects both. `seconds` is the time of all turns together.
     """
     rates: dict[int, list[float]] = {few: [], many: []}
     each = seconds / _ROUNDS / len(rates)
@@ -54,7 +54,7 @@ def probe_rate(
 ) -> float | None:
     """Return bytes per second that `num_readers` threads get from random 1 MiB pieces of files.
 
-    Reads bypass the page cache where the file system lets them; None where nothing could be read.
+    Reads bypass the page cache if the file system allows that. None if nothing could be read.
     """
     came: list[tuple[float, int]] = []
     ended = threading.Event()
@@ -85,7 +85,8 @@ def probe_rate(
     time.sleep(seconds)
     while len(came) < num_readers and time.perf_counter() < start + _LONGER * seconds:
         time.sleep(0.05)
-    # Up to the last piece that came: slow storage gives few, and a part of one counts for much.
+    # The time ends with the last whole piece: of slow storage there are few, and a part of one
+    # would weigh much.
     whole = list(came)
     ended.set()
     for thread in threads:

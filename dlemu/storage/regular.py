@@ -1,4 +1,4 @@
-"""Opens files that are to be read, and refuses what would hang its reader: a FIFO, a socket."""
+"""Opens regular files for reading, and refuses what can block a reader: a FIFO, a socket."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from dlemu.errors import DatasetError, DlemuError
 
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-"""Flags of an open that waits for no writer, and takes no terminal."""
+"""Flags of open(2): do not wait for a FIFO's writer, do not take a terminal."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -21,10 +21,10 @@ _KINDS = {
 def open_regular(
     path: str | Path, flags: int = 0, *, error: type[DlemuError] = DatasetError
 ) -> int:
-    """Return the descriptor of a file to be read.
+    """Open a file for reading; return its descriptor.
 
     Raises:
-        DlemuError: `error`: it is something else than a file.
+        DlemuError: it is not a regular file; the type is `error`.
         OSError: it is missing, or cannot be opened.
     """
     return open_sized(path, flags, error=error)[0]
@@ -33,7 +33,7 @@ def open_regular(
 def open_sized(
     path: str | Path, flags: int = 0, *, error: type[DlemuError] = DatasetError
 ) -> tuple[int, int]:
-    """As `open_regular`; return the file's bytes, too."""
+    """As `open_regular`; return the descriptor and the file's size in bytes."""
     try:
         number = os.open(path, READ | flags)
     except OSError:
@@ -43,9 +43,16 @@ def open_sized(
     if not stat.S_ISREG(status.st_mode):
         os.close(number)
         raise error(_line(path, status.st_mode))
-    # With the flag, reads of some network file systems fail where they should wait for a lock.
+    # With O_NONBLOCK, reads on some network file systems fail instead of waiting for a lock.
     os.set_blocking(number, True)
     return number, status.st_size
+
+
+def cannot_open(path: str | Path, error: OSError) -> DatasetError:
+    """Return what to tell of a dataset's file that could not be opened."""
+    if isinstance(error, FileNotFoundError):
+        return DatasetError(f"{path} is missing; dlemu verify lists what is damaged")
+    return DatasetError(f"{path} cannot be opened: {error.strerror}")
 
 
 def read_regular(path: Path, *, error: type[DlemuError] = DatasetError) -> bytes:
@@ -55,7 +62,7 @@ def read_regular(path: Path, *, error: type[DlemuError] = DatasetError) -> bytes
 
 
 def check_regular(path: str | Path, *, error: type[DlemuError] = DatasetError) -> None:
-    """Raise `error` if there is something else than a file at `path`; nothing is fine."""
+    """Raise `error` if `path` is there and is not a regular file."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

@@ -23,7 +23,8 @@ from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
-from dlemu.loaders.source import Source, sample_bytes
+from dlemu.loaders.slots import sample_bytes
+from dlemu.loaders.source import Source
 from dlemu.storage.regular import read_regular
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
@@ -459,7 +460,7 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     bare = Dataset(workload, replace(found, largest_bytes=None), known_places=False)
     other = replace(source, dataset=bare)
     wanted = sample_bytes(other)
-    monkeypatch.setattr("dlemu.loaders.source.largest_file", None)
+    monkeypatch.setattr("dlemu.loaders.slots.largest_file", None)
     monkeypatch.setattr(Path, "stat", None)
     assert sample_bytes(source) == wanted
     with pytest.raises(TypeError):

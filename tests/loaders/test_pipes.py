@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from dlemu.loaders.pipes import Flag, Pipe, Requests, lean_context
+from dlemu.loaders.pipes import Flag, Pipe
+from dlemu.loaders.torch_internals import Requests, lean_context
 
 Method = Literal["fork", "forkserver", "spawn"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dlemu.loaders import Batch
-from dlemu.loaders.steps import Steps, Takers, Window
+from dlemu.loaders.steps import Takers, Window
 from tests.lab.loops import Loop, simulate
 
 
@@ -81,7 +81,6 @@ def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
     when_asked: bool,
 ) -> None:
     """A stream sends its next request when it is advanced: never before the loop has come there."""
-    running = Steps(3, 1)
     advanced: list[int] = []
     changed = threading.Condition()
 
@@ -92,15 +91,15 @@ def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
                 changed.notify()
             yield batch_of(step)
 
-    takers = Takers(running, [stream()], when_asked=when_asked)
+    takers = Takers([stream()], when_asked=when_asked)
+    steps = takers.steps(3)
     brought = 0 if when_asked else 1
     for step in range(3):
         with changed:
             assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), 10)  # type: ignore[misc]
             assert len(advanced) == min(3, step + brought)
-        takers.begin()
-        assert running.take(step)[0].step == step
-    takers.end(5.0)
+        assert next(steps)[0].step == step
+    takers.end()
 
 
 def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:
@@ -108,11 +107,9 @@ def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:
         yield batch_of(0)
         raise ValueError("a broken file")
 
-    running = Steps(3, 1)
-    takers = Takers(running, [stream()], when_asked=False)
-    takers.begin()
-    assert running.take(0)[0].step == 0
-    takers.begin()
+    takers = Takers([stream()], when_asked=False)
+    steps = takers.steps(3)
+    assert next(steps)[0].step == 0
     with pytest.raises(ValueError, match="a broken file"):
-        running.take(1)
-    takers.end(5.0)
+        next(steps)
+    takers.end()

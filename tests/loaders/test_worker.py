@@ -8,9 +8,10 @@ import pytest
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
-from dlemu.loaders.source import Slots, Source, Task
-from dlemu.loaders.worker import Cost, SampleReader
-from dlemu.storage.extents import aligned_buffer
+from dlemu.loaders.slots import Slots
+from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.worker import SampleReader
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone
 

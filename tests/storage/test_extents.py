@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.storage.extents import ExtentReader, Part, aligned_buffer, settle_direct
+from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.extents import Part, extent_reader, settle_direct
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -51,7 +52,7 @@ def test_bytes_go_where_they_are_wanted(
     start: int,
     runs: list[list[tuple[bool, int]]],
 ) -> None:
-    reader = ExtentReader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
+    reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
     file = reader.open(str(file_path))
     if head:
         assert bytes(reader.head(file)) == CONTENT[:4096]
@@ -80,7 +81,7 @@ def test_bytes_go_where_they_are_wanted(
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("io_depth", [1, 3])
 def test_counts_what_the_kernel_handed_over(file_path: Path, direct: bool, io_depth: int) -> None:
-    reader = ExtentReader(direct=direct, piece_bytes=8192, io_depth=io_depth)
+    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
     file = reader.open(str(file_path))
     before, cost = _rchar()
     reader.head(file)
@@ -96,8 +97,8 @@ def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(tmp_path: Path) -> 
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
     program = (
-        "from dlemu.storage.extents import ExtentReader\n"
-        "reader = ExtentReader(direct=True, piece_bytes=8192)\n"
+        "from dlemu.storage.extents import extent_reader\n"
+        "reader = extent_reader(direct=True, piece_bytes=8192)\n"
         f"file = reader.open({str(path)!r})\n"
         "for start in range(0, 50_000, 1000):\n"
         "    reader.read(file, start, [1000], ahead=True)\n"
@@ -114,7 +115,7 @@ def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(tmp_path: Path) -> 
 
 
 def test_a_short_file_is_named(file_path: Path) -> None:
-    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader = extent_reader(direct=False, piece_bytes=4096)
     file = reader.open(str(file_path))
     with pytest.raises(DatasetError, match=rf"{file_path} holds 50003 bytes, at least 50004"):
         reader.read(file, 50_000, [4])
@@ -128,7 +129,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    reader = ExtentReader(direct=direct, piece_bytes=4096, io_depth=io_depth)
+    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
     file = reader.open(str(path))
     os.truncate(path, 20_000)
     with pytest.raises(DatasetError, match="ends at byte 20000, but held 50003"):
@@ -138,7 +139,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
-    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader = extent_reader(direct=False, piece_bytes=4096)
     with pytest.raises(DatasetError, match=rf"{tmp_path}/none is missing; dlemu verify"):
         reader.open(f"{tmp_path}/none")
     with pytest.raises(DatasetError, match=rf"^{tmp_path} is a folder, not a file$"):
@@ -149,7 +150,7 @@ def test_open_files_are_kept_up_to_a_bound(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) for number in range(5)]
     for path in paths:
         path.write_bytes(b"x")
-    reader = ExtentReader(direct=False, piece_bytes=4096, max_open=2)
+    reader = extent_reader(direct=False, piece_bytes=4096, max_open=2)
     gc.collect()  # nothing of earlier tests is closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     first = reader.keep_open(str(paths[0]))
@@ -166,7 +167,7 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"12345")
     other.write_bytes(b"54321")
-    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader = extent_reader(direct=False, piece_bytes=4096)
     reader.keep_open(str(path))
     other.rename(path)
     with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
@@ -178,7 +179,7 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
 def test_an_open_file_that_has_another_size_now_is_named(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
-    reader = ExtentReader(direct=False, piece_bytes=4096)
+    reader = extent_reader(direct=False, piece_bytes=4096)
     reader.keep_open(str(path))
     assert reader.keep_open(str(path)).num_bytes == 5
     os.truncate(path, num_bytes)
@@ -197,7 +198,7 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
         offsets.append(offset)
         return 4096 if len(offsets) == 1 else 904
 
-    reader = ExtentReader(direct=True, piece_bytes=16384)
+    reader = extent_reader(direct=True, piece_bytes=16384)
     file = reader.open(str(file_path))
     monkeypatch.setattr(os, "preadv", cut)
     with pytest.raises(DatasetError, match="ends at byte 5000, but held 50003"):
@@ -268,7 +269,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def test_buffers_of_a_process_and_of_its_children_are_huge_pages() -> None:
     code = """
 import os, re
-from dlemu.storage.extents import aligned_buffer
+from dlemu.storage.buffers import aligned_buffer
 def huge():
     return int(re.search(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1])
 buffers = [aligned_buffer(1 << 20) for _ in range(3)]
@@ -309,7 +310,7 @@ def test_what_is_in_the_page_cache_takes_few_calls(
         return got
 
     monkeypatch.setattr(os, "preadv", spy)
-    reader = ExtentReader(direct=False, piece_bytes=piece)
+    reader = extent_reader(direct=False, piece_bytes=piece)
     opened = reader.open(str(path))
     # Many small parts, more than one call takes, and large ones; kept ones on both sides.
     parts: list[Part] = [memoryview(kept)[: 1 << 20], *[3] * 5000, (11 << 20) - 15_000]
@@ -342,7 +343,7 @@ def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
         return preadv(descriptor, into, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)
-    reader = ExtentReader(direct=False, piece_bytes=10_000)
+    reader = extent_reader(direct=False, piece_bytes=10_000)
     file = reader.open(str(file_path))
     for _ in range(2):
         kept = bytearray(NUM_BYTES)

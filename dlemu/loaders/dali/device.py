@@ -1,11 +1,11 @@
 """Samples read through cuFile straight into a GPU's memory, for one accelerator.
 
-1. a batch     is planned as extents: runs of its samples that lie together in a file ->
-2. threads     read_threads x io_depth of them, each read an extent, in aligned pieces, into the
-               batch's slot; what training does not get is read, too, into memory used by nobody ->
-3. the samples where they lie in the slot; DALI copies them from there, within the GPU's memory.
+1. extents    A batch is planned as extents: runs of its samples that lie together in a file.
+2. threads    read_threads x io_depth threads each read an extent, in aligned pieces, into the
+              batch's slot. Bytes that training does not get are read, too, into memory of no slot.
+3. samples    DALI copies each sample from its place in the slot, within the GPU's memory.
 
-Slots are registered with cuFile once, and used again when their batch has been computed on.
+Slots are registered with cuFile once. A slot is used again when its batch has been computed on.
 """
 
 import os
@@ -25,14 +25,15 @@ from dlemu.formats import FORMATS, Places
 from dlemu.gpu.cuda import DeviceMemory, Gpu
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
-from dlemu.loaders.source import Source, Task, sample_bytes
+from dlemu.loaders.slots import sample_bytes
+from dlemu.loaders.source import Source, Task
+from dlemu.loaders.steps import CLOSE_SECONDS
+from dlemu.storage.regular import cannot_open
 from dlemu.units import PAGE_BYTES, round_up
-
-_CLOSE_SECONDS = 5.0
 
 
 class DeviceArray:
-    """Bytes in GPU memory, as DALI, CuPy and PyTorch take them."""
+    """Bytes in GPU memory, with the interface by which DALI, CuPy and PyTorch take arrays."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -45,10 +46,10 @@ class DeviceArray:
 
 
 class Extent(NamedTuple):
-    """Bytes of a file that are read at once.
+    """Bytes of a file that one thread reads.
 
-    `start` is a multiple of 4096; the bytes up to `keep` go to `at` in the slot, those from there
-    to `stop` nowhere.
+    `start` is a multiple of 4096. Bytes from `start` to `keep` go to offset `at` of the slot; those
+    from `keep` to `stop` are dropped.
     """
 
     file: int
@@ -64,21 +65,22 @@ class Spread:
 
     extents: list[Extent]
     begins: list[int]
-    """Where in the slot each sample begins, in the batch's order."""
+    """Offset in the slot of each sample, in the batch's order."""
     lengths: list[int]
-    """Bytes that are kept of each."""
+    """Bytes that are kept of each sample."""
 
 
 def spread_batch(
     files: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], *, most: int | None
 ) -> Spread:
-    """Return the extents of a batch whose samples lie there; `most` bytes of each are kept.
+    """Return the extents of a batch, by each sample's file, offset and length.
 
-    Samples that lie within a page of each other, one behind the other, are one extent.
+    At most `most` bytes of a sample are kept; None: all. Samples that follow each other in a file
+    with a gap of less than a page share an extent.
     """
     extents: list[Extent] = []
     begins, kept = [0] * len(files), list(lengths)
-    end = 0  # of the slot's used part
+    end = 0  # of the part of the slot that is used
     for index in sorted(range(len(files)), key=lambda index: (files[index], offsets[index])):
         file, offset, length = files[index], offsets[index], lengths[index]
         stop = offset + length
@@ -106,7 +108,7 @@ class DeviceReader:
     """Reads the batches of one accelerator; the calling thread only waits.
 
     Attributes:
-        host_bytes: what was read into host memory so far: headers of files that are not known.
+        host_bytes: bytes that were read into host memory so far: headers of foreign files.
     """
 
     def __init__(self, source: Source, driver: Driver, gpu: int, accelerator: int) -> None:
@@ -118,14 +120,14 @@ class DeviceReader:
         self._places = lru_cache(256)(self._find_places)
         piece = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
         self._piece_bytes = round_up(piece)
-        # Of a file of one sample no more is kept than training gets.
+        # From a file of one sample, only what training gets is kept.
         resize = workload.dataset.record_length_bytes_resize
         self._most = resize if layout.samples_per_file == 1 else None
         whole = workload.with_keys({"dataset.record_length_bytes_resize": None})
         room = sample_bytes(replace(source, dataset=replace(source.dataset, workload=whole)))
         if self._most is not None:
             room = min(room, self._most)
-        # A page more at each end, and one between samples.
+        # One page more at each end, and one between samples.
         self._slot_bytes = reader.batch_size * (round_up(room) + 3 * PAGE_BYTES)
         self._num_slots = source.batches_in_flight
         num_threads = reader.num_streams * reader.io_depth
@@ -150,7 +152,7 @@ class DeviceReader:
                 begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
                 task, spread, futures = begun.popleft()
                 costs = [future.result() for future in futures]
-                if self._source.takes_early:  # the loop has asked for the next one already
+                if self._source.takes_early:  # the loop has already asked for one more
                     begun.extend(self._begin(task) for task in islice(tasks, most - len(begun)))
                 self._futures.difference_update(futures)
                 base = self._memory.address + step % self._num_slots * self._slot_bytes
@@ -173,19 +175,20 @@ class DeviceReader:
         finally:
             self._give_up()
 
-    def waiting_for(self) -> str:
-        """Return which file is read for the longest time, empty if none is."""
-        under_way = sorted((since, file) for file, since in list(self._under_way.items()))
-        if not under_way:
-            return ""
-        since, file = under_way[0]
-        return (
-            f"accelerator {self._accelerator} reads {self._source.layout.path(file)} through "
-            f"cuFile for {perf_counter() - since:.0f} s"
-        )
+    def busy(self) -> list[tuple[float, str]]:
+        """Return since when (perf_counter) each file is being read, and a line to show."""
+        now, layout = perf_counter(), self._source.layout
+        return [
+            (
+                since,
+                f"accelerator {self._accelerator} reads {layout.path(file)} through cuFile "
+                f"for {now - since:.0f} s",
+            )
+            for file, since in list(self._under_way.items())
+        ]
 
     def close(self) -> None:
-        """End the threads and give the memory back; not while a read hangs that may write to it."""
+        """End the threads and free the memory; keep it if a read hangs that may write to it."""
         if self._give_up():
             self._threads.shutdown()
             self._gpu.use()
@@ -194,14 +197,18 @@ class DeviceReader:
             self._gpu.close()
 
     def _give_up(self) -> bool:
-        """Cancel what is not begun and wait for the rest; return False if that hangs."""
+        """Cancel reads that have not begun and wait for the others; return False if one hangs."""
         for future in self._futures:
             future.cancel()
-        self._futures = wait(self._futures, _CLOSE_SECONDS).not_done
+        self._futures = wait(self._futures, CLOSE_SECONDS).not_done
         return not self._futures
 
     def _begin(self, task: Task) -> _Begun:
-        """Have the threads read a batch into its slot."""
+        """Start reading a batch into its slot.
+
+        Raises:
+            DatasetError: its samples are larger than the files' headers or the workload say.
+        """
         layout = self._source.layout
         files = layout.file_of(task.samples).tolist()
         if task.places is not None:
@@ -231,7 +238,11 @@ class DeviceReader:
         return _Begun(task, spread, futures)
 
     def _read(self, extent: Extent, slot: int, file_bytes: int) -> tuple[int, float]:
-        """Read an extent of a file so large; return its bytes and the seconds that it took."""
+        """Read an extent; return its bytes, and the seconds that it took.
+
+        Raises:
+            DatasetError: the file is missing, or has not `file_bytes` bytes.
+        """
         begin = perf_counter()
         self._under_way[extent.file] = begin
         nowhere = self._nowhere.get()
@@ -253,8 +264,8 @@ class DeviceReader:
                     if got == 0:
                         raise DatasetError(f"{path} ended at byte {at} while it was being read")
                     at += got
-        except FileNotFoundError:
-            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        except FileNotFoundError as error:
+            raise cannot_open(path, error) from None
         finally:
             self._nowhere.put(nowhere)
             self._under_way.pop(extent.file, None)
@@ -279,8 +290,8 @@ class DeviceReader:
                 num_bytes = os.stat(path).st_size
                 places = self._format.locate(read, num_bytes, num_samples=layout.samples_per_file)
                 return places, num_bytes
-        except FileNotFoundError:
-            raise DatasetError(f"{path} is missing; dlemu verify lists what is damaged") from None
+        except FileNotFoundError as error:
+            raise cannot_open(path, error) from None
         except DatasetError as error:
             raise DatasetError(f"{path}: {error}") from None
 

@@ -1,12 +1,12 @@
 """Reading through NVIDIA's DALI, into host memory or a GPU's.
 
-1. the samples  come in one of three ways: DALI reads the files itself; or our own readers hand it
-                the samples, out of host memory; or out of the GPU's, where cuFile put them ->
-2. a pipeline   per accelerator cuts or pads them, on its GPU if it has one; -> a taker
-3. a taker      one thread per accelerator; has the next batch made while the accelerator computes
-                -> the step
+1. samples    They come in one of three ways: DALI reads the files itself; our own readers pass
+              DALI the samples in host memory; or cuFile puts them into the GPU's memory.
+2. pipelines  One for each accelerator cuts or pads the samples, on its GPU if it has one.
+3. takers     One thread for each accelerator has the next batch made while the accelerator
+              computes.
 
-docs/gds.md tells when which way is taken, and what is particular about DALI's own readers.
+docs/gds.md says when which way is taken, and how DALI's own readers behave.
 """
 
 import warnings
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
@@ -23,7 +23,7 @@ from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability
 from dlemu.gpu.cufile import Driver
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import tell
+from dlemu.loaders.activity import describe
 from dlemu.loaders.dali.pipelines import (
     INPUT,
     Pipeline,
@@ -36,36 +36,30 @@ from dlemu.loaders.dali.pipelines import (
 )
 from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
-from dlemu.loaders.steps import Steps, Takers
+from dlemu.loaders.steps import Takers
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import Workload
-
-_CLOSE_SECONDS = 5.0
-"""How long a read that is under way may hold up `close`: one on dead storage never ends."""
 
 Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU memory"]
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""
 
 
-class _Stream(Protocol):
-    """The batches of one accelerator; `host_bytes` of them were read into host memory so far."""
+_Made = TypeVar("_Made", covariant=True)
+
+
+class _Stream(Protocol[_Made]):
+    """One accelerator's batches; `host_bytes` of them were read into host memory so far."""
 
     @property
     def host_bytes(self) -> int: ...
-    def batches(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]: ...
-    def waiting_for(self) -> str: ...
+    def batches(self, epoch: int, plan: EpochPlan) -> Iterator[_Made]: ...
+    def busy(self) -> list[tuple[float, str]]: ...
     def close(self) -> None: ...
 
 
-class _Feed(Protocol):
-    """Reads what a pipeline is fed with: each batch, and its samples where they are."""
-
-    @property
-    def host_bytes(self) -> int: ...
-    def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[object]]]: ...
-    def waiting_for(self) -> str: ...
-    def close(self) -> None: ...
+_Feed = _Stream[tuple[Batch, Sequence[object]]]
+"""What a pipeline is fed with: each batch, and its samples where they were read to."""
 
 
 class DaliLoader:
@@ -73,7 +67,7 @@ class DaliLoader:
 
     Attributes:
         way: how the samples come to DALI.
-        notes: what of the keys could not be met, a line each, to be shown.
+        notes: a line for each key that could not be met, to be shown.
     """
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
@@ -88,11 +82,11 @@ class DaliLoader:
         through_cufile = gds != "off" and why is None
         self.way: Way = _choose(self._source, through_cufile=through_cufile)
         self._driver = Driver(folder, gds) if gds != "off" and why is None else None
-        self._streams: list[_Stream] = []
+        self._streams: list[_Stream[Batch]] = []
         self._takers: Takers | None = None
         self._closed = False
         with warnings.catch_warnings():
-            # That there is no GPU is no news here; it says so once.
+            # Without a GPU it warns once; `find_gpus` has refused that where a GPU is wanted.
             warnings.simplefilter("ignore")
             dali.backend.check_cuda_runtime()
         try:
@@ -108,9 +102,9 @@ class DaliLoader:
         return self._source.direct or self._driver is not None
 
     def path_bytes(self) -> PathBytes:
-        """Return by which path all bytes so far came; cuFile's own counters tell of its share.
+        """Return the bytes so far by the path that they took, by cuFile's own counters.
 
-        To be asked before `close`.
+        Call it before `close`.
 
         Raises:
             RunError: bytes went through the host although reader.gds=require.
@@ -119,22 +113,17 @@ class DaliLoader:
         return host if self._driver is None else host + self._driver.path_bytes()
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        running = Steps(plan.num_steps, len(self._streams))
-        when_asked = self._source.reads_when_asked
         streams = [stream.batches(epoch, plan) for stream in self._streams]
-        self._takers = takers = Takers(running, streams, when_asked=when_asked)
+        self._takers = Takers(streams, when_asked=self._source.reads_when_asked)
         try:
-            for step in range(plan.num_steps):
-                takers.begin()
-                yield running.take(step)
+            yield from self._takers.steps(plan.num_steps)
             if self._source.workload.reader.gds == "require":
                 self.path_bytes()
         finally:
             self._end_epoch()
 
     def waiting_for(self) -> str:
-        told = [stream.waiting_for() for stream in self._streams]
-        return ", ".join([text for text in told if text][:8]) or tell([])
+        return describe([line for stream in self._streams for line in stream.busy()])
 
     def pids(self) -> list[int]:
         return []
@@ -151,10 +140,10 @@ class DaliLoader:
 
     def _end_epoch(self) -> None:
         if self._takers is not None:
-            self._takers.end(_CLOSE_SECONDS)
+            self._takers.end()
             self._takers = None
 
-    def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> _Stream:
+    def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> _Stream[Batch]:
         workload = self._source.workload
         dataset, reader = workload.dataset, workload.reader
         settings = Settings(
@@ -164,16 +153,8 @@ class DaliLoader:
             resize=dataset.record_length_bytes_resize,
         )
         match self.way:
-            case "numpy" | "tfrecord":
-                return DaliReads(
-                    self._source, accelerator, settings, through_cufile=False, keep=keep
-                )
-            case "numpy through cuFile":
-                return DaliReads(
-                    self._source, accelerator, settings, through_cufile=True, keep=keep
-                )
             case "host memory":
-                # Our readers have cut and padded it already.
+                # Our readers cut and pad.
                 settings = replace(settings, resize=None)
                 feed: _Feed = _FromHost(self._source, accelerator)
                 return _Fed(self._source, feed, take_samples(settings, on_gpu=False), keep=keep)
@@ -183,10 +164,15 @@ class DaliLoader:
                 assert self._driver is not None and gpu is not None
                 feed = DeviceReader(self._source, self._driver, gpu, accelerator)
                 return _Fed(self._source, feed, take_samples(settings, on_gpu=True), keep=keep)
+            case way:
+                through_cufile = way == "numpy through cuFile"
+                return DaliReads(
+                    self._source, accelerator, settings, through_cufile=through_cufile, keep=keep
+                )
 
 
 class _FromHost:
-    """Feeds what the threads loader reads."""
+    """Feeds a pipeline with what the threads loader reads."""
 
     host_bytes = 0
 
@@ -197,28 +183,27 @@ class _FromHost:
         )
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[object]]]:
-        with closing(self._loader.read(epoch, plan)) as reading:
+        with self._loader.read(epoch, plan) as running:
             for step in range(plan.num_steps):
                 if self._source.reads_when_asked:
                     self._loader.begin(step)
-                [batch] = reading.take(step)
+                [batch] = running.take(step)
                 assert batch.arrays is not None
                 self.host_bytes += batch.num_bytes
                 yield batch, batch.arrays
-                # Advanced again, when training has begun with this step (`Takers`).
+                # A taker advances this generator when training has begun with the step.
                 if not self._source.reads_when_asked:
                     self._loader.begin(step)
 
-    def waiting_for(self) -> str:
-        told = self._loader.waiting_for()
-        return "" if told == tell([]) else told
+    def busy(self) -> list[tuple[float, str]]:
+        return self._loader.busy()
 
     def close(self) -> None:
         self._loader.close()
 
 
 class _Fed:
-    """Feeds a pipeline and takes what comes out, batch by batch."""
+    """Feeds a pipeline, and takes what comes out of it, batch by batch."""
 
     def __init__(self, source: Source, feed: _Feed, pipeline: Pipeline, *, keep: bool) -> None:
         self._folder = source.dataset.folder
@@ -248,18 +233,18 @@ class _Fed:
                     lengths=lengths,
                 )
 
-    def waiting_for(self) -> str:
-        return self._feed.waiting_for()
+    def busy(self) -> list[tuple[float, str]]:
+        return self._feed.busy()
 
     def close(self) -> None:
         self._feed.close()
 
 
 def find_gpus(workload: Workload) -> range:
-    """Return the GPUs on which the batches are to end; none in host memory.
+    """Return the GPUs whose memory batches are to end in; none if that is host memory.
 
     Raises:
-        WorkloadError: a GPU is wanted, and there is none, or none that this DALI can use.
+        WorkloadError: a GPU is wanted, and there is none that this DALI can use.
     """
     if workload.dali.device == "cpu":
         return range(0)
@@ -281,7 +266,7 @@ def find_gpus(workload: Workload) -> range:
 
 
 def _why_through_host(dataset: Dataset) -> str | None:
-    """Return why samples cannot be read straight into a GPU's memory, None if they can."""
+    """Return why samples cannot be read straight into a GPU's memory; None: they can."""
     workload, layout, folder = dataset.workload, dataset.layout, dataset.folder
     reader = workload.reader
     if reader.decode == "library":
@@ -298,7 +283,7 @@ def _why_through_host(dataset: Dataset) -> str | None:
 
 
 def _choose(source: Source, *, through_cufile: bool) -> Way:
-    """Return how samples come to DALI: through its own readers wherever they do what is asked."""
+    """Return how samples come to DALI: through its own readers if these can do what is asked."""
     layout, reader = source.layout, source.workload.reader
     if through_cufile:
         return "numpy through cuFile" if layout.format == "npy" else "GPU memory"
@@ -306,7 +291,7 @@ def _choose(source: Source, *, through_cufile: bool) -> Way:
         return "host memory"
     if layout.format == "npy" and layout.samples_per_file == 1:
         return "numpy"
-    # Its TFRecord reader takes use_o_direct, and reads through the page cache all the same.
+    # DALI's TFRecord reader accepts use_o_direct, but reads through the page cache all the same.
     indexed = (source.dataset.folder / layout.index_path(0)).exists()
     return (
         "tfrecord"

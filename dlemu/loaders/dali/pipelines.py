@@ -1,7 +1,7 @@
-"""DALI's pipelines: through its own readers, or for samples that are handed to it.
+"""DALI's pipelines: with its own readers, or for samples that are handed to it.
 
-Each gives two outputs: the samples as bytes, cut or padded where the workload says so, and how many
-bytes each had before.
+Each has two outputs: the samples as bytes, cut or padded if the workload says so, and the bytes
+that each sample had before that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dlemu.errors import DatasetError, RunError
 
 dali: Any = import_module("nvidia.dali")
-"""Any, for it has types for half of what is used here, and none where it is not installed."""
+"""Typed as Any: DALI has types for half of what is used here, and may not be installed."""
 Pipeline = Any
 
 INPUT = "samples"
@@ -26,12 +26,12 @@ INPUT = "samples"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all pipelines of one accelerator have in common."""
+    """Settings that all pipelines of one accelerator share."""
 
     batch_size: int
     num_threads: int
     gpu: int | None
-    """GPU on which the batches end; None: in host memory."""
+    """GPU whose memory the batches end in; None: host memory."""
     resize: int | None
     """Bytes that training gets of a sample; None: all."""
 
@@ -39,9 +39,9 @@ class Settings:
 def read_numpy(
     settings: Settings, paths: Sequence[str], *, depth: int, direct: bool, through_cufile: bool
 ) -> Pipeline:
-    """Return a pipeline of .npy files, a sample each; it makes `depth` batches ahead.
+    """Return a pipeline of .npy files of one sample; it makes `depth` batches ahead.
 
-    DALI takes the paths when a pipeline is built, and no others later.
+    A pipeline's paths are fixed when it is built.
     """
     with _pipeline(settings, depth) as pipeline:
         samples = dali.fn.readers.numpy(
@@ -49,7 +49,7 @@ def read_numpy(
             shard_id=0,
             num_shards=1,
             device="gpu" if through_cufile else "cpu",
-            # It has O_DIRECT only without mmap; cuFile always has it.
+            # The reader takes O_DIRECT only without mmap; through cuFile it always uses it.
             dont_use_mmap=direct and not through_cufile,
             use_o_direct=direct and not through_cufile,
         )
@@ -62,7 +62,7 @@ def read_tfrecord(
 ) -> Pipeline:
     """Return a pipeline of the records that the index files name, in their order.
 
-    A path may come again with an index of other records, so that any order can be had.
+    A path may be given several times, with an index of other records: so any order is possible.
     """
     with _pipeline(settings, depth) as pipeline:
         features = dali.fn.readers.tfrecord(
@@ -79,8 +79,8 @@ def read_tfrecord(
 def take_samples(settings: Settings, *, on_gpu: bool) -> Pipeline:
     """Return a pipeline that is fed a batch at a time (`feed_input`, to INPUT).
 
-    DALI copies it, within the GPU's memory if it is `on_gpu`. It takes without a copy only samples
-    that lie one directly behind the other, and must not be given such and others in turn.
+    DALI copies the batch, within the GPU's memory if it is `on_gpu`. It could take only adjacent
+    samples without a copy, and one pipeline must not be given adjacent and other samples in turn.
     """
     with _pipeline(settings, depth=1) as pipeline:
         samples = dali.fn.external_source(
@@ -94,7 +94,7 @@ def take_samples(settings: Settings, *, on_gpu: bool) -> Pipeline:
 
 
 def to_host(samples: Any) -> list[NDArray[np.uint8]]:
-    """Return copies of a pipeline's samples."""
+    """Return copies of a pipeline's samples in host memory."""
     on_host = samples.as_cpu()
     return [np.array(on_host[index]) for index in range(len(on_host))]
 
@@ -102,7 +102,10 @@ def to_host(samples: Any) -> list[NDArray[np.uint8]]:
 def collate(
     samples: Sequence[NDArray[np.uint8]],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return samples as one array (batch, longest), padded with zeros, and the bytes of each."""
+    """Return samples as one array, padded with zeros, and the bytes of each.
+
+    Their shapes: uint8 (batch, longest) and int64 (batch,).
+    """
     lengths = np.array([len(sample) for sample in samples], np.int64)
     data = np.zeros((len(samples), int(lengths.max())), np.uint8)
     for row, sample in zip(data, samples, strict=True):
@@ -112,11 +115,11 @@ def collate(
 
 @contextmanager
 def in_one_line(folder: Path) -> Iterator[None]:
-    """Raise what DALI says of files below `folder` as DatasetError, of all else as RunError."""
+    """Raise DALI's errors as DatasetError if they name a file below `folder`, else as RunError."""
     try:
         yield
     except RuntimeError as error:
-        # Many lines tell which operator failed and where it was defined; the cause comes last.
+        # DALI writes many lines: the operator, where it was defined, and last the cause.
         cause = str(error).rpartition("encountered:")[2].partition("C++ context")[0]
         short = " ".join(cause.rpartition('" failed: ')[2].split())
         text = f"DALI: {short[:300]}"

@@ -1,7 +1,7 @@
 """Batches through DALI's own readers of .npy and TFRecord files, in the plan's order.
 
-DALI takes its list of files when it builds a pipeline, so each epoch with another order has a
-pipeline of its own. That takes 2 ms and another 0.5 µs a file, and is part of the first step.
+DALI takes its list of files when it builds a pipeline, so each epoch, with its own order, has a
+pipeline of its own. Building one takes 2 ms and 0.5 µs for each file, in the epoch's first step.
 """
 
 import os
@@ -34,14 +34,14 @@ from dlemu.loaders.source import Source
 from dlemu.storage.regular import read_regular
 
 _INDEXES_KEPT = 64
-"""Index files that are remembered: one for each stream that may be in the midst of a file."""
+"""Index files that are kept in memory: one for each stream that is within a file."""
 
 
 class DaliReads:
     """The batches of one accelerator.
 
     Attributes:
-        host_bytes: what was read into host memory so far.
+        host_bytes: bytes that were read into host memory so far.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class DaliReads:
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
         """Yield an epoch's batches, step by step.
 
-        DALI does not tell reading from parsing and copying: all that is waited for is `read`.
+        DALI does not separate reading from parsing and copying: `read_seconds` is all the time
+        that DALI was waited for.
         """
         order: Samples = plan.samples[:, self._accelerator]
         depth = min(max(1, self._source.workload.reader.prefetch_size), plan.num_steps)
@@ -88,7 +89,7 @@ class DaliReads:
                 self._check(samples, np.array(lengths.as_array())[:, 0], wanted[step])
             num_bytes = self._num_bytes(samples) if framed is None else int(framed[step].sum())
             if self._through_cufile and step == plan.num_steps - 1:
-                # At its files' end DALI's GPU reader begins anew, and reads a batch for nobody.
+                # After its last file, DALI's GPU reader starts over and reads a batch in vain.
                 num_bytes += self._num_bytes(order[0])
             if not self._through_cufile:
                 self.host_bytes += num_bytes
@@ -106,27 +107,28 @@ class DaliReads:
                 data=data,
                 lengths=kept_bytes,
             )
-            # Advanced again, when training has begun with this step (`Takers`).
+            # A taker advances this generator when training has begun with the step.
             if not takes_early and step + depth < plan.num_steps:
                 with in_one_line(folder):
                     pipeline.schedule_run()
 
-    def waiting_for(self) -> str:
-        """Return which batch DALI is waited for, empty if none is."""
+    def busy(self) -> list[tuple[float, str]]:
+        """Return since when (perf_counter) DALI is waited for, and a line to show; none if not."""
         awaited = self._awaited
         if awaited is None:
-            return ""
+            return []
         step, since = awaited
-        return (
+        text = (
             f"accelerator {self._accelerator} waits for DALI to read the batch of step {step} "
             f"for {perf_counter() - since:.0f} s"
         )
+        return [(since, text)]
 
     def close(self) -> None:
-        """Nothing outlives an epoch."""
+        """Do nothing: each epoch has its own pipeline."""
 
     def _open(self, order: Samples, depth: int) -> tuple[Pipeline, NDArray[np.int64] | None]:
-        """Return a pipeline of these samples, and (steps, batch) framed bytes of records."""
+        """Return a pipeline of samples; for TFRecord also their framed bytes (steps, batch)."""
         if self._layout.format == "tfrecord":
             return self._open_records(order, depth)
         paths = [self._path(file) for file in order.ravel().tolist()]
@@ -142,7 +144,7 @@ class DaliReads:
     def _open_records(
         self, order: Samples, depth: int
     ) -> tuple[Pipeline, NDArray[np.int64] | None]:
-        """Open records: whole files by the dataset's own index, parts by one of those records."""
+        """Open records: whole files by the dataset's own index, parts by an index made for them."""
         paths, indexes = [], []
         framed: list[int] = []
         per_file = self._layout.samples_per_file
@@ -169,7 +171,7 @@ class DaliReads:
         return pipeline, np.array(framed).reshape(order.shape) if framed else None
 
     def _read_index(self, file: int) -> tuple[list[bytes], list[int]]:
-        """Return the lines of a file's index, and the framed bytes of its records."""
+        """Return the lines of a file's index, and each record's framed bytes."""
         path = self._source.dataset.folder / self._layout.index_path(file)
         try:
             data, file_bytes = read_regular(path), os.stat(self._path(file)).st_size
@@ -188,7 +190,7 @@ class DaliReads:
         return f"{self._source.dataset.folder}/{self._layout.path(file)}"
 
     def _num_bytes(self, samples: Samples) -> int:
-        """Return the bytes of files of one sample; DALI reads all of each."""
+        """Return the bytes of files of one sample; DALI reads whole files."""
         return sum(os.stat(self._path(file)).st_size for file in samples.tolist())
 
     def _check(self, samples: Samples, got: NDArray[np.int64], wanted: Samples) -> None:

@@ -1,0 +1,84 @@
+"""What dlemu relies on inside torch's DataLoader, checked with the torch that is installed."""
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from dlemu.loaders import torch_internals
+from dlemu.loaders.torch_internals import Requests, lean_context
+
+WORKERS, PREFETCH = 2, 3
+MISSING = f"torch {torch.__version__}: change dlemu/loaders/torch_internals.py: "
+
+
+class Opened:
+    """A DataLoader over our context, and a count of what it asked the context for."""
+
+    def __init__(self) -> None:
+        self.processes: list[BaseProcess] = []
+        self.made = {"Queue": 0, "Event": 0}
+        self.num_puts = 0
+        context: Any = lean_context(
+            "fork", num_messages=8, requests=Requests(), processes=self.processes
+        )
+        for name in self.made:
+            setattr(context, name, self._counted(name, getattr(context, name)))
+        self.loader: Any = DataLoader(
+            range(100),  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=WORKERS,
+            prefetch_factor=PREFETCH,
+            multiprocessing_context=context,
+        )
+
+    def _counted(self, name: str, make: Any) -> Any:
+        def counted() -> Any:
+            self.made[name] += 1
+            made = make()
+            if name == "Queue":
+                made.put = partial(self._put, made.put)
+            return made
+
+        return counted
+
+    def _put(self, put: Any, *message: Any, **how: Any) -> None:
+        self.num_puts += 1  # a worker counts in its own copy
+        put(*message, **how)
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    one = Opened()
+    yield one
+    one.loader = None
+    gc.collect()
+    for process in one.processes:
+        process.join(60)
+
+
+@pytest.mark.parametrize("name", [torch_internals.SHUT_DOWN, torch_internals.IS_SHUT_DOWN])
+def test_the_iterator_has_the_private_names(opened: Opened, name: str) -> None:
+    iterator = iter(opened.loader)
+    assert hasattr(iterator, name), f"{MISSING}a DataLoader's iterator has no {name}"
+
+
+def test_queues_events_and_workers_come_from_the_context(opened: Opened) -> None:
+    """One queue to each worker and one back; and we know the workers."""
+    iterator = iter(opened.loader)
+    assert opened.made == {"Queue": WORKERS + 1, "Event": 1}, f"{MISSING}other queues or events"
+    alive = [process for process in opened.processes if process.is_alive()]
+    assert len(alive) == WORKERS, f"{MISSING}its workers are not made by context.Process"
+    assert [int(next(iterator)) for _ in range(100)] == list(range(100))
+
+
+def test_one_request_is_put_into_a_queue_in_the_call_that_returns_a_batch(opened: Opened) -> None:
+    iterator = iter(opened.loader)
+    assert opened.num_puts == WORKERS * PREFETCH, f"{MISSING}it begins with other requests"
+    assert int(next(iterator)) == 0
+    assert opened.num_puts == WORKERS * PREFETCH + 1, f"{MISSING}next() sends other messages"
