@@ -1,5 +1,5 @@
-"""What a run left, and what it means: records, metrics, the verdict and its reasons, reports.
+"""The files of a run and their meaning: records, summary, metrics, judgement, limit, reports.
 
-Runs nothing: everything here can be computed again from a run's folder. May import host, storage
-and workload.
+Nothing here runs a workload: all can be computed again from a run's folder. May import host,
+storage and workload.
 """

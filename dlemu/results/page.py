@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
         if label.endswith("start") and label.replace("start", "end") in borders
     ]
     ticks = [(second, f"{second:g} s") for second in _round_steps(0, end - start)]
+    plot = partial(_plot, x_range=(0.0, end - start), x_ticks=ticks, bands=bands)
     reads = {
         "drives": [part.device_read_bytes for part in parts],
         "network mount": [part.network_read_bytes for part in parts],
@@ -167,26 +169,20 @@ def _plots(number: str, observations: Sequence[Observation]) -> Iterable[str]:
         for num, part in zip(reads.get(name, []), parts, strict=False)
     ]
     if name:
-        yield _plot(
+        yield plot(
             f"read on the host of rank {number}, {name} (MB/s); epochs are shaded",
             [Series(name, _BLUE, _stairs(times, rates))],
-            x_range=(0.0, end - start),
             y_range=(0.0, 1.1 * max(rate or 0.0 for rate in rates) or 1.0),
-            x_ticks=ticks,
-            bands=bands,
         )
     cpu = [p.host_cpu_share and 100 * p.host_cpu_share for p in parts]
     own = [p.process_cpu_share and 100 * p.process_cpu_share for p in parts]
-    yield _plot(
+    yield plot(
         f"CPU on the host of rank {number} (%)",
         [
             Series("whole host", _BLUE, _stairs(times, cpu)),
             Series("ranks and workers", _ORANGE, _stairs(times, own)),
         ],
-        x_range=(0.0, end - start),
         y_range=(0.0, 100.0),
-        x_ticks=ticks,
-        bands=bands,
     )
 
 

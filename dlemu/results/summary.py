@@ -238,7 +238,6 @@ class Spread(JsonObject):
 class RunsSummary(JsonObject):
     """summary.json of several runs; each run's own lies in its folder."""
 
-    NEEDED: ClassVar[tuple[str, ...]] = ("division",)
     LATER: ClassVar[tuple[str, ...]] = (
         "error", "verdict", "passed", "reasons", "repeatability_percentage", "au_percentage",
         "samples_per_second", "end",

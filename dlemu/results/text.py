@@ -1,4 +1,4 @@
-"""A run as people read it: the table, the verdict, and what stands behind it."""
+"""The report of a run as text: the table, the verdict, and its reasons."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -214,7 +214,7 @@ def judged(*runs: tuple[float, float, str]) -> RunsSummary:
         )
         for au, rate, verdict in runs
     ]
-    return judge_runs(RunsSummary.of({"division": "open"}), cast(list[Outcome], outcomes))
+    return judge_runs(RunsSummary.of({}), cast(list[Outcome], outcomes))
 
 
 def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
