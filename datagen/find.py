@@ -24,9 +24,6 @@ def find_dataset(
 
     `watch` is entered on rank 0 with a text that says what rank 0 does; `at` is called with each
     file before it is opened.
-
-    Raises:
-        DatasetError: there is no dataset, or it does not fit the workload.
     """
     auto = workload.dataset.num_files_train == "auto"
     workload = resolve_auto(workload, world)

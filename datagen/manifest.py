@@ -109,11 +109,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the dataset in `folder`; None if it has none.
-
-    Raises:
-        DatasetError: the manifest is damaged, or of a later version.
-    """
+    """Return the manifest of the dataset in `folder`; None if it has none."""
     path = folder / MANIFEST
     tree = _read_json(path)
     if tree is None:
@@ -162,11 +158,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """Return the plan of an unfinished dataset; None if there is none.
-
-    Raises:
-        DatasetError: it is damaged, or of a later version.
-    """
+    """Return the plan of an unfinished dataset; None if there is none."""
     tree = _read_json(path)
     if tree is None:
         return None

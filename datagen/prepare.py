@@ -41,12 +41,7 @@ class Todo:
 
 
 def prepare(folder: Path, wanted: Recipe) -> Todo:
-    """Make the folders, start the journal, and return what is left to do.
-
-    Raises:
-        DatasetError: the folder holds another dataset, or files that are not of this one.
-        RunError: the dataset does not fit on the disk.
-    """
+    """Make the folders, start the journal, and return what is left to do."""
     manifest = read_manifest(folder)
     plan = read_plan(folder / WORK / _PLAN) if manifest is None else None
     recipe, older = _choose_recipe(folder, wanted, manifest, plan)
@@ -101,11 +96,7 @@ def _begin(folder: Path, plan: Plan, done: bytes) -> None:
 def _choose_recipe(
     folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
 ) -> tuple[Recipe, Layout | None]:
-    """Return the recipe to write by, and the layout of the smaller dataset that it extends.
-
-    Raises:
-        DatasetError: the folder holds another dataset.
-    """
+    """Return the recipe to write by, and the layout of the smaller dataset that it extends."""
     tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
     if manifest is not None:
         found, have = manifest.recipe, manifest.layout.num_files
@@ -194,11 +185,7 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
 def _check_space(
     folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
 ) -> None:
-    """Refuse a dataset that does not fit on the disk.
-
-    Raises:
-        RunError: with the free bytes, and the bytes that are needed.
-    """
+    """Refuse a dataset that does not fit on the disk."""
     system = os.statvfs(folder)
     have = system.f_bavail * system.f_frsize
     need = len(sizes) * FILE_TYPE.itemsize

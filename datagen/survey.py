@@ -59,9 +59,6 @@ def survey(
     """Return the layout of a dataset without a manifest, from file names and a few headers.
 
     `at` is called with each folder or file before it is read.
-
-    Raises:
-        DatasetError: there is none, or it does not fit the workload.
     """
     if (folder / WORK).exists():
         raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
@@ -95,11 +92,7 @@ def survey(
 def largest_file(
     folder: Path, paths: Iterable[str], at: Callable[[str], object] = lambda path: None
 ) -> int:
-    """Return the bytes of the largest of these files, whose paths are below the folder.
-
-    Raises:
-        OSError: one is missing, or its folder may not be read.
-    """
+    """Return the bytes of the largest of these files, whose paths are below the folder."""
     largest = 0
     for path in paths:
         at(f"{folder}/{path}")
@@ -118,11 +111,7 @@ def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, header_byt
 
 
 def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:
-    """Refuse samples of another mean size than the workload's.
-
-    Raises:
-        DatasetError: with both means, and the key to set.
-    """
+    """Refuse samples of another mean size than the workload's."""
     num = min(wanted.num_files, _MOST_SIZES) * wanted.samples_per_file
     chance = _STDEVS * wanted.stdev_bytes / num**0.5
     if abs(mean - wanted.mean_bytes) <= _OTHER_MEAN * wanted.mean_bytes + chance:
@@ -137,11 +126,7 @@ def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -
 
 
 def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
-    """Return the files' paths, ordered by the numbers in their names.
-
-    Raises:
-        DatasetError: there are too many or too few, or none of the wanted format.
-    """
+    """Return the files' paths, ordered by the numbers in their names."""
     numbered: dict[int, str] = {}
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):

@@ -76,10 +76,6 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     """Keep other writers out of a folder, and report a full disk in one line.
 
     `remedy` stands behind "free space and".
-
-    Raises:
-        DatasetError: another datagen writes there.
-        RunError: the disk is full.
     """
     try:
         with _only_writer(folder) if world.rank == 0 else nullcontext():
