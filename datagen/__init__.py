@@ -3,23 +3,12 @@
 May import dataset, formats, storage, workload and world.
 """
 
-from dlemu.datagen.content import Content
-from dlemu.datagen.manifest import Manifest, read_manifest
-from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.survey import Found, survey
-from dlemu.datagen.verify import Fault, verify
-from dlemu.datagen.work import FileProgress
-from dlemu.datagen.write import generate
-
-__all__ = [
-    "Content",
-    "Fault",
-    "FileProgress",
-    "Found",
-    "Manifest",
-    "Recipe",
-    "generate",
-    "read_manifest",
-    "survey",
-    "verify",
-]
+from dlemu.datagen.content import Content as Content
+from dlemu.datagen.manifest import Manifest as Manifest
+from dlemu.datagen.manifest import read_manifest as read_manifest
+from dlemu.datagen.recipe import Recipe as Recipe
+from dlemu.datagen.survey import Found as Found
+from dlemu.datagen.survey import survey as survey
+from dlemu.datagen.verify import Fault as Fault
+from dlemu.datagen.verify import verify as verify
+from dlemu.datagen.write import generate as generate

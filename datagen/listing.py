@@ -26,21 +26,12 @@ def left_behind(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Present:
-    """Which files of a layout exist."""
-
-    sizes: NDArray[np.int64]
-    """Bytes of each file, int64 (files,); -1 where it is missing."""
-    index_sizes: NDArray[np.int64]
-    """Bytes of each index, int64 (files,); -1 where it is missing, or the format has none."""
-
-
-@dataclass(frozen=True)
 class Listing:
     """What lies below `train/` and `index/` of a data folder; paths are below that folder."""
 
-    found: tuple[Present, ...]
-    """One for each layout."""
+    found: tuple[NDArray[np.int64], ...]
+    """For each layout the bytes of its files and of their indexes, int64 (2, files); -1: missing,
+    or the format has no indexes."""
     partial: tuple[str, ...]
     """Temporary files of the layouts, left by an interrupted datagen."""
     left_behind: tuple[str, ...]
@@ -67,8 +58,7 @@ def list_files(folder: Path, *layouts: Layout) -> Listing:
                 number, file = owner
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a broken link
                     sizes[number][place, file] = entry.stat().st_size
-    found = tuple(Present(files, indexes) for files, indexes in sizes)
-    return Listing(found, *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
+    return Listing(tuple(sizes), *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
 
 
 def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int] | None:

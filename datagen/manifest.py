@@ -1,9 +1,13 @@
-"""The manifest of a complete dataset, and the plan of an unfinished one.
+"""The manifest of a complete dataset; the plan and the journals of an unfinished one.
 
     dlemu.json       the recipe that the files' bytes follow from
     dlemu.files.npy  the size and the checksum of each file
 
 dlemu.json is written last: where it is, the dataset is complete.
+
+A journal tells which files are written, in entries of 16 bytes, little-endian: int64 file number,
+uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave half an entry, which
+`check` reveals.
 """
 
 import dataclasses
@@ -20,7 +24,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.storage.atomic import replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
@@ -30,6 +34,7 @@ from dlemu.workload.sections import Section
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
+_ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
 
 
@@ -109,11 +114,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the dataset in `folder`; None if it has none.
-
-    Raises:
-        DatasetError: the manifest is damaged, or of a later version.
-    """
+    """Return the manifest of the dataset in `folder`; None if it has none."""
     path = folder / MANIFEST
     tree = _read_json(path)
     if tree is None:
@@ -162,11 +163,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """Return the plan of an unfinished dataset; None if there is none.
-
-    Raises:
-        DatasetError: it is damaged, or of a later version.
-    """
+    """Return the plan of an unfinished dataset; None if there is none."""
     tree = _read_json(path)
     if tree is None:
         return None
@@ -179,6 +176,35 @@ def read_plan(path: Path) -> Plan | None:
         return Plan(Recipe.stored(stored.dataset, stored.manifest), stored.extends)
     except ValueError as error:
         raise _damaged(path, error) from None
+
+
+def to_entries(files: Samples, crcs: NDArray[np.uint32]) -> bytes:
+    """Return the entries of files, int64 (files,), with their checksums, uint32 (files,)."""
+    entries = np.zeros(len(files), _ENTRY)
+    entries["file"], entries["crc32c"] = files, crcs
+    entries["check"] = _check(entries)
+    return entries.tobytes()
+
+
+def read_journals(folder: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+    """Return which files are in the folder's journals, and their checksums; both (num_files,)."""
+    known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
+    for path in folder.glob("*.journal"):
+        data = read_regular(path)
+        entries = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+        file = entries["file"]
+        entries = entries[(entries["check"] == _check(entries)) & (file >= 0) & (file < num_files)]
+        known[entries["file"]] = True
+        crcs[entries["file"]] = entries["crc32c"]
+    return known, crcs
+
+
+def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
+    """Return 32 bits that depend on the file number and on the checksum of each entry."""
+    mixed = entries["file"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ entries["crc32c"]
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    check: NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
+    return check
 
 
 def _read_json(path: Path) -> Any:

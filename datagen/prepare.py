@@ -4,20 +4,22 @@ Files of another dataset, or of unknown origin, are never touched.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.journal import read_journals, to_entries
 from dlemu.datagen.listing import WORK, Listing, list_files
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
     Manifest,
     Plan,
+    read_journals,
     read_manifest,
     read_plan,
+    to_entries,
 )
 from dlemu.datagen.recipe import Recipe
 from dlemu.dataset.layout import Layout, Samples
@@ -41,12 +43,7 @@ class Todo:
 
 
 def prepare(folder: Path, wanted: Recipe) -> Todo:
-    """Make the folders, start the journal, and return what is left to do.
-
-    Raises:
-        DatasetError: the folder holds another dataset, or files that are not of this one.
-        RunError: the dataset does not fit on the disk.
-    """
+    """Make the folders, start the journal, and return what is left to do."""
     manifest = read_manifest(folder)
     plan = read_plan(folder / WORK / _PLAN) if manifest is None else None
     recipe, older = _choose_recipe(folder, wanted, manifest, plan)
@@ -57,9 +54,10 @@ def prepare(folder: Path, wanted: Recipe) -> Todo:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
     sizes, index_sizes = recipe.file_sizes(), recipe.index_sizes()
-    whole = _joined([present.sizes for present in listing.found]) == sizes
+    files, indexes = _joined(listing.found)
+    whole = files == sizes
     if index_sizes is not None:
-        whole &= _joined([present.index_sizes for present in listing.found]) == index_sizes
+        whole &= indexes == index_sizes
     if manifest is None:
         known, crcs = read_journals(folder / WORK, layout.num_files)
     else:
@@ -67,19 +65,17 @@ def prepare(folder: Path, wanted: Recipe) -> Todo:
         known[: manifest.layout.num_files] = True
         crcs[: manifest.layout.num_files] = manifest.files["crc32c"]
     missing = np.flatnonzero(~(whole & known))
+    done = np.flatnonzero(whole & known)
     for partial in listing.partial:
         (folder / partial).unlink()
-    if manifest is not None and not len(missing):
-        _make_valid(folder)
-        return Todo(recipe, missing)
-
-    _check_space(folder, sizes, index_sizes, missing)
-    for below in dataset_folders(folder, recipe):
-        below.mkdir(parents=True, exist_ok=True)
-    _make_valid(folder)
-    done = np.flatnonzero(whole & known)
-    plan = Plan(recipe, None if older is None else older.num_files)
-    _begin(folder, plan, to_entries(done, crcs[done]))
+    if manifest is None or len(missing):
+        _check_space(folder, sizes, index_sizes, missing)
+        for below in dataset_folders(folder, recipe):
+            below.mkdir(parents=True, exist_ok=True)
+        plan = Plan(recipe, None if older is None else older.num_files)
+        _begin(folder, plan, to_entries(done, crcs[done]))
+    # The empty folder of an evaluation set: without it DLIO does not train.
+    (folder / "valid").mkdir(exist_ok=True)
     return Todo(recipe, missing, older)
 
 
@@ -101,11 +97,7 @@ def _begin(folder: Path, plan: Plan, done: bytes) -> None:
 def _choose_recipe(
     folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
 ) -> tuple[Recipe, Layout | None]:
-    """Return the recipe to write by, and the layout of the smaller dataset that it extends.
-
-    Raises:
-        DatasetError: the folder holds another dataset.
-    """
+    """Return the recipe to write by, and the layout of the smaller dataset that it extends."""
     tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
     if manifest is not None:
         found, have = manifest.recipe, manifest.layout.num_files
@@ -125,11 +117,12 @@ def _choose_recipe(
     return plan.recipe, plan.recipe.of_files(plan.extends).layout
 
 
-def _joined(sizes: list[Samples]) -> Samples:
+def _joined(found: Sequence[Samples]) -> Samples:
     """Return the files' sizes, of files that still have the name in a smaller dataset, too."""
-    newest, *older = sizes
-    for old in older:
-        newest = np.maximum(newest, np.pad(old, (0, len(newest) - len(old)), constant_values=-1))
+    newest = found[0].copy()
+    for old in found[1:]:
+        same = newest[:, : old.shape[1]]
+        np.maximum(same, old, out=same)
     return newest
 
 
@@ -145,7 +138,7 @@ def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: boo
             f"{folder / listing.strays[0]}{others} is no file of this dataset; move it elsewhere, "
             "or use another dataset.data_folder"
         )
-    num_files = int((listing.found[0].sizes >= 0).sum())
+    num_files = int((listing.found[0][0] >= 0).sum())
     if num_files and not known:
         raise DatasetError(
             f"{folder}/train holds {counted(num_files, f'{recipe.layout.format} file')} of these "
@@ -160,11 +153,7 @@ def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, exten
     While the smaller dataset is still complete (`extending`), no file may have a new name. When an
     interrupted extension continues, only a file that exists under both names is refused.
     """
-    new, old = listing.found
-    for newer, older, path in (
-        (new.sizes, old.sizes, layout.path),
-        (new.index_sizes, old.index_sizes, layout.index_path),
-    ):
+    for newer, older, path in zip(*listing.found, (layout.path, layout.index_path), strict=True):
         there = newer >= 0
         if not extending:
             there[: len(older)] &= older >= 0
@@ -174,11 +163,6 @@ def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, exten
             raise DatasetError(
                 f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
             )
-
-
-def _make_valid(folder: Path) -> None:
-    """Make the empty folder of an evaluation set: without it DLIO does not train."""
-    (folder / "valid").mkdir(exist_ok=True)
 
 
 def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
@@ -194,11 +178,7 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
 def _check_space(
     folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
 ) -> None:
-    """Refuse a dataset that does not fit on the disk.
-
-    Raises:
-        RunError: with the free bytes, and the bytes that are needed.
-    """
+    """Refuse a dataset that does not fit on the disk."""
     system = os.statvfs(folder)
     have = system.f_bavail * system.f_frsize
     need = len(sizes) * FILE_TYPE.itemsize

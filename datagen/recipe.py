@@ -72,11 +72,7 @@ class Recipe:
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """Return the recipe of a workload's dataset.
-
-        Raises:
-            WorkloadError: sizes cannot be as asked.
-        """
+        """Return the recipe of a workload's dataset."""
         dataset = workload.dataset
         version = VERSION if dataset.format == "hdf5" else 1
         return cls(layout_of(workload), dataset.record_element_type, dataset.record_dims, version)
@@ -164,9 +160,6 @@ class Recipe:
         """Raise if a tree asks for another dataset than this one in `folder`.
 
         `what` is "a dataset" or "an unfinished dataset"; `remedy` stands before the keys to set.
-
-        Raises:
-            DatasetError: with all keys that differ.
         """
         names = self.differing(wanted)
         if not names:

@@ -1,21 +1,26 @@
-"""Datasets that another program wrote: the names of their files, and what is in them."""
+"""Finds the dataset of a job: by its manifest, or else by its file names and a few headers."""
 
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dlemu.datagen.listing import WORK, left_behind, walk
-from dlemu.dataset.layout import Layout, layout_of
+from dlemu.datagen.manifest import read_manifest
+from dlemu.dataset.layout import Dataset, Layout, layout_of
+from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
+from dlemu.storage.pagecache import OnFile
 from dlemu.storage.regular import open_regular
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
+from dlemu.world.world import World
 
 _MOST_SIZES = 512
 """The mean size comes from at most so many files: on a network file system each takes a round
@@ -53,15 +58,57 @@ class Found(Layout):
         )
 
 
-def survey(
-    folder: Path, workload: Workload, *, at: Callable[[str], object] = lambda path: None
-) -> Found:
+def find_dataset(
+    workload: Workload,
+    world: World,
+    *,
+    watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    at: OnFile = lambda path: None,
+) -> Dataset:
+    """Return the dataset in the workload's data folder. All ranks call it; rank 0 looks.
+
+    `watch` is entered on rank 0 with a text that says what rank 0 does; `at` is called with each
+    file before it is opened.
+    """
+    auto = workload.dataset.num_files_train == "auto"
+    workload = resolve_auto(workload, world)
+
+    def look() -> Dataset:
+        with watch(f"while looking at the dataset in {workload.data_folder}"):
+            return _look_at(workload, auto, at)
+
+    return world.on_first(look)
+
+
+def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
+    """Return the dataset; with `auto`, one with more files than the workload's will do."""
+    folder = workload.data_folder
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        have = manifest.layout.num_files
+        if auto:
+            if have < workload.num_files:
+                raise DatasetError(
+                    f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
+                    f"{workload.num_files:,} (dlemu datasize says why); extend it with dlemu "
+                    f"datagen, or set dataset.num_files_train={have}"
+                )
+            workload = workload.with_keys({"dataset.num_files_train": have})
+        manifest.check(layout_of(workload), folder)
+        return Dataset.of(workload)
+    if not folder.is_dir():
+        raise DatasetError(
+            f"dataset.data_folder {folder} is not there; generate it: "
+            f"{datagen_command(workload, workload.num_files)}"
+        )
+    found = survey(folder, workload, at=at)
+    return Dataset(workload, found, False, (f"no manifest in {folder}: {found}",))
+
+
+def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) -> Found:
     """Return the layout of a dataset without a manifest, from file names and a few headers.
 
     `at` is called with each folder or file before it is read.
-
-    Raises:
-        DatasetError: there is none, or it does not fit the workload.
     """
     if (folder / WORK).exists():
         raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
@@ -92,14 +139,8 @@ def survey(
     return found
 
 
-def largest_file(
-    folder: Path, paths: Iterable[str], at: Callable[[str], object] = lambda path: None
-) -> int:
-    """Return the bytes of the largest of these files, whose paths are below the folder.
-
-    Raises:
-        OSError: one is missing, or its folder may not be read.
-    """
+def largest_file(folder: Path, paths: Iterable[str], at: OnFile = lambda path: None) -> int:
+    """Return the bytes of the largest of these files, whose paths are below the folder."""
     largest = 0
     for path in paths:
         at(f"{folder}/{path}")
@@ -118,11 +159,7 @@ def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, header_byt
 
 
 def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:
-    """Refuse samples of another mean size than the workload's.
-
-    Raises:
-        DatasetError: with both means, and the key to set.
-    """
+    """Refuse samples of another mean size than the workload's."""
     num = min(wanted.num_files, _MOST_SIZES) * wanted.samples_per_file
     chance = _STDEVS * wanted.stdev_bytes / num**0.5
     if abs(mean - wanted.mean_bytes) <= _OTHER_MEAN * wanted.mean_bytes + chance:
@@ -137,11 +174,7 @@ def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -
 
 
 def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
-    """Return the files' paths, ordered by the numbers in their names.
-
-    Raises:
-        DatasetError: there are too many or too few, or none of the wanted format.
-    """
+    """Return the files' paths, ordered by the numbers in their names."""
     numbered: dict[int, str] = {}
     formats: Counter[str] = Counter()
     for below, entry in walk(folder, "train"):

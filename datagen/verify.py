@@ -114,17 +114,14 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
         )
     listing = list_files(folder, layout)
-    (found,) = listing.found
+    ((files, indexes),) = listing.found
     sized = np.zeros((2, layout.num_files), np.bool_)
     faults = [Fault(path, _STRAY) for path in listing.strays]
     faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
     faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
-    for place, (sizes, wanted, path) in enumerate(
-        (
-            (found.sizes, stored, layout.path),
-            (found.index_sizes, recipe.index_sizes(), layout.index_path),
-        )
-    ):
+    of_files = files, stored, layout.path
+    of_indexes = indexes, recipe.index_sizes(), layout.index_path
+    for place, (sizes, wanted, path) in enumerate((of_files, of_indexes)):
         if wanted is None:
             continue
         sized[place] = sizes == wanted

@@ -79,14 +79,10 @@ def work_through(
                 states = world.all_gather((files_done, bytes_done, not pending))
                 finished = all(state[2] for state in states)
                 if on_progress is not None and world.rank == 0:
+                    files_done, bytes_done, _ = map(sum, zip(*states, strict=True))
+                    seconds = time.perf_counter() - start
                     on_progress(
-                        FileProgress(
-                            files_done=sum(state[0] for state in states),
-                            files_total=len(files),
-                            bytes_done=sum(state[1] for state in states),
-                            bytes_total=num_bytes,
-                            seconds=time.perf_counter() - start,
-                        )
+                        FileProgress(files_done, len(files), bytes_done, num_bytes, seconds)
                     )
         finally:
             for worker in workers:

@@ -23,9 +23,15 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
-from dlemu.datagen.journal import read_journals, to_entries
 from dlemu.datagen.listing import WORK
-from dlemu.datagen.manifest import FILE_TYPE, MANIFEST, Manifest, read_manifest
+from dlemu.datagen.manifest import (
+    FILE_TYPE,
+    MANIFEST,
+    Manifest,
+    read_journals,
+    read_manifest,
+    to_entries,
+)
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
@@ -76,10 +82,6 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     """Keep other writers out of a folder, and report a full disk in one line.
 
     `remedy` stands behind "free space and".
-
-    Raises:
-        DatasetError: another datagen writes there.
-        RunError: the disk is full.
     """
     try:
         with _only_writer(folder) if world.rank == 0 else nullcontext():

@@ -14,79 +14,54 @@ print(meter.report())
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dlemu.datagen import generate
-    from dlemu.datagen.verify import verify
-    from dlemu.dataset.rule import dataset_size
-    from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
-    from dlemu.loaders import Batch
-    from dlemu.results.metrics import Metrics, measure
-    from dlemu.results.outcome import Outcome
-    from dlemu.run.job import run_job
-    from dlemu.sizing.answers import Sized
-    from dlemu.sizing.measured import size
-    from dlemu.sizing.predict import Predicted, predict
-    from dlemu.training.loader import TrainingLoader, make_loader
-    from dlemu.training.meter import Meter
-    from dlemu.workload.model import Workload, load_workload
-    from dlemu.world.mpi import make_world
-    from dlemu.world.world import Alone, World
+if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a public one
+    from dlemu.datagen.verify import verify as verify
+    from dlemu.datagen.write import generate as generate
+    from dlemu.dataset.rule import dataset_size as dataset_size
+    from dlemu.errors import DatasetError as DatasetError
+    from dlemu.errors import DlemuError as DlemuError
+    from dlemu.errors import RunError as RunError
+    from dlemu.errors import WorkloadError as WorkloadError
+    from dlemu.loaders import Batch as Batch
+    from dlemu.results.metrics import Metrics as Metrics
+    from dlemu.results.metrics import measure as measure
+    from dlemu.results.outcome import Outcome as Outcome
+    from dlemu.run.job import run_job as run_job
+    from dlemu.sizing.answers import Sized as Sized
+    from dlemu.sizing.measured import size as size
+    from dlemu.sizing.predict import Predicted as Predicted
+    from dlemu.sizing.predict import predict as predict
+    from dlemu.training.loader import TrainingLoader as TrainingLoader
+    from dlemu.training.loader import make_loader as make_loader
+    from dlemu.training.meter import Meter as Meter
+    from dlemu.workload.model import Workload as Workload
+    from dlemu.workload.model import load_workload as load_workload
+    from dlemu.world.mpi import make_world as make_world
+    from dlemu.world.world import Alone as Alone
+    from dlemu.world.world import World as World
 
     __version__: str
 
-_MODULES = {
-    "Alone": "world.world",
-    "Batch": "loaders",
-    "DatasetError": "errors",
-    "DlemuError": "errors",
-    "Meter": "training.meter",
-    "Metrics": "results.metrics",
-    "Outcome": "results.outcome",
-    "Predicted": "sizing.predict",
-    "RunError": "errors",
-    "Sized": "sizing.answers",
-    "TrainingLoader": "training.loader",
-    "Workload": "workload.model",
-    "WorkloadError": "errors",
-    "World": "world.world",
-    "dataset_size": "dataset.rule",
-    "generate": "datagen",
-    "load_workload": "workload.model",
-    "make_loader": "training.loader",
-    "make_world": "world.mpi",
-    "measure": "results.metrics",
-    "predict": "sizing.predict",
-    "run_job": "run.job",
-    "size": "sizing.measured",
-    "verify": "datagen",
+_NAMES = {
+    "datagen.verify": "verify",
+    "datagen.write": "generate",
+    "dataset.rule": "dataset_size",
+    "errors": "DatasetError DlemuError RunError WorkloadError",
+    "loaders": "Batch",
+    "results.metrics": "Metrics measure",
+    "results.outcome": "Outcome",
+    "run.job": "run_job",
+    "sizing.answers": "Sized",
+    "sizing.measured": "size",
+    "sizing.predict": "Predicted predict",
+    "training.loader": "TrainingLoader make_loader",
+    "training.meter": "Meter",
+    "workload.model": "Workload load_workload",
+    "world.mpi": "make_world",
+    "world.world": "Alone World",
 }
-
-__all__ = [
-    "Alone",
-    "Batch",
-    "DatasetError",
-    "DlemuError",
-    "Meter",
-    "Metrics",
-    "Outcome",
-    "Predicted",
-    "RunError",
-    "Sized",
-    "TrainingLoader",
-    "Workload",
-    "WorkloadError",
-    "World",
-    "dataset_size",
-    "generate",
-    "load_workload",
-    "make_loader",
-    "make_world",
-    "measure",
-    "predict",
-    "run_job",
-    "size",
-    "verify",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

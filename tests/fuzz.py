@@ -46,7 +46,7 @@ from dlemu.formats import tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.paths.sweep import Cell, cells_of
 from dlemu.results import stored as storing
-from dlemu.results.records import JsonLines, dump_workload
+from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
@@ -357,13 +357,13 @@ def _stored_runs(folder: Path) -> None:
         _quietly(["run", *QUICK, data, f"output.folder={folder / 'run'}"])
         _quietly(["run", *QUICK, data, f"output.folder={folder / 'runs'}", "runs=2"], status=None)
         # Faster than YAML, and the same where nobody has damaged it.
-        known = {path.parent: load_workload(path) for path in folder.rglob("config.yaml")}
+        known = {path.parent: read_config(path.parent, {}) for path in folder.rglob("config.yaml")}
 
-        def load(path: Path, keys: Any) -> Any:
-            found = known.get(path.parent)
-            return load_workload(path, keys) if found is None or path.parent in altered else found
+        def read(run: Path, keys: Any) -> Any:
+            found = known.get(run)
+            return read_config(run, keys) if found is None or run in altered else found
 
-        vars(storing)["load_workload"] = load
+        vars(storing)["read_config"] = read
 
 
 altered: set[Path] = set()

@@ -57,11 +57,7 @@ class Check:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu doctor` with its arguments; return the exit status.
-
-    Raises:
-        WorkloadError: an argument is unknown.
-    """
+    """Run `dlemu doctor` with its arguments; return the exit status."""
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text

@@ -33,12 +33,7 @@ them. The same command goes on where it was interrupted.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu paths` with its arguments; return the exit status.
-
-    Raises:
-        WorkloadError: an argument is wrong.
-        RunError: a path does not work, space is short, or a worker failed.
-    """
+    """Run `dlemu paths` with its arguments; return the exit status."""
     plan = parse_plan(arguments)
     cells = run_paths(plan, say)
     say(f"\n{render_table(cells)}")
@@ -49,11 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_plan(arguments: Sequence[str]) -> Sweep:
-    """Return the plan that command-line arguments mean.
-
-    Raises:
-        WorkloadError: a key is unknown, or a value is none of its kind.
-    """
+    """Return the plan that command-line arguments mean."""
     words = parse(arguments)
     values: dict[str, Any] = {}
     if words.others:

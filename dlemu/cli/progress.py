@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dlemu.datagen import FileProgress
+from dlemu.datagen.work import FileProgress
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_rate, format_seconds
 

@@ -26,11 +26,7 @@ definition to them. Folders of several runs (runs=5, division=closed) show the t
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu report` with its arguments; return the exit status.
-
-    Raises:
-        WorkloadError: an argument is wrong, or the page cannot be written.
-    """
+    """Run `dlemu report` with its arguments; return the exit status."""
     words = parse(arguments, ("--html", "--json"))
     if not words.others:
         raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
@@ -50,9 +46,6 @@ def report_folders(
 
     `keys` such as metric.edition apply another definition to the same records. `html` is the file
     of a page that is written as well.
-
-    Raises:
-        WorkloadError: the page cannot be written.
     """
     statuses: set[int] = set()
     stored: list[Stored] = []
@@ -72,11 +65,7 @@ def report_folders(
 
 
 def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Stored, str]:
-    """Return what a folder holds, and what is shown of it.
-
-    Raises:
-        DlemuError: it is no run's folder, the run did not end, or a file is damaged.
-    """
+    """Return what a folder holds, and what is shown of it."""
     with _sound(folder):
         each = read_folder(folder, keys)
         if not as_json:

@@ -38,9 +38,6 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
     """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
 
     With `deletes`, a word such as ~train.seed is an override, as in Hydra.
-
-    Raises:
-        WorkloadError: an option is not one of these, or has no value.
     """
     parsed = Words()
     left = iter(words)

@@ -97,11 +97,7 @@ class Layout:
 
 
 def layout_of(workload: Workload) -> Layout:
-    """Return the layout of a workload's dataset.
-
-    Raises:
-        WorkloadError: no files of this format can have such sizes.
-    """
+    """Return the layout of a workload's dataset."""
     dataset = workload.dataset
     layout = Layout(
         format=dataset.format,
@@ -119,11 +115,7 @@ def layout_of(workload: Workload) -> Layout:
 
 
 def check_layout(layout: Layout) -> None:
-    """Refuse sizes that no files of this format can have.
-
-    Raises:
-        WorkloadError: with the key, the bound and the value.
-    """
+    """Refuse sizes that no files of this format can have."""
     per_file, mean, stdev = layout.samples_per_file, layout.mean_bytes, layout.stdev_bytes
     if per_file > 1 and layout.format != "tfrecord":
         if stdev > 0:
@@ -183,9 +175,6 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
     Truncating a normal distribution at 1 % of the mean raises its mean and reduces its stdev
     (UNet3D: by 2 and 4 %). So a normal is searched whose truncation has the asked mean and stdev.
     The result is cached, because loaders ask for every batch; callers must not change it.
-
-    Raises:
-        WorkloadError: the stdev is too large for sizes above zero.
     """
     least, unit = _LEAST_SHARE * mean, NormalDist()
     centre, width = mean, stdev

@@ -108,11 +108,7 @@ class PlanOptions:
     """Samples that a shuffle buffer holds; only streams have one."""
 
     def num_steps(self, num_samples: int) -> int:
-        """Return the steps of an epoch.
-
-        Raises:
-            WorkloadError: there are too few samples for two steps.
-        """
+        """Return the steps of an epoch."""
         per_step = self.batch_size * self.num_accelerators
         num_steps = num_samples // per_step
         if num_steps < 2:
@@ -140,11 +136,7 @@ class PlanOptions:
 def make_plan(
     workload: Workload, layout: Layout, *, num_accelerators: int, epoch: int
 ) -> EpochPlan:
-    """Return an epoch's plan for a workload; `train.seed` orders it.
-
-    Raises:
-        WorkloadError: there are too few samples for two steps.
-    """
+    """Return an epoch's plan for a workload; `train.seed` orders it."""
     reader = workload.reader
     options = PlanOptions(
         batch_size=reader.batch_size,
@@ -168,11 +160,7 @@ def make_plan(
 
 
 def plan_epoch(num_samples: int, options: PlanOptions) -> EpochPlan:
-    """Return the plan for files in which any sample can be read alone.
-
-    Raises:
-        WorkloadError: there are too few samples for two steps.
-    """
+    """Return the plan for files in which any sample can be read alone."""
     num_steps = options.num_steps(num_samples)
     generator = options.generator()
     if options.shuffle_samples:
@@ -189,9 +177,6 @@ def plan_streams(num_samples: int, options: PlanOptions) -> EpochPlan:
     Files stand in shuffled order. Each worker of an accelerator reads its own part of that
     sequence, a stream, and gives every num_streams-th batch: step s comes from stream
     s % num_streams. Behind each stream stands a shuffle buffer.
-
-    Raises:
-        WorkloadError: there are too few samples for two steps.
     """
     num_steps, batch_size = options.num_steps(num_samples), options.batch_size
     generator = options.generator()
@@ -224,9 +209,6 @@ def plan_interleaved(num_samples: int, options: PlanOptions) -> EpochPlan:
     and the streams give a sample each in turn. One shuffle buffer stands behind all of them, and
     batches are cut from its output (tf.data: parallel interleave with block length 1, shuffle,
     batch).
-
-    Raises:
-        WorkloadError: there are too few samples for two steps.
     """
     num_steps, batch_size = options.num_steps(num_samples), options.batch_size
     num_accelerators, num_streams = options.num_accelerators, options.num_streams

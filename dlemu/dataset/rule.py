@@ -224,9 +224,6 @@ class SizeCheck:
 
         `expected` is an estimate of the search's result: the command asks for a dataset that will
         do for it as well.
-
-        Raises:
-            DatasetError: with the command that writes a dataset large enough.
         """
         ahead = max(accelerators, math.ceil(_HEADROOM * min(expected, 4 * accelerators)))
         if self.workload.size.quick:

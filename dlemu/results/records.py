@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.storage.atomic import partial_path, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
-from dlemu.workload.model import Workload
+from dlemu.workload.compose import set_key
+from dlemu.workload.model import Workload, check_workload
+from dlemu.workload.yaml_file import read_yaml
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
@@ -68,8 +70,22 @@ def write_config(folder: Path, workload: Workload) -> None:
     write_text(folder / CONFIG, dump_workload(workload))
 
 
+def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
+    """Return the workload of a stored run, with other values of dotted keys.
+
+    config.yaml is read as it stands: a path may hold a literal `${`, and nothing is interpolated.
+
+    Raises:
+        WorkloadError: the file is damaged, or a key or value is refused.
+    """
+    tree = read_yaml(folder / CONFIG)
+    for key, value in keys.items():
+        set_key(tree, key, value)
+    return check_workload({**tree, "given": tuple(keys)})
+
+
 def dump_workload(workload: Workload) -> str:
-    """Return a workload as YAML that load_workload reads back."""
+    """Return a workload as YAML that read_config reads back."""
     tree = plain(workload.model_dump(mode="json"))
     tree.pop("given", None)
     tree.pop("ignored", None)

@@ -9,12 +9,12 @@ from dlemu.errors import RunError
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import epochs_of_all, measure_run
 from dlemu.results.outcome import Outcome, outcome_of, with_metrics
-from dlemu.results.records import CONFIG, SUMMARY, read_steps, read_summary
+from dlemu.results.records import CONFIG, SUMMARY, read_config, read_steps, read_summary
 from dlemu.results.several import judge_runs, render_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.text import render_run
 from dlemu.units import counted
-from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.model import Workload
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _read_run(
         raise _no_verdict(folder, summary)
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
-    workload = load_workload(folder / CONFIG, keys)
+    workload = read_config(folder, keys)
     if not ended and not any(folder.glob("steps.*.npy")):
         raise _no_verdict(folder, summary)
     steps = read_steps(folder)

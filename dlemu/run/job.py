@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.clock import Clock, WallClock
-from dlemu.datagen.find import find_dataset
+from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from dlemu.datagen.find import find_dataset
+from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import WorkloadError

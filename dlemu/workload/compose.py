@@ -22,11 +22,7 @@ PATH_KEYS = frozenset(
 
 
 def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keys of a published workload or of a YAML file, with dotted overrides.
-
-    Raises:
-        WorkloadError: no such workload, or a file that cannot be read or composed.
-    """
+    """Return the keys of a published workload or of a YAML file, with dotted overrides."""
     path = _find(str(name), known_workloads())
     tree = read_yaml(path)
     is_plain = _is_plain(tree) and not any("${" in str(value) for value in overrides.values())
@@ -41,11 +37,7 @@ def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]
 
 
 def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
-    """Return the keys that "workload=NAME" and other words of the command line ask for.
-
-    Raises:
-        WorkloadError: no such workload, or an override that cannot be parsed or composed.
-    """
+    """Return the keys that "workload=NAME" and other words of the command line ask for."""
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
     path = _choose([o.partition("=")[2] for o in overrides if _is("workload", o)], config_dir)
@@ -88,11 +80,7 @@ def _joined(old: object, new: object) -> object:
 
 
 def refuse_tilde(key: str, path: str) -> None:
-    """Refuse a path with a ~ that the shell has not expanded, as it does not behind a =.
-
-    Raises:
-        WorkloadError: the path is ~ or begins with ~/.
-    """
+    """Refuse a path with a ~ that the shell has not expanded, as it does not behind a =."""
     if path == "~" or path.startswith("~/"):
         home = f"$HOME{path[1:]}"
         raise WorkloadError(
@@ -136,11 +124,7 @@ def _is(key: str, override: str) -> bool:
 
 
 def _as_typed(override: str) -> str:
-    """Return an override such that Hydra takes a path as it stands, unless it is quoted already.
-
-    Raises:
-        WorkloadError: the path begins with a ~ that no shell has expanded.
-    """
+    """Return an override such that Hydra takes a path as it stands, unless it is quoted already."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     key, _, path = override.partition("=")

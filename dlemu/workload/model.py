@@ -195,11 +195,7 @@ class Workload(Section):
 
 
 def check_workload(tree: Mapping[str, Any]) -> Workload:
-    """Return the workload that a tree of plain values describes (a composed config, a DLIO file).
-
-    Raises:
-        WorkloadError: the first key that is unknown, missing, of a wrong type or out of bounds.
-    """
+    """Return the workload that a tree of plain values describes: a composed config, a DLIO file."""
     raw = _plain(tree)
     known = {*_IGNORED, "model"}
     if "ignored" in raw:
@@ -229,11 +225,7 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_dali(workload: Workload) -> None:
-    """Refuse keys of DALI where another loader reads.
-
-    Raises:
-        WorkloadError: with the words that are missing.
-    """
+    """Refuse keys of DALI where another loader reads."""
     gds, device = workload.reader.gds, workload.dali.device
     missing = []
     if workload.reader.data_loader not in ("dali", "native_dali"):

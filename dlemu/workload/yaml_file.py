@@ -38,11 +38,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's mapping.
-
-    Raises:
-        WorkloadError: it is no YAML, holds no mapping, or is too large for a workload.
-    """
+    """Return a YAML file's mapping."""
     with path.open("rb") as file:
         text = file.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:

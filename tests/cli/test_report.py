@@ -11,7 +11,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.results.metrics import measure
-from dlemu.results.records import read_steps
+from dlemu.results.records import read_config, read_steps
 from tests.lab.commands import QUICK, generate
 
 
@@ -61,6 +61,20 @@ def test_json_is_one_object_a_folder(
     assert objects[0].keys() == written.keys() | {"folder"}
     assert objects[0]["metric"]["edition"] == "v2.0"
     assert written["metric"]["edition"] == "v1.0", "what was written stays"
+
+
+def test_a_path_in_the_config_is_not_interpolated(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = stored / "config.yaml"
+    text, changed = re.subn(
+        "(?m)^  data_folder: .*", "  data_folder: /mnt/${USER}/x", config.read_text()
+    )
+    config.write_text(text)
+    assert changed == 1 and run(["report", str(stored)]) == 0
+    assert "PASS" in capsys.readouterr().out
+    workload = read_config(stored, {"metric.au": 0.5})
+    assert workload.dataset.data_folder == "/mnt/${USER}/x" and workload.metric.au == 0.5
 
 
 def test_a_bad_folder_is_named_and_the_others_are_shown(

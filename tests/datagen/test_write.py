@@ -19,20 +19,11 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from dlemu.datagen import (
-    Content,
-    FileProgress,
-    Recipe,
-    generate,
-    read_manifest,
-    survey,
-    verify,
-    write,
-)
+from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
-from dlemu.datagen.journal import to_entries
+from dlemu.datagen.manifest import to_entries
 from dlemu.datagen.prepare import _check_space
-from dlemu.datagen.work import FILES_IN_FLIGHT
+from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
 from dlemu.units import format_bytes

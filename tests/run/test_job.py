@@ -15,7 +15,7 @@ import pytest
 
 from dlemu import Alone, DlemuError, generate, load_workload, run_job
 from dlemu.clock import WallClock
-from dlemu.datagen.find import find_dataset
+from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.results.metrics import measure

@@ -124,7 +124,7 @@ def test_the_published_workloads_have_none(name: str) -> None:
 
 
 def test_the_table_knows_its_keys() -> None:
-    from dlemu.workload.idle import _EFFECT
+    from dlemu.workload.idle import _effects
 
     sections: dict[str, type[Section]] = {
         "workflow": WorkflowSection,
@@ -138,7 +138,7 @@ def test_the_table_knows_its_keys() -> None:
         "size": SizeSection,
         "predict": PredictSection,
     }
-    for key in _EFFECT:
+    for key in _effects(load_workload("unet3d_h100"), "run", 1):
         section, _, leaf = key.partition(".")
         model = sections[section] if leaf else Workload
         assert (leaf or section) in model.model_fields, key
