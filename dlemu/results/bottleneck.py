@@ -7,11 +7,11 @@ evidence accounts for at least half of the loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from dlemu.results.losses import Losses, told
-from dlemu.results.summary import Limit, LimitName
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
@@ -32,6 +32,20 @@ _VARIES = 1.3
 """The same readers may be this many times as fast after a run: drives vary, and are shared."""
 _SLOWER = 1.5
 """A rank has slow reads if its batches take this many times as long to make as other ranks'."""
+
+
+LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The resource that limited a run."""
+
+    name: LimitName
+    evidence: str
+    advice: str = ""
+    explains: float | None = None
+    """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
 
 
 @dataclass(frozen=True, kw_only=True)

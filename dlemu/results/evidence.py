@@ -68,9 +68,9 @@ def combine(
             preprocess_seconds=workload.reader.preprocess_time.mean,
         ),
         hosts=seen,
-        read_seconds=measured.read_seconds,
-        worker_seconds=measured.worker_seconds,
-        page_cache_share=measured.page_cache_share,
+        read_seconds=measured["read_seconds"],
+        worker_seconds=measured["worker_seconds"],
+        page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
     )
@@ -127,7 +127,8 @@ def _measured(
 
 def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     """Return what is not sure about the share of bytes from memory."""
-    shares, before = measured.page_cache_share_per_epoch, measured.resident_share_before
+    shares = measured["page_cache_share_per_epoch"]
+    before = measured["resident_share_before"]
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]

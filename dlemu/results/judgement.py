@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
+from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import Measured, RunsSummary, Summary, Verdict
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
@@ -22,7 +23,7 @@ _WORTH_SAYING = 0.01
 _OTHER_RATE = 0.1
 """Two rates may differ by this share: that of the AU and that of the whole epoch, as a start takes
 time; nominal and real bytes, as headers and whole blocks are read as well."""
-UNKNOWN = Summary.of({})
+UNKNOWN = Summary()
 """Of steps that no run has measured: a training loop of one's own."""
 
 
@@ -44,11 +45,12 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
 
     A FAIL remains a FAIL whatever was hidden: hidden reading only raises the AU.
     """
-    remarks = tuple(_remarks(workload, metrics, summary.measured))
+    measured = summary.get("measured", Measured())
+    remarks = tuple(_remarks(workload, metrics, measured))
     share = hidden_share(workload, metrics)
-    if summary.unfinished:
+    if summary.get("status") in UNFINISHED:
         return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
-    cached = cached_too_much(workload, summary.measured)
+    cached = cached_too_much(workload, measured)
     reasons: tuple[str, ...] = (cached,) if cached else ()
     wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
     met, proven = passes(metrics.au_percentage, wanted), passes(whole, wanted)
@@ -71,18 +73,18 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
 def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
     """Yield how far a run came that did not end, and what is not known of it."""
     num, of = len(metrics.epochs), workload.train.epochs
-    if num == of and summary.error is not None:  # it failed after its last epoch
-        yield str(summary.error)
+    if num == of and "error" in summary:  # it failed after its last epoch
+        yield summary["error"]
     else:
         yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
-    if not summary.measured.counted:
+    if "page_cache_share" not in summary.get("measured", {}):
         yield "what limited it, and how much came from memory, is not known"
 
 
 def describe_end(summary: Summary | RunsSummary, after: str) -> str:
     """Return how unfinished runs ended, "interrupted after 2 of 5 epochs"."""
-    error = "not ended" if summary.error is None else summary.error
-    return f"failed {after}: {error}" if summary.status == "failed" else f"{error} {after}"
+    error = summary.get("error", "not ended")
+    return f"failed {after}: {error}" if summary["status"] == "failed" else f"{error} {after}"
 
 
 def hidden_share(workload: Workload, metrics: Metrics) -> float:
@@ -95,9 +97,9 @@ def hidden_share(workload: Workload, metrics: Metrics) -> float:
 def cached_too_much(workload: Workload, measured: Measured) -> str:
     """Return why `metric.max_cached_share` is exceeded or cannot be checked, else ""."""
     bound = workload.metric.max_cached_share
-    if bound is None or not measured.counted:
+    if bound is None or "page_cache_share" not in measured:
         return ""
-    share = measured.page_cache_share
+    share = measured["page_cache_share"]
     if share is None:
         return (
             "metric.max_cached_share: how many bytes came from memory is not known here, so "
@@ -188,7 +190,7 @@ def _hidden_line(metrics: Metrics, share: float) -> str:
 
 
 def _remarks(workload: Workload, metrics: Metrics, measured: Measured) -> Iterator[str]:
-    share = measured.page_cache_share
+    share = measured.get("page_cache_share")
     if share is not None and share > 0.05:
         yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
     times = _read_share(workload, metrics)

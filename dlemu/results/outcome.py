@@ -1,15 +1,13 @@
 """The outcome of a run: its metrics, and the fields of summary.json that follow from them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dlemu.results.judgement import hidden_share, judge_run
 from dlemu.results.metrics import Metrics
-from dlemu.results.summary import Measured, Metric, Summary
+from dlemu.results.summary import Metric, Summary
 from dlemu.workload.model import Workload
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
@@ -22,25 +20,13 @@ class Outcome:
 
     folder: Path
     metrics: Metrics
-    summary: Mapping[str, Any]
-    """As summary.json has it; dlemu.results.summary.Summary documents the fields."""
-    passed: bool
+    summary: Summary
+    """The fields of summary.json."""
 
-
-def outcome_of(folder: Path, metrics: Metrics, summary: Summary) -> Outcome:
-    """Return the outcome of a run that was judged."""
-    return Outcome(folder, metrics, summary.as_json(), summary.verdict == "PASS")
-
-
-def measured_with(metrics: Metrics, measured: Measured) -> Measured:
-    """Return what was measured with the fields that follow from the steps."""
-    return replace(
-        measured,
-        read_bytes=metrics.read_bytes,
-        read_bytes_per_second=metrics.read_bytes_per_second,
-        whole_epoch_au_percentage=[e.whole_epoch_au_percentage for e in metrics.epochs],
-        first_step_seconds=[epoch.first_step_seconds for epoch in metrics.epochs],
-    )
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.summary["verdict"] == "PASS"
 
 
 def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summary:
@@ -49,13 +35,13 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     au = [epoch.au_percentage for epoch in metrics.epochs]
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
-    return replace(
-        summary,
-        num_accelerators=metrics.num_accelerators,
-        verdict=judgement.verdict,
-        reasons=list(judgement.reasons),
-        remarks=[*judgement.remarks, *([judgement.hidden] if judgement.hidden else [])],
-        metric=Metric(
+    return {
+        **summary,
+        "num_accelerators": metrics.num_accelerators,
+        "verdict": judgement.verdict,
+        "reasons": list(judgement.reasons),
+        "remarks": [*judgement.remarks, *([judgement.hidden] if judgement.hidden else [])],
+        "metric": Metric(
             edition=metrics.edition,
             train_au_percentage=au,
             train_au_mean_percentage=float(np.mean(au)),
@@ -68,4 +54,4 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_io_mean_MB_per_second=float(np.mean(nominal)),
             train_io_stdev_MB_per_second=float(np.std(nominal)),
         ),
-    )
+    }

@@ -14,7 +14,7 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.several import runs_verdict_line
 from dlemu.results.stored import Stored
-from dlemu.results.summary import RunsSummary, Summary
+from dlemu.results.summary import RunsSummary
 from dlemu.results.text import ROWS, report_run
 from dlemu.terminal import shown
 from dlemu.units import ceil_div
@@ -79,17 +79,17 @@ def render_page(stored: Sequence[Stored]) -> str:
 def _several(workload: Workload, together: RunsSummary) -> Iterable[str]:
     """Yield the verdict and the table of several runs."""
     yield _verdict(runs_verdict_line(workload, together))
-    yield f"<p><small>{_text(together.label)}</small></p>"
+    yield f"<p><small>{_text(together['label'])}</small></p>"
     cells = [
         (
-            row.name,
-            f"{row.au_percentage:.2f}",
-            f"{row.samples_per_second:.2f}",
-            "" if row.page_cache_share is None else f"{100 * row.page_cache_share:.1f}",
-            row.limit,
-            row.epochs_under,
+            row["name"],
+            f"{row['au_percentage']:.2f}",
+            f"{row['samples_per_second']:.2f}",
+            "" if row["page_cache_share"] is None else f"{100 * row['page_cache_share']:.1f}",
+            row["limit"],
+            row["epochs_under"],
         )
-        for row in together.runs
+        for row in together["runs"]
     ]
     heads = ("run", "AU (%)", "samples/s", "cached (%)", "limit", "epochs under the threshold")
     yield _table(heads, cells)
@@ -98,9 +98,8 @@ def _several(workload: Workload, together: RunsSummary) -> Iterable[str]:
 def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     """Yield the parts of one run's section."""
     epochs = outcome.metrics.epochs
-    summary = Summary.of(outcome.summary)
-    report = report_run(workload, outcome.metrics, summary)
-    yield f"<p>{_text(report.title)}; {_text(str(summary.start))}</p>"
+    report = report_run(workload, outcome.metrics, outcome.summary)
+    yield f"<p>{_text(report.title)}; {_text(str(outcome.summary['start']))}</p>"
     yield _verdict(report.verdict)
     yield "".join(f"<p>{_text(line)}</p>" for line in report.remarks)
     mean_bytes = workload.dataset.mean_bytes

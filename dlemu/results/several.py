@@ -1,16 +1,13 @@
 """Several runs together: the verdict, the spread, and their table."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from dlemu.errors import RunError
 from dlemu.results.judgement import given_memory
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import SUMMARY
-from dlemu.results.summary import RunRow, RunsSummary, Spread, Summary, Verdict
+from dlemu.results.summary import RunRow, RunsSummary, Spread, Verdict
 from dlemu.workload.model import Workload
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
@@ -35,10 +32,10 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
     reasons = []
     verdicts = []
     for number, outcome in enumerate(outcomes, 1):
-        run = Summary.of(outcome.summary)
-        verdicts.append(run.verdict)
-        if run.verdict == "NO VERDICT":
-            reasons.append(f"run {number} has none: {'; '.join(run.reasons or ())}")
+        run = outcome.summary
+        verdicts.append(run["verdict"])
+        if run["verdict"] == "NO VERDICT":
+            reasons.append(f"run {number} has none: {'; '.join(run['reasons'])}")
         elif not outcome.passed:
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation")
     mean = float(np.mean(rates))
@@ -51,16 +48,16 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
         verdict = "NO VERDICT"
-    return replace(
-        summary,
-        status="complete",
-        verdict=verdict,
-        passed=verdict == "PASS",
-        reasons=reasons,
-        repeatability_percentage=100 * spread,
-        au_percentage=spread_of(au),
-        samples_per_second=spread_of(rates),
-    )
+    return {
+        **summary,
+        "status": "complete",
+        "verdict": verdict,
+        "passed": verdict == "PASS",
+        "reasons": reasons,
+        "repeatability_percentage": 100 * spread,
+        "au_percentage": spread_of(au),
+        "samples_per_second": spread_of(rates),
+    }
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -76,65 +73,62 @@ def spread_of(values: Sequence[float]) -> Spread:
 def render_runs(workload: Workload, summary: RunsSummary) -> str:
     """Return the table of the runs, the spread and the verdict."""
     lines = [
-        f"{workload.name}, division {summary.division}: {LABEL}",
+        f"{workload.name}, division {summary['division']}: {LABEL}",
         "",
         f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MiB/s':>12}{'cached (%)':>12}"
         f"{'gap (s)':>10}  limit",
     ]
-    for row in summary.runs:
-        cached, gap = row.page_cache_share, row.gap_seconds
+    for row in summary["runs"]:
+        cached, gap = row["page_cache_share"], row["gap_seconds"]
         lines.append(
-            f"{row.name:<12}{row.au_percentage:>10.2f}{row.samples_per_second:>14.2f}"
-            f"{row.nominal_MiB_per_second:>12.1f}"
+            f"{row['name']:<12}{row['au_percentage']:>10.2f}{row['samples_per_second']:>14.2f}"
+            f"{row['nominal_MiB_per_second']:>12.1f}"
             f"{'-' if cached is None else f'{100 * cached:.1f}':>12}"
-            f"{'-' if gap is None else f'{gap:.0f}':>10}  {row.limit}"
-            + (f"; under the threshold: {row.epochs_under}" if row.epochs_under else "")
+            f"{'-' if gap is None else f'{gap:.0f}':>10}  {row['limit']}"
+            + (f"; under the threshold: {row['epochs_under']}" if row["epochs_under"] else "")
         )
     for name, each in (
-        ("AU (%)", summary.au_percentage),
-        ("samples/s", summary.samples_per_second),
+        ("AU (%)", summary["au_percentage"]),
+        ("samples/s", summary["samples_per_second"]),
     ):
-        assert each is not None, "these runs have been judged"
-        line = f"{name}: mean {each.mean:.2f}"
-        if each.interval is not None:
-            low, high = each.interval
-            line += f", sd {each.sd:.2f}, 95% interval {low:.2f} to {high:.2f}"
+        line = f"{name}: mean {each['mean']:.2f}"
+        if each["interval"] is not None:
+            low, high = each["interval"]
+            line += f", sd {each['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
         lines.append(line)
     return "\n".join([*lines, runs_verdict_line(workload, summary)])
 
 
 def runs_verdict_line(workload: Workload, summary: RunsSummary) -> str:
     """Return the verdict on all runs, with its reasons."""
-    reasons = "; ".join(summary.reasons or ()) or (
+    reasons = "; ".join(summary["reasons"]) or (
         f"every run has at least {100 * workload.metric.au:g}%, samples/s within "
-        f"{summary.repeatability_percentage:.1f}% of their mean"
+        f"{summary['repeatability_percentage']:.1f}% of their mean"
     )
     if workload.host_memory is not None:
         reasons += f"; {given_memory(workload)}"
-    return f"{summary.verdict}: {reasons}"
+    return f"{summary['verdict']}: {reasons}"
 
 
 def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:
     """Return a run's row of the table."""
-    run = Summary.of(outcome.summary)
+    run = outcome.summary
     under = [
         f"epoch {epoch.epoch + 1} ({epoch.au_percentage:.2f}%)"
         for epoch in outcome.metrics.epochs
         if not passes(epoch.au_percentage, 100 * workload.metric.au)
     ]
-    if run.limit is None:
-        raise RunError(f"{outcome.folder / SUMMARY} is damaged: it has no limit")
     return RunRow(
         name=name,
-        status=run.status,
-        verdict=run.verdict,
-        start=run.start,
-        end=run.end,
+        status=run["status"],
+        verdict=run["verdict"],
+        start=run["start"],
+        end=run["end"],
         gap_seconds=None,
         au_percentage=outcome.metrics.au_percentage,
         samples_per_second=outcome.metrics.samples_per_second,
-        nominal_MiB_per_second=run.metric.train_io_mean_MB_per_second,
-        page_cache_share=run.measured.page_cache_share,
-        limit=run.limit.name,
+        nominal_MiB_per_second=run["metric"]["train_io_mean_MB_per_second"],
+        page_cache_share=run["measured"]["page_cache_share"],
+        limit=run["limit"]["name"],
         epochs_under=", ".join(under),
     )

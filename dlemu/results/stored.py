@@ -1,15 +1,22 @@
 """Reads stored runs back, and computes their metrics from the steps again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from dlemu.errors import RunError
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import epochs_of_all, measure_run
-from dlemu.results.outcome import Outcome, outcome_of, with_metrics
-from dlemu.results.records import CONFIG, SUMMARY, read_config, read_steps, read_summary
+from dlemu.results.outcome import Outcome, with_metrics
+from dlemu.results.records import (
+    CONFIG,
+    SUMMARY,
+    UNFINISHED,
+    read_config,
+    read_steps,
+    read_summary,
+)
 from dlemu.results.several import judge_runs, render_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.text import render_run
@@ -29,9 +36,9 @@ class Stored:
     """Of several runs."""
 
     @property
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> Summary | RunsSummary:
         """The fields of summary.json, computed again."""
-        return self.outcomes[""].summary if self.together is None else self.together.as_json()
+        return self.outcomes[""].summary if self.together is None else self.together
 
     @property
     def text(self) -> str:
@@ -61,41 +68,37 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
     """
     tree = read_summary(folder)
     if "runs" not in tree:
-        workload, outcome = _read_run(folder, Summary.of(tree), keys or {})
+        workload, outcome = _read_run(folder, cast(Summary, tree), keys or {})
         return Stored(folder, workload, {"": outcome})
-    summary = RunsSummary.of(tree)
+    summary = cast(RunsSummary, tree)
     outcomes = {}
     rows = []
-    for row in summary.runs:
-        inner = folder / row.name
+    for row in summary["runs"]:
+        name = row["name"]
+        inner = folder / name
         if inner.parent != folder or inner.name == "..":
-            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {row.name!a:.80}")
-        workload, outcome = _read_run(inner, Summary.of(read_summary(inner)), keys or {})
-        outcomes[row.name] = outcome
-        rows.append(_again(row, row_of(workload, row.name, outcome)))
+            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {name!a:.80}")
+        workload, outcome = _read_run(inner, cast(Summary, read_summary(inner)), keys or {})
+        outcomes[name] = outcome
+        again = row_of(workload, name, outcome)
+        rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
     counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
     if not counting:
         raise _no_verdict(folder, summary, "run that counts")
-    judged = judge_runs(replace(summary, runs=rows), counting)
-    if summary.passed is None:
+    judged = judge_runs({**summary, "runs": rows}, counting)
+    if summary.get("passed") is None:
         reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
-        judged = replace(
-            judged, status=summary.status, verdict="NO VERDICT", passed=False, reasons=[reason]
-        )
+        judged["status"], judged["reasons"] = summary["status"], [reason]
+        judged["verdict"], judged["passed"] = "NO VERDICT", False
     return Stored(folder, workload, outcomes, judged)
-
-
-def _again(row: RunRow, computed: RunRow) -> RunRow:
-    """Return a row computed again, with what only the stored one has."""
-    return replace(computed, as_read=row.as_read, gap_seconds=row.gap_seconds)
 
 
 def _read_run(
     folder: Path, summary: Summary, keys: Mapping[str, object]
 ) -> tuple[Workload, Outcome]:
     """Return a run's workload and its outcome."""
-    ended = not summary.unfinished
-    if ended and not summary.metric.as_read:
+    ended = summary["status"] not in UNFINISHED
+    if ended and not summary["metric"]:
         raise _no_verdict(folder, summary)
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
@@ -104,27 +107,26 @@ def _read_run(
         raise _no_verdict(folder, summary)
     steps = read_steps(folder)
     if not ended:
-        steps = epochs_of_all(steps, summary.num_accelerators)
+        steps = epochs_of_all(steps, summary["num_accelerators"])
         if len(steps) == 0:
             raise _no_verdict(folder, summary)
     metrics = measure_run(workload, steps)
-    if metrics.num_accelerators != summary.num_accelerators:
+    if metrics.num_accelerators != summary["num_accelerators"]:
         raise RunError(
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
-            f"the run had {summary.num_accelerators}; a steps.<rank>.npy is missing"
+            f"the run had {summary['num_accelerators']}; a steps.<rank>.npy is missing"
         )
-    told = summary.measured.read_bytes
-    if ended and metrics.read_bytes != told:
+    if ended and metrics.read_bytes != (told := summary["measured"]["read_bytes"]):
         raise RunError(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
             "records are missing, or are another run's"
         )
-    return workload, outcome_of(folder, metrics, with_metrics(summary, workload, metrics))
+    return workload, Outcome(folder, metrics, with_metrics(summary, workload, metrics))
 
 
 def _no_verdict(
     folder: Path, summary: Summary | RunsSummary, whole: str = "epoch of all accelerators"
 ) -> RunError:
     """Return the error for runs that did not end, and of which nothing is whole."""
-    error = "the run did not end" if summary.error is None else summary.error
-    return RunError(f"{folder}: no verdict ({summary.status}), no whole {whole}: {error}")
+    error = summary.get("error", "the run did not end")
+    return RunError(f"{folder}: no verdict ({summary['status']}), no whole {whole}: {error}")

@@ -1,14 +1,14 @@
 """The report of a run as text: the table, the verdict, and its reasons."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
-from dlemu.results.summary import Summary
+from dlemu.results.records import UNFINISHED
+from dlemu.results.summary import Measured, Summary
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
 
@@ -49,21 +49,21 @@ def render_metrics(
     return _report(workload, metrics, UNKNOWN, accelerator=accelerator).text
 
 
-def render_run(workload: Workload, metrics: Metrics, summary: Mapping[str, Any]) -> str:
-    """Return a run's report as text; `summary` is that of its Outcome."""
-    return report_run(workload, metrics, Summary.of(summary)).text
+def render_run(workload: Workload, metrics: Metrics, summary: Summary) -> str:
+    """Return a run's report as text."""
+    return report_run(workload, metrics, summary).text
 
 
 def report_run(workload: Workload, metrics: Metrics, summary: Summary) -> Report:
     """Return a run's report: table, verdict, its limit and what was measured."""
     remarks = []
-    if summary.limit:
-        remarks.append(f"limit: {summary.limit.name}. {summary.limit.evidence}")
-        if summary.limit.advice:
-            remarks.append(f"try: {summary.limit.advice}")
+    if limit := summary.get("limit"):
+        remarks.append(f"limit: {limit['name']}. {limit['evidence']}")
+        if limit.get("advice"):
+            remarks.append(f"try: {limit['advice']}")
     remarks += _path_line(summary)
     remarks += _below(workload, metrics)
-    remarks += [f"note: {note}" for note in summary.notes or ()]
+    remarks += [f"note: {note}" for note in summary.get("notes") or ()]
     return _report(workload, metrics, summary, remarks)
 
 
@@ -90,8 +90,9 @@ def _report(
 
 def _path_line(summary: Summary) -> list[str]:
     """Return the paths that the bytes took to memory, for the loader that may use cuFile."""
-    taken = summary.measured.path_bytes
-    if summary.data_loader != "dali" or taken is None:
+    measured = summary.get("measured", Measured())
+    taken = measured.get("path_bytes")
+    if taken is None or summary["data_loader"] != "dali":
         return []
     parts = [
         f"{format_bytes(taken[name])} {title}"
@@ -104,7 +105,7 @@ def _path_line(summary: Summary) -> list[str]:
         if taken.get(name)
     ]
     guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
-    return [f"path: {summary.measured.path} ({'; '.join(parts)}{guess})"]
+    return [f"path: {measured['path']} ({'; '.join(parts)}{guess})"]
 
 
 def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> str:
@@ -112,15 +113,16 @@ def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOW
     judgement = judge_run(workload, metrics, summary)
     au, wanted = metrics.au_percentage, 100 * workload.metric.au
     how = f"edition {metrics.edition}"
-    if summary.loop is not None and summary.hand_over is not None:
-        how += f", loop {summary.loop}, hand-over {summary.hand_over}"
+    if "loop" in summary and "hand_over" in summary:
+        how += f", loop {summary['loop']}, hand-over {summary['hand_over']}"
     figures = f"utilisation {au:.2f}%, at least {wanted:g}% wanted ({how})"
     if judgement.reasons:
-        parts = [] if summary.unfinished else [figures]
+        parts = [] if summary.get("status") in UNFINISHED else [figures]
         parts += [*judgement.reasons, *judgement.remarks]
         return f"{judgement.verdict}: {'; '.join(parts)}"
     parts = [f"{judgement.verdict}: {figures}"]
-    if summary.limit and summary.limit.name == "storage":
+    limit = summary.get("limit")
+    if limit and limit["name"] == "storage":
         feeds = metrics.num_accelerators * round(au, 2) / wanted  # as `passes` rounds
         parts.append(
             f"this storage feeds {counted(int(feeds + 1e-9), 'accelerator')} ({feeds:.1f})"

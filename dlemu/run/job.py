@@ -8,7 +8,7 @@ import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.metrics import epochs_of_all, measure_run
-from dlemu.results.outcome import Outcome, measured_with, outcome_of, with_metrics
+from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
     host_file,
@@ -34,7 +34,7 @@ from dlemu.results.records import (
     write_summary,
     write_text,
 )
-from dlemu.results.summary import Measured, Metric, Summary, time_of_day
+from dlemu.results.summary import Summary, time_of_day
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
 from dlemu.run.failure import write_failure
@@ -144,7 +144,7 @@ class _Run:
         """Write the summary of a run that has not ended; from now on failures go there."""
         if self._world.rank == 0:
             with self._writing():
-                write_summary(self._folder, self._summary.as_json())
+                write_summary(self._folder, self._summary)
         self._watchdog.record = self._record
 
     def _replay_and_gather(self) -> tuple[list[Steps], Reports] | None:
@@ -273,34 +273,42 @@ class _Run:
         try:
             metrics = measure_run(self._workload, steps)
             seen = reports.combined(self._workload, steps)
-            summary = replace(
-                self._summary,
-                status="complete",
-                end=time_of_day(),
-                measured=measured_with(metrics, seen.measured),
-                limit=find_limit(seen.evidence),
-                notes=[*self._summary.notes, *seen.notes],
-            )
+            summary: Summary = {
+                **self._summary,
+                "status": "complete",
+                "measured": {
+                    **seen.measured,
+                    "read_bytes": metrics.read_bytes,
+                    "read_bytes_per_second": metrics.read_bytes_per_second,
+                    "whole_epoch_au_percentage": [
+                        epoch.whole_epoch_au_percentage for epoch in metrics.epochs
+                    ],
+                    "first_step_seconds": [epoch.first_step_seconds for epoch in metrics.epochs],
+                },
+                "limit": asdict(find_limit(seen.evidence)),
+                "notes": [*self._summary["notes"], *seen.notes],
+            }
             self._summary = with_metrics(summary, self._workload, metrics)
+            self._summary["end"] = time_of_day()
             with self._writing():
-                write_summary(self._folder, self._summary.as_json())
+                write_summary(self._folder, self._summary)
         except BaseException as error:
             self._record(error)
             raise
-        return outcome_of(self._folder, metrics, self._summary)
+        return Outcome(self._folder, metrics, self._summary)
 
     def _record(self, error: BaseException) -> None:
         """Write on rank 0 why the run did not end."""
         if self._world.rank == 0:
             with self._writing():
-                self._summary = write_failure(self._folder, self._summary, error)
+                write_failure(self._folder, self._summary, error)
 
     def _say_ended_epochs(self) -> None:
         """Show the epochs that all ranks had ended before the run failed, if there are any."""
         if self._world.rank != 0:
             return
         with suppress(DlemuError):
-            steps = epochs_of_all(read_steps(self._folder), self._summary.num_accelerators)
+            steps = epochs_of_all(read_steps(self._folder), self._summary["num_accelerators"])
             metrics = measure_run(self._workload, steps)
             summary = with_metrics(self._summary, self._workload, metrics)
             text = report_run(self._workload, metrics, summary).text
@@ -381,8 +389,8 @@ def _summary_start(workload: Workload, world: World, started: str, notes: Sequen
         num_hosts=world.num_hosts,
         hostname=world.host,
         start=started,
-        metric=Metric.of({}),
-        measured=Measured.of({}),
+        metric={},
+        measured={},
         limit=None,
         ignored=list(workload.ignored),
         notes=list(notes),

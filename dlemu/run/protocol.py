@@ -4,7 +4,6 @@ Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish i
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -71,10 +70,10 @@ class _Runs:
         status = 0
         if self._world.rank == 0:
             judged = judge_runs(self._summary, outcomes)
-            self._summary = replace(judged, end=time_of_day())
+            self._summary = {**judged, "end": time_of_day()}
             self._write()
             self._say(f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}")
-            status = 0 if judged.verdict is None else EXIT_STATUS[judged.verdict]
+            status = EXIT_STATUS[judged["verdict"]]
         return self._world.broadcast(status)
 
     def _run_all(self) -> list[Outcome]:
@@ -101,18 +100,18 @@ class _Runs:
 
     def _add(self, row: RunRow) -> None:
         """Write the summary with one more run."""
-        rows = self._summary.runs
-        if rows and rows[-1].end is not None:
-            ended = datetime.fromisoformat(rows[-1].end)
-            gap = (datetime.fromisoformat(row.start) - ended).total_seconds()
-            row = replace(row, gap_seconds=gap)
-        self._summary = replace(self._summary, runs=[*rows, row])
+        rows = self._summary["runs"]
+        if rows:
+            ended = datetime.fromisoformat(rows[-1]["end"])
+            gap = datetime.fromisoformat(row["start"]) - ended
+            row["gap_seconds"] = gap.total_seconds()
+        self._summary["runs"] = [*rows, row]
         self._write()
 
     def _write(self) -> None:
         if self._world.rank == 0:
-            write_summary(self._folder, self._summary.as_json())
+            write_summary(self._folder, self._summary)
 
     def _record(self, error: BaseException) -> None:
         if self._world.rank == 0:
-            self._summary = write_failure(self._folder, self._summary, error)
+            write_failure(self._folder, self._summary, error)

@@ -27,7 +27,6 @@ from dlemu.results.judgement import cached_too_much
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import check_writable, write_json, write_text
-from dlemu.results.summary import Summary
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
@@ -216,8 +215,7 @@ class _Search:
         """Make the run that these keys describe; all ranks call it."""
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
         if outcome is not None:
-            measured = Summary.of(outcome.summary).measured
-            reason = cached_too_much(self._workload, measured)
+            reason = cached_too_much(self._workload, outcome.summary["measured"])
             if reason:
                 raise RunError(reason)
         return outcome
@@ -283,9 +281,8 @@ def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
 
 def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
-    summary, metrics = Summary.of(outcome.summary), outcome.metrics
-    assert summary.limit is not None, "the run has ended"
-    limit, evidence = str(summary.limit.name), summary.limit.evidence
+    metrics, found = outcome.metrics, outcome.summary["limit"]
+    limit, evidence = found["name"], found["evidence"]
     if in_memory and limit_in_memory(limit) != limit:
         limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
     return Point(
@@ -295,7 +292,7 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
         read_bytes_per_second=metrics.read_bytes_per_second,
         limit=limit,
         evidence=evidence,
-        page_cache_share=summary.measured.page_cache_share,
+        page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
     )
 

@@ -501,8 +501,8 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
     steps = steps_of(*waits, compute=compute, read=read, decode=decode)
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_limit(seen)
-    summary = {"limit": {"name": limit.name, "evidence": ""}, "measured": {}}
-    line = verdict_line(WORKLOAD, measure(steps), Summary.of(summary))
+    summary = Summary(limit={"name": limit.name, "evidence": ""})
+    line = verdict_line(WORKLOAD, measure(steps), summary)
     assert ("this storage feeds" in line) == (limit.name == "storage")
     assert limit.explains is None or limit.explains >= 0.5
     if limit.name != "storage":
@@ -557,7 +557,7 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     (seen,) = gathered.evidence.hosts
     assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
     assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
-    assert gathered.measured.hosts[0]["probe"]["many"] == 9e9
+    assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
     limit = find_limit(gathered.evidence)
     assert limit.name == "host cpu"
     assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence

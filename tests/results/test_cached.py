@@ -77,7 +77,7 @@ def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
     host = HostReport(host="a", epochs=epochs, **keys)
     workload = load_workload("unet3d_h100")
     found = combine(workload, [host], ["rank 0 on host a"], [steps.ravel()], PathBytes())
-    return found.measured.page_cache_share, "; ".join(found.notes)
+    return found.measured["page_cache_share"], "; ".join(found.notes)
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
 ) -> None:
     job = workload(metric__max_cached_share=bound)
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
-    summary = Summary.of({"measured": {"page_cache_share": share}})
+    summary = Summary(measured={"page_cache_share": share})
     judgement = judge_run(job, metrics, summary)
     assert judgement.verdict == verdict and reason in "".join(judgement.reasons)
     # A loop of one's own has nobody who looks at it.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlemu.results.metrics import Metrics, measure, passes
-from dlemu.results.outcome import Outcome, outcome_of, with_metrics
+from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import STEP
 from dlemu.results.several import judge_runs, row_of
 from dlemu.results.summary import RunsSummary, Summary
@@ -37,8 +37,14 @@ def metrics_of(au_percentage: float) -> Metrics:
 
 
 def outcome_with(workload: Workload, metrics: Metrics) -> Outcome:
-    ended = Summary.of({"status": "complete", "limit": {"name": "none", "evidence": ""}})
-    return outcome_of(Path("unused"), metrics, with_metrics(ended, workload, metrics))
+    ended = Summary(
+        status="complete",
+        start="",
+        end="",
+        measured={"page_cache_share": None},
+        limit={"name": "none", "evidence": ""},
+    )
+    return Outcome(Path("unused"), metrics, with_metrics(ended, workload, metrics))
 
 
 def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
@@ -53,9 +59,9 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     return {
         "run": outcome.passed,
         "verdict": verdict_line(workload, metrics).startswith("PASS"),
-        "runs": judge_runs(RunsSummary.of({}), [outcome, outcome]).passed,
+        "runs": judge_runs(RunsSummary(), [outcome, outcome])["passed"],
         "summary": outcome.summary["metric"]["train_au_meet_expectation"] == "success",
-        "epochs": not row_of(workload, "run", outcome).epochs_under,
+        "epochs": not row_of(workload, "run", outcome)["epochs_under"],
         "size": found.num_accelerators == 1,
         "size's confirming runs": len(found.confirmations) == 2,
         "size's failing number": found.fewest_failed is None,

@@ -1,7 +1,5 @@
 """What people read, compared whole."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -37,7 +35,7 @@ SLOW = metrics_of((1, 1, 0), (0.5, 0.5, 0.1))
 
 
 def test_a_runs_report() -> None:
-    summary: dict[str, Any] = {
+    summary: Summary = {
         "status": "complete",
         "limit": {
             "name": "storage",
@@ -93,28 +91,28 @@ PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
 
 @pytest.mark.parametrize("limit", ["host cpu", "loader", "barrier", "oversleep", "none", "unclear"])
 def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
-    summary = {"limit": {"name": limit, "evidence": "…"}, "measured": {"page_cache_share": 0.01}}
-    assert verdict_line(WORKLOAD, SLOW, Summary.of(summary)) == (
+    summary = Summary(limit={"name": limit, "evidence": "…"}, measured={"page_cache_share": 0.01})
+    assert verdict_line(WORKLOAD, SLOW, summary) == (
         "FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0)"
     )
-    assert "storage" not in render_run(WORKLOAD, SLOW, summary | {"status": "complete"})
+    assert "storage" not in render_run(WORKLOAD, SLOW, {**summary, "status": "complete"})
 
 
 def test_without_a_limit_nothing_is_said_about_storage() -> None:
     assert "storage" not in verdict_line(WORKLOAD, SLOW)
-    summary = Summary.of({"limit": None, "measured": {"page_cache_share": None}})
+    summary = Summary(limit=None, measured={"page_cache_share": None})
     assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
 
 
 def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
-    summary = Summary.of({"measured": {"page_cache_share": 0.42}})
+    summary = Summary(measured={"page_cache_share": 0.42})
     assert verdict_line(WORKLOAD, SLOW, summary).endswith(
         "; BUT 42% of the bytes came from memory, not from storage"
     )
 
 
 def test_a_failed_run_has_no_verdict() -> None:
-    summary = {"status": "failed", "error": "rank 1: /data/img_1.npz is gone"}
+    summary: Summary = {"status": "failed", "error": "rank 1: /data/img_1.npz is gone"}
     text = render_run(WORKLOAD, SLOW, summary)
     assert (
         "NO VERDICT: failed after 2 of 5 epochs: rank 1: /data/img_1.npz is gone; what limited it, "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -117,8 +118,8 @@ def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
     workload = small(tmp_path)
     run(workload)
     summary = summary_of(tmp_path)
-    told = with_metrics(Summary.of(summary), workload, measure(read_steps(tmp_path / "run")))
-    assert (summary["verdict"], summary["metric"]) == (told.verdict, told.metric.as_json())
+    told = with_metrics(cast(Summary, summary), workload, measure(read_steps(tmp_path / "run")))
+    assert (summary["verdict"], summary["metric"]) == (told["verdict"], told["metric"])
     assert summary["num_accelerators"] == 1
     assert summary["status"] == "complete" and summary["ignored"] == []
     assert load_workload(tmp_path / "run" / "config.yaml").dataset.num_files_train == 56

@@ -17,6 +17,7 @@ from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, write_steps
+from dlemu.results.summary import Summary
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host, render_calibration
 from dlemu.sizing.formula import Calibration, CalibrationFile
@@ -151,11 +152,11 @@ def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) ->
     steps["wait"] = seconds - 0.002
     folder.mkdir()
     write_steps(folder, 0, steps)
-    summary = {
-        "limit": {"name": limit, "evidence": f"the {limit} was slow"},
-        "measured": {"page_cache_share": cached},
-    }
-    return Outcome(folder, measure(steps), summary, True)
+    summary = Summary(
+        limit={"name": limit, "evidence": f"the {limit} was slow"},
+        measured={"page_cache_share": cached},
+    )
+    return Outcome(folder, measure(steps), summary)
 
 
 @pytest.mark.parametrize(

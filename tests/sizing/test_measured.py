@@ -25,6 +25,7 @@ from dlemu.results.folders import hold
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
+from dlemu.results.summary import Summary
 from dlemu.sizing import plots
 from dlemu.sizing.answers import Sized, as_json, render_csv, render_table
 from dlemu.sizing.measured import point_of, size_storage
@@ -141,12 +142,12 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     steps["accelerator"] = [0, 0, 1, 1]
     steps["num_samples"], steps["num_bytes"] = 3, 1000
     steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
-    summary = {
-        "limit": {"name": "storage", "evidence": "sda gave 1 MB/s"},
-        "measured": {"page_cache_share": 0.25},
-    }
+    summary = Summary(
+        limit={"name": "storage", "evidence": "sda gave 1 MB/s"},
+        measured={"page_cache_share": 0.25},
+    )
 
-    point = point_of(Outcome(tmp_path, measure(steps), summary, True), 9.0, in_memory=in_memory)
+    point = point_of(Outcome(tmp_path, measure(steps), summary), 9.0, in_memory=in_memory)
 
     # 2 accelerators, 2 steps of 4 s each.
     assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
