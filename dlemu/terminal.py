@@ -34,6 +34,10 @@ def say(text: str, *, to_stderr: bool = False) -> None:
     print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
 
 
+def silent(text: str) -> None:
+    """Say nothing: for ranks other than 0, and for the runs of a search."""
+
+
 def complain(text: str) -> None:
     """Print "dlemu: <text>" to stderr as one line, and flush; a very long text loses its middle."""
     line = shown_line(text)

@@ -81,11 +81,6 @@ class HostEvidence:
         return max(waited) + self._stolen_seconds if waited else None
 
     @property
-    def full_share(self) -> float:
-        """Share of the CPUs that was in use, by this host or by other guests."""
-        return (self.host_cpu_share or 0.0) + (self.host_steal_share or 0.0)
-
-    @property
     def mostly_stolen(self) -> bool:
         """Whether other guests took most of the CPU time that ranks and workers had to wait for."""
         return self._stolen_seconds > (self.lacked_seconds or 0.0) / 2
@@ -211,7 +206,8 @@ def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
         return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     parts, lacked = evidence.losses.parts, host.lacked_seconds
     explained = 0.0
-    if host.full_share > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
+    full = (host.host_cpu_share or 0.0) + (host.host_steal_share or 0.0)
+    if full > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
         without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
         explained = _part(evidence, parts.total - parts.uneven - without_cpu)
     if lacked is None:
@@ -266,10 +262,8 @@ def _loader(evidence: Evidence) -> Limit | None:
     }
     longest = max(ways, key=lambda way: ways[way])
     explains = _part(evidence, sum(ways.values()))
-    if explains >= _ENOUGH and (host := _without_cpu_counters(evidence)):
-        return _unclear(
-            evidence, f"whether host {host} had CPUs to spare, its kernel does not tell"
-        )
+    if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
+        return _unclear(evidence, unknown)
     reader = evidence.reader
     advice = f"raise reader.read_threads (now {reader.read_threads})"
     if ways[longest] == parts.decode and reader.decode == "library":
@@ -309,8 +303,12 @@ def _reads(evidence: Evidence) -> Limit | None:
             f"(now {reader.io_depth})",
             explains * saved,
         )
-    if hidden := _storage_hidden(evidence):
-        return _unclear(evidence, hidden)
+    if unknown := _cpus_unknown(evidence):
+        return _unclear(evidence, unknown)
+    cached = evidence.page_cache_share or 0.0
+    if cached > _CACHED:
+        reason = f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
+        return _unclear(evidence, reason)
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
@@ -361,21 +359,11 @@ def _probe_of_all(evidence: Evidence) -> Probe | None:
     )
 
 
-def _storage_hidden(evidence: Evidence) -> str:
-    """Return why slow reads may not be due to the storage, else ""."""
-    if host := _without_cpu_counters(evidence):
-        return f"whether host {host} had CPUs to spare, its kernel does not tell"
-    cached = evidence.page_cache_share
-    if cached is not None and cached > _CACHED:
-        return f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
-    return ""
-
-
-def _without_cpu_counters(evidence: Evidence) -> str:
-    """Return the name of a host without CPU counters, else ""."""
+def _cpus_unknown(evidence: Evidence) -> str:
+    """Return why nothing can be said where CPUs may have been short, else ""."""
     for host in evidence.hosts:
         if host.cpu_share is None and host.runqueue_seconds is None:
-            return host.host
+            return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
     return ""
 
 

@@ -57,14 +57,16 @@ def combine(
 
     The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
     """
-    everything = np.concatenate(steps)
+    everything, metric = np.concatenate(steps), workload.metric
     seen = [_host_evidence(host, everything, len(hosts)) for host in hosts]
     measured = _measured(hosts, seen, everything, paths)
     evidence = Evidence(
         losses=find_losses(
             everything,
             names,
-            window=_window(workload),
+            window=slice(1, None)
+            if metric.edition == "v1.0"
+            else slice(metric.exclude_start_steps, -metric.exclude_end_steps or None),
             preprocess_seconds=workload.reader.preprocess_time.mean,
         ),
         hosts=seen,
@@ -76,14 +78,6 @@ def combine(
     )
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
     return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
-
-
-def _window(workload: Workload) -> slice:
-    """Return the steps of an epoch that the edition counts."""
-    metric = workload.metric
-    if metric.edition == "v2.0":
-        return slice(metric.exclude_start_steps, -metric.exclude_end_steps or None)
-    return slice(1, None)
 
 
 def _cached_share(stored: int | None, read: int) -> float | None:
@@ -197,6 +191,7 @@ def _total(values: Sequence[float | int | None]) -> Any:
 
 
 def _weighted(epochs: list[IntervalSummary], shares: list[float | None]) -> float | None:
+    """Return the mean of the epochs' shares, weighted by their seconds."""
     total = _total(
         [None if s is None else s * e.seconds for s, e in zip(shares, epochs, strict=True)]
     )

@@ -76,7 +76,7 @@ def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Pa
         say(f"{given} holds a run that did not end; it is kept as {_set_aside(Path(given))}")
     with hold(given, workload.name) as folder:
         if (folder / SUMMARY).exists():  # of a command that was faster
-            raise WorkloadError(_taken(folder))
+            raise _taken(folder)
         try:
             yield folder
         except DlemuError as error:
@@ -99,14 +99,10 @@ def keep_leftovers(folder: Path) -> None:
 
 
 def _set_aside(folder: Path) -> Path:
-    """Rename the folder of a run that did not end; return its new name.
-
-    Raises:
-        WorkloadError: the run has ended or still goes on, or the folder holds more than a run.
-    """
+    """Rename the folder of a run that did not end; return its new name."""
     with hold(folder, ""):
         if read_summary(folder).get("status") not in UNFINISHED:
-            raise WorkloadError(_taken(folder))
+            raise _taken(folder)
         names = sorted(entry.name for entry in folder.iterdir())
         others = [n for n in names if not _EMPTY_RUN.fullmatch(n) and not _RECORDS.fullmatch(n)]
         reason = f"and other files ({', '.join(others[:3])})" if others else ""
@@ -131,8 +127,8 @@ def _rename(folder: Path) -> Path:
     return attempt
 
 
-def _taken(folder: Path) -> str:
-    return f"output.folder {folder} holds a run already; name another, or remove it"
+def _taken(folder: Path) -> WorkloadError:
+    return WorkloadError(f"output.folder {folder} holds a run already; name another, or remove it")
 
 
 def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
@@ -150,12 +146,7 @@ def _open_new(parent: Path, key: str) -> tuple[Path, int, list[Path]]:
 
 
 def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]]:
-    """Make and lock a folder; return the lock's descriptor and what was made, deepest first.
-
-    Raises:
-        FileExistsError: it is there, and should be new.
-        WorkloadError: it cannot be made, or another command holds it.
-    """
+    """Make and lock a folder; return the lock's descriptor and what was made, deepest first."""
     failure = OSError()
     for _ in range(_TRIES):
         try:
@@ -167,7 +158,7 @@ def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]
             ) from None
         except OSError as error:
             if new and isinstance(error, FileExistsError) and os.path.lexists(folder):
-                raise
+                raise  # _open_new takes the next name
             failure = error
     raise _refusal(folder, key, failure)
 

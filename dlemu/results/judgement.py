@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dlemu.results.metrics import EpochMetrics, Metrics, passes
+from dlemu.results.metrics import Metrics, passes
 from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import Measured, RunsSummary, Summary, Verdict
 from dlemu.units import counted, format_bytes
@@ -65,9 +65,11 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         return Judgement("NO VERDICT", reasons, remarks)
     apart = metrics.au_percentage - whole > 100 * _WORTH_SAYING
     said = (share > _MOST_HIDDEN) if not met else not proven and (share > _WORTH_SAYING or apart)
-    return Judgement(
-        "PASS" if met else "FAIL", (), remarks, _hidden_line(metrics, share) if said else ""
+    hidden = (
+        f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; with "
+        f"the first step the utilisation is {whole:.2f}%"
     )
+    return Judgement("PASS" if met else "FAIL", (), remarks, hidden if said else "")
 
 
 def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
@@ -89,9 +91,8 @@ def describe_end(summary: Summary | RunsSummary, after: str) -> str:
 
 def hidden_share(workload: Workload, metrics: Metrics) -> float:
     """Return the largest share (0-1) of an epoch that can be read in the steps left out."""
-    ahead = _batches_ahead(workload)
-    counted = min(_counted(workload, metrics, epoch) for epoch in metrics.epochs)
-    return min(1.0, ahead / counted)
+    counted = min(epoch.num_steps for epoch in metrics.epochs) - metrics.left_out
+    return min(1.0, _batches_ahead(workload) / counted)
 
 
 def cached_too_much(workload: Workload, measured: Measured) -> str:
@@ -119,21 +120,12 @@ def _batches_ahead(workload: Workload) -> int:
     return workload.batches_in_flight - 1
 
 
-def _counted(workload: Workload, metrics: Metrics, epoch: EpochMetrics) -> int:
-    """Return the steps of an epoch that the edition's window has."""
-    return epoch.num_steps - _left_out(workload, metrics)
-
-
-def _left_out(workload: Workload, metrics: Metrics) -> int:
-    metric = workload.metric
-    return 1 if metrics.edition == "v1.0" else metric.exclude_start_steps + metric.exclude_end_steps
-
-
 def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[str]:
     """Yield why an AU proves nothing that passes only without the first step."""
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
     if share > _MOST_HIDDEN:
-        steps = _steps_that_hide_little(workload, metrics)
+        most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
+        steps = most + metrics.left_out
         reason = (
             f"up to {100 * share:.0f}% of the reading may hide in what is left out, at most "
             f"{100 * _MOST_HIDDEN:.0f}% may"
@@ -152,12 +144,6 @@ def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[st
     else:
         remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} would give a verdict"
     yield f"with the first step it is {whole:.2f}%: {reason}; {remedy}"
-
-
-def _steps_that_hide_little(workload: Workload, metrics: Metrics) -> int:
-    """Return the steps of an epoch in which the share read ahead is small enough."""
-    most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
-    return most + _left_out(workload, metrics)
 
 
 def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
@@ -180,13 +166,6 @@ def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
     if have == "auto" or have < files or not keys:
         keys.append(f"dataset.num_files_train={files}")
     return " ".join(keys)
-
-
-def _hidden_line(metrics: Metrics, share: float) -> str:
-    return (
-        f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; with "
-        f"the first step the utilisation is {metrics.whole_epoch_au_percentage:.2f}%"
-    )
 
 
 def _remarks(workload: Workload, metrics: Metrics, measured: Measured) -> Iterator[str]:

@@ -79,6 +79,8 @@ class Metrics:
     edition: Edition
     num_accelerators: int
     epochs: tuple[EpochMetrics, ...]
+    left_out: int
+    """Steps of each epoch outside the edition's window."""
 
     @property
     def au_percentage(self) -> float:
@@ -134,12 +136,12 @@ def measure(
     num_accelerators = int(steps["accelerator"].max()) + 1
     if edition == "v1.0":
         exclude_start_steps, exclude_end_steps = 1, 0
+    left_out = exclude_start_steps + exclude_end_steps
     epochs = []
     for epoch in np.unique(steps["epoch"]):
         of_epoch = _by_accelerator(steps[steps["epoch"] == epoch], num_accelerators)
         num_steps = of_epoch.shape[1]
         window = slice(exclude_start_steps, num_steps - exclude_end_steps)
-        left_out = exclude_start_steps + exclude_end_steps
         # Edition v2.0 leaves out the samples of two steps, whatever its window is.
         if num_steps <= (left_out if edition == "v1.0" else max(left_out, _UNCOUNTED_STEPS)):
             raise WorkloadError(
@@ -147,16 +149,11 @@ def measure(
                 f"out {left_out}; raise dataset.num_files_train"
             )
         epochs.append(_measure_epoch(of_epoch, window, edition))
-    return Metrics(edition, num_accelerators, tuple(epochs))
+    return Metrics(edition, num_accelerators, tuple(epochs), left_out)
 
 
 def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
-    """Return a run's metrics by the edition that its workload asks for.
-
-    Raises:
-        RunError: a step of an accelerator is missing or there twice.
-        WorkloadError: there are too few steps.
-    """
+    """Return a run's metrics by the edition that its workload asks for; raises as `measure`."""
     metric = workload.metric
     return measure(
         steps,
@@ -177,11 +174,7 @@ def epochs_of_all(steps: Steps, num_accelerators: int) -> Steps:
 
 
 def _by_accelerator(steps: Steps, num_accelerators: int) -> Steps:
-    """Return an epoch's sorted records as (accelerators, steps).
-
-    Raises:
-        RunError: they are not the same steps, each once, for every accelerator.
-    """
+    """Return an epoch's sorted records as (accelerators, steps); refuse what is not whole."""
     num_steps = int(steps["step"].max()) + 1
     whole = len(steps) == num_accelerators * num_steps
     if whole:

@@ -129,7 +129,8 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     )
     for path in sorted(folder.glob("host.*.jsonl")):
         yield from _host(path)
-    yield f"<details><summary>workload</summary><pre>{_text(_config(folder))}</pre></details>"
+    config = (folder / CONFIG).read_text(encoding="utf-8")
+    yield f"<details><summary>workload</summary><pre>{_text(config)}</pre></details>"
 
 
 def _host(path: Path) -> Iterable[str]:
@@ -207,10 +208,6 @@ def _apart(observations: Sequence[Observation]) -> list[Observation]:
     return kept
 
 
-def _config(folder: Path) -> str:
-    return (folder / CONFIG).read_text(encoding="utf-8")
-
-
 def _text(text: str) -> str:
     """Return a text without markup, and without control characters, which HTML forbids."""
     return html.escape(shown(text))
@@ -232,11 +229,7 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _round_steps(low: float, high: float) -> list[float]:
     """Return about five round numbers between two."""
     span = max(high - low, 1e-9)
-    power = 1.0
-    while power * 10 <= span:
-        power *= 10
-    while power > span:
-        power /= 10
+    power = 10.0 ** math.floor(math.log10(span))
     step = next(s for s in (0.1, 0.2, 0.25, 0.5, 1, 2) if span / (s * power) <= 6) * power
     first = math.ceil(low / step)
     return [round((first + i) * step, 9) for i in range(int((high - first * step) // step) + 1)]

@@ -7,6 +7,8 @@ can be corrected later, and `dlemu report` can apply another edition.
     steps.<rank>.npy   the records, one structured array a rank
     config.yaml        the workload as it was run
     host.<rank>.jsonl  the counters of each host's devices and CPUs
+
+Whatever writes here raises RunError if the disk is full or read-only.
 """
 
 import errno
@@ -62,11 +64,7 @@ Steps = NDArray[np.void]
 
 
 def write_config(folder: Path, workload: Workload) -> None:
-    """Write config.yaml, the workload as it is run.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write config.yaml, the workload as it is run."""
     write_text(folder / CONFIG, dump_workload(workload))
 
 
@@ -98,11 +96,7 @@ def host_file(folder: Path, rank: int) -> Path:
 
 
 def write_steps(folder: Path, rank: int, steps: Steps) -> None:
-    """Write a rank's records, whole or not at all.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write a rank's records, whole or not at all."""
     array = io.BytesIO()  # NumPy's own writing to a file hides the error's cause
     np.save(array, steps)
     path = folder / f"steps.{rank}.npy"
@@ -137,11 +131,7 @@ def read_steps(folder: Path) -> Steps:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json, whole or not at all.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write summary.json, whole or not at all."""
     write_json(folder / SUMMARY, summary)
 
 
@@ -166,30 +156,18 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all, and to the drive.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write a text file, whole or not at all, and to the drive."""
     with named(path):
         write_atomically(path, text.encode())
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before hours are spent on its content.
-
-    Raises:
-        RunError: the disk is full or read-only, or the path is a folder's.
-    """
+    """Check that a file can be written, before hours are spent on its content."""
     part = partial_path(path)
     with named(path):
         if path.is_dir():
@@ -228,11 +206,7 @@ class JsonLines:
             raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
 
     def append(self, *values: Any) -> None:
-        """Append values, all or none of them.
-
-        Raises:
-            RunError: the disk is full or read-only.
-        """
+        """Append values, all or none of them."""
         lines = "".join(json.dumps(value) + "\n" for value in values).encode()
         with named(self.path), self.path.open("ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -248,11 +222,7 @@ class JsonLines:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the file.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Turn an OSError into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -265,10 +235,8 @@ def plain(value: Any) -> Any:
     """Return plain values that JSON and YAML take; what is not finite becomes null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [plain(item) for item in value]
     if isinstance(value, float) and not np.isfinite(value):

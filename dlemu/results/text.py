@@ -1,6 +1,6 @@
 """The report of a run as text: the table, the verdict, and its reasons."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ def render_metrics(
     workload: Workload, metrics: Metrics, *, accelerator: str = "emulated accelerator"
 ) -> str:
     """Return the table per epoch and the verdict's line; `accelerator` is what computed."""
-    return _report(workload, metrics, UNKNOWN, accelerator=accelerator).text
+    return report_run(workload, metrics, UNKNOWN, accelerator=accelerator).text
 
 
 def render_run(workload: Workload, metrics: Metrics, summary: Summary) -> str:
@@ -54,38 +54,31 @@ def render_run(workload: Workload, metrics: Metrics, summary: Summary) -> str:
     return report_run(workload, metrics, summary).text
 
 
-def report_run(workload: Workload, metrics: Metrics, summary: Summary) -> Report:
-    """Return a run's report: table, verdict, its limit and what was measured."""
-    remarks = []
-    if limit := summary.get("limit"):
-        remarks.append(f"limit: {limit['name']}. {limit['evidence']}")
-        if limit.get("advice"):
-            remarks.append(f"try: {limit['advice']}")
-    remarks += _path_line(summary)
-    remarks += _below(workload, metrics)
-    remarks += [f"note: {note}" for note in summary.get("notes") or ()]
-    return _report(workload, metrics, summary, remarks)
-
-
-def _report(
+def report_run(
     workload: Workload,
     metrics: Metrics,
     summary: Summary,
-    remarks: Sequence[str] = (),
     *,
     accelerator: str = "emulated accelerator",
 ) -> Report:
-    """Return the report with these remarks below the judgement."""
+    """Return a run's report: table, verdict, its limit and what was measured."""
     epochs = metrics.epochs
     title = (
         f"{workload.name}: {counted(metrics.num_accelerators, accelerator)}, "
         f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
         f"batches of {workload.reader.batch_size}"
     )
-    verdict = verdict_line(workload, metrics, summary)
     hidden = judge_run(workload, metrics, summary).hidden
-    below = [hidden, *remarks] if hidden else [*remarks]
-    return Report(title, _table(workload, metrics), verdict, below)
+    remarks = [hidden] if hidden else []
+    if limit := summary.get("limit"):
+        remarks.append(f"limit: {limit['name']}. {limit['evidence']}")
+        if limit.get("advice"):
+            remarks.append(f"try: {limit['advice']}")
+    if summary:  # not a loop of one's own
+        remarks += [*_path_line(summary), *_below(workload, metrics)]
+    remarks += [f"note: {note}" for note in summary.get("notes") or ()]
+    verdict = verdict_line(workload, metrics, summary)
+    return Report(title, _table(workload, metrics), verdict, remarks)
 
 
 def _path_line(summary: Summary) -> list[str]:
@@ -147,7 +140,6 @@ def _below(workload: Workload, metrics: Metrics) -> list[str]:
     """Return a line that names the epochs under the threshold, if there are any."""
     wanted = 100 * workload.metric.au
     below = [e for e in metrics.epochs if not passes(e.au_percentage, wanted)]
-    if not below or len(below) == len(metrics.epochs):
-        return []
     named = ", ".join(f"{epoch.epoch + 1} ({epoch.au_percentage:.2f}%)" for epoch in below)
-    return [f"epochs under the threshold: {named}"]
+    some = 0 < len(below) < len(metrics.epochs)
+    return [f"epochs under the threshold: {named}"] if some else []

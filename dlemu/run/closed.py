@@ -59,9 +59,7 @@ def check_closed(workload: Workload, size: DatasetSize) -> Workload:
         ) from None
     refusals = [
         *_refused_keys(workload, published),
-        *_refused_values(workload),
-        *_refused_procedure(workload),
-        *_refused_size(workload, size),
+        *_refused_values(workload, size),
     ]
     if refusals:
         raise WorkloadError(f"division=closed: {'; '.join(refusals)}; or use division=open")
@@ -87,7 +85,7 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
             yield f"{key}={value} is not allowed (published: {was.get(key)}), leave it out"
 
 
-def _refused_values(workload: Workload) -> Iterator[str]:
+def _refused_values(workload: Workload, size: DatasetSize) -> Iterator[str]:
     """Yield the values out of bounds, of keys that may be changed."""
     if workload.reader.prefetch_size > _MAX_PREFETCH:
         yield (
@@ -100,10 +98,6 @@ def _refused_values(workload: Workload) -> Iterator[str]:
             f"metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, got {bound:g}, "
             "leave it out"
         )
-
-
-def _refused_procedure(workload: Workload) -> Iterator[str]:
-    """Yield a line for too few runs, and for caches that stay warm between them."""
     edition = workload.metric.edition
     if workload.runs < _RUNS:
         yield f"runs must be at least {_RUNS}, got {workload.runs}, add runs={_RUNS}"
@@ -115,10 +109,6 @@ def _refused_procedure(workload: Workload) -> Iterator[str]:
             "output.drop_caches must be true in edition v1.0, which wants cold caches before "
             "every run, got false, leave it out"
         )
-
-
-def _refused_size(workload: Workload, size: DatasetSize) -> Iterator[str]:
-    """Yield a line if the dataset is smaller than the rule asks for."""
     if workload.dataset.num_files_train == "auto" or workload.num_files >= size.num_files:
         return
     reason = (

@@ -55,7 +55,8 @@ def make_cold(
     begin = time.perf_counter()
     mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
     if layout.num_files > _SAMPLED:
-        sample = _sample(mine, world.num_local_ranks)
+        num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
+        sample = random.sample(mine, num)  # each run draws other files
         with watchdog.phase("while looking for cached files", watchdog.longest_at):
             seen = _named(lambda: look(_paths(workload, layout, sample), at=watchdog.at))
         told = world.all_gather((world.host_index, seen))
@@ -71,17 +72,12 @@ def make_cold(
             )
             return
     with watchdog.phase("in the cold start", watchdog.longest_at):
-        show = _Shown(len(mine), world, say)
+        show = _progress(len(mine), world, say)
         paths = _paths(workload, layout, mine)
         dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
     everyone = world.gather(dropped)
     if everyone is not None:
         say(_told(everyone, time.perf_counter() - begin))
-
-
-def _sample(files: Sequence[int], num_ranks: int) -> list[int]:
-    """Return this rank's part of the host's sample; each run draws other files."""
-    return random.sample(files, min(len(files), ceil_div(_SAMPLED, num_ranks)))
 
 
 def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
@@ -117,20 +113,20 @@ def _named(work: Callable[[], Pages]) -> Pages:
         raise DatasetError(f"{error.filename}: {error.strerror}") from None
 
 
-class _Shown:
-    """Shows the progress of rank 0's host every few seconds."""
+def _progress(num_files: int, world: World, say: Callable[[str], object]) -> Callable[[int], None]:
+    """Return what shows the progress of rank 0's host, every few seconds."""
+    begin = last = time.perf_counter()
 
-    def __init__(self, num_files: int, world: World, say: Callable[[str], object]) -> None:
-        self._num_files, self._num_ranks, self._say = num_files, world.num_local_ranks, say
-        self._begin = self._last = time.perf_counter()
-
-    def __call__(self, num_done: int) -> None:
+    def show(num_done: int) -> None:
+        nonlocal last
         now = time.perf_counter()
-        if now - self._last < _SAY_SECONDS or not num_done:
+        if now - last < _SAY_SECONDS or not num_done:
             return
-        self._last = now
-        left = (now - self._begin) * (self._num_files / num_done - 1)
-        self._say(
-            f"cold start: about {num_done * self._num_ranks:,}/"
-            f"{self._num_files * self._num_ranks:,} files, {format_seconds(left)} left"
+        last = now
+        left = (now - begin) * (num_files / num_done - 1)
+        say(
+            f"cold start: about {num_done * world.num_local_ranks:,}/"
+            f"{num_files * world.num_local_ranks:,} files, {format_seconds(left)} left"
         )
+
+    return show

@@ -22,6 +22,7 @@ from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
+from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.metrics import epochs_of_all, measure_run
 from dlemu.results.outcome import Outcome, with_metrics
@@ -34,14 +35,13 @@ from dlemu.results.records import (
     write_summary,
     write_text,
 )
-from dlemu.results.summary import Summary, time_of_day
+from dlemu.results.summary import RunsSummary, Summary, time_of_day
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
-from dlemu.run.failure import write_failure
 from dlemu.run.monitor import Reports, RunMonitor
 from dlemu.run.replay import draw_computation_times, replay_epoch
 from dlemu.run.watchdog import Watchdog
-from dlemu.terminal import say
+from dlemu.terminal import complain, say, silent
 from dlemu.units import format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
@@ -90,16 +90,20 @@ class _Run:
     ) -> None:
         self._workload, self._world, self._clock = workload, world, clock
         self._watchdog = watchdog
-        self._say = say if world.rank == 0 else _say_nothing
+        self._say = say if world.rank == 0 else silent
         self._num_accelerators = num_accelerators(workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
     def run(self) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         self._prepare()
+        world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
             try:
-                self._write_start()
+                if world.rank == 0:
+                    with self._writing():
+                        write_summary(self._folder, self._summary)
+                watchdog.record = self._record  # from now on failures go into the summary
                 found = self._replay_and_gather()
                 return None if found is None else self._judge(*found)
             except BaseException:
@@ -111,7 +115,9 @@ class _Run:
         started = time_of_day()
         world, watchdog = self._world, self._watchdog
         check_job(self._workload, world)
-        workload = _with_seed(self._workload, world)
+        workload, reader = self._workload, self._workload.reader
+        if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
+            workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
         self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
         if world.rank == 0:
@@ -140,13 +146,6 @@ class _Run:
             world.barrier()
             yield folder
 
-    def _write_start(self) -> None:
-        """Write the summary of a run that has not ended; from now on failures go there."""
-        if self._world.rank == 0:
-            with self._writing():
-                write_summary(self._folder, self._summary)
-        self._watchdog.record = self._record
-
     def _replay_and_gather(self) -> tuple[list[Steps], Reports] | None:
         """Run the epochs; return the steps of all ranks and what hosts saw, on rank 0."""
         try:
@@ -171,8 +170,8 @@ class _Run:
 
     def _replay(self) -> tuple[RunMonitor, Steps]:
         """Start cold and run the epochs; return what was seen and (steps,) of this rank."""
-        workload, world, watchdog = self._workload, self._world, self._watchdog
-        clock = self._clock
+        workload, world = self._workload, self._world
+        clock, watchdog = self._clock, self._watchdog
         on_gpu = _compute_on_gpu(workload, len(self._own), clock)
         compute = watchdog.computing(on_gpu or clock.sleep_until, clock)
         parts: list[Steps] = []
@@ -182,12 +181,7 @@ class _Run:
             make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
-                self._dataset,
-                self._folder,
-                world,
-                loader,
-                num_accelerators=len(self._own),
-                watchdog=watchdog,
+                self._dataset, self._folder, world, loader, len(self._own), watchdog
             ) as monitor:
                 world.barrier()  # the slow starts are over; from now on ranks must come in time
                 watchdog.expect(
@@ -202,7 +196,11 @@ class _Run:
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
                 own = np.concatenate(parts)
-                self._probe(monitor, own)
+                lost = own["wait"].sum() + own["barrier"].sum()
+                share = lost / max(lost + own["compute"].sum(), 1e-9)
+                most = max(world.all_gather(float(share)))
+                with watchdog.phase("in the probe"):
+                    monitor.probe(most)
         return monitor, own
 
     def _open_loader(self) -> Loader:
@@ -245,14 +243,6 @@ class _Run:
             monitor.end(epoch)
         return steps
 
-    def _probe(self, monitor: RunMonitor, steps: Steps) -> None:
-        """Read for comparison where some rank has lost time, on all hosts at once."""
-        lost = steps["wait"].sum() + steps["barrier"].sum()
-        share = lost / max(lost + steps["compute"].sum(), 1e-9)
-        lost_share = max(self._world.all_gather(float(share)))
-        with self._watchdog.phase("in the probe"):
-            monitor.probe(lost_share)
-
     def _collect(self, parts: Sequence[Steps] | None) -> None:
         """Write the records of hosts that do not share rank 0's folder."""
         world, folder = self._world, self._folder
@@ -272,7 +262,8 @@ class _Run:
         """Write and return the outcome, on rank 0."""
         try:
             metrics = measure_run(self._workload, steps)
-            seen = reports.combined(self._workload, steps)
+            hosts, names, paths = reports
+            seen = combine(self._workload, hosts, names, steps, paths)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
@@ -338,11 +329,7 @@ def _compute_on_gpu(
 
 
 def _find_gpus(workload: Workload, accelerators: int) -> range:
-    """Return the GPUs that compute for so many accelerators.
-
-    Raises:
-        WorkloadError: PyTorch is missing, or there are no such GPUs.
-    """
+    """Return the GPUs that compute for so many accelerators."""
     from dlemu.gpu.compute import find_torch
     from dlemu.gpu.cuda import num_gpus
 
@@ -363,14 +350,6 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
         f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
     )
-
-
-def _with_seed(workload: Workload, world: World) -> Workload:
-    """Return the workload with a seed of this run's own where a shuffle is `random`."""
-    reader = workload.reader
-    if "random" not in (reader.file_shuffle, reader.sample_shuffle):
-        return workload
-    return workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
 
 
 def _summary_start(workload: Workload, world: World, started: str, notes: Sequence[str]) -> Summary:
@@ -409,6 +388,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
+    """Write the summary with its error, if the disk still takes it."""
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    text = str(error) if isinstance(error, DlemuError) else repr(error)
+    summary["status"] = "incomplete" if interrupted else "failed"
+    summary["error"] = "interrupted" if interrupted else text
+    summary["end"] = time_of_day()
+    try:
+        write_summary(folder, summary)
+    except RunError as second:
+        if str(folder) not in text:  # else this error is about the same disk
+            complain(str(second))
+
+
 class _Idle:
     """The loader of a rank that emulates no accelerator: there are more ranks than those."""
 
@@ -425,10 +418,6 @@ class _Idle:
 
     def close(self) -> None:
         pass
-
-
-def _say_nothing(text: str) -> None:
-    """Ranks other than 0 are silent."""
 
 
 def demand_line(workload: Workload, num_accelerators: int) -> str:

@@ -1,9 +1,8 @@
 """Watches a run on this rank's host, and sends what was seen to rank 0."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -14,13 +13,12 @@ from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.observer import HostObserver
 from dlemu.loaders import Loader, TellsPaths
-from dlemu.results.evidence import Gathered, HostReport, combine
-from dlemu.results.records import Steps, host_file, named
+from dlemu.results.evidence import HostReport
+from dlemu.results.records import host_file, named
 from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe, probe_readers
-from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 2.4
@@ -28,18 +26,8 @@ _FEWEST_READERS, _MOST_READERS = 16, 256
 _SAMPLED_FILES = 512
 
 
-@dataclass(frozen=True)
-class Reports:
-    """What the hosts have sent to rank 0."""
-
-    hosts: list[HostReport]
-    names: list[str]
-    """The rank of each accelerator, with its host."""
-    paths: PathBytes
-
-    def combined(self, workload: Workload, steps: Sequence[Steps]) -> Gathered:
-        """Return what the hosts saw together; `steps` are those of all ranks, and whole."""
-        return combine(workload, self.hosts, self.names, steps, self.paths)
+Reports = tuple[list[HostReport], list[str], PathBytes]
+"""Of all hosts; the rank of each accelerator, with its host; and all ranks' bytes."""
 
 
 class RunMonitor:
@@ -54,7 +42,6 @@ class RunMonitor:
         folder: Path,
         world: World,
         loader: Loader,
-        *,
         num_accelerators: int,
         watchdog: Watchdog,
     ) -> None:
@@ -158,7 +145,7 @@ class RunMonitor:
         if hosts is None or names is None or paths is None:
             return None
         reports = [host for host in hosts if host is not None]
-        return Reports(reports, list(chain(*names)), sum(paths, PathBytes()))
+        return reports, list(chain(*names)), sum(paths, PathBytes())
 
     def _notes(self) -> Iterator[str]:
         cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))

@@ -18,8 +18,7 @@ from dlemu.results.several import LABEL, judge_runs, render_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed
-from dlemu.run.failure import write_failure
-from dlemu.run.job import Say, run_job
+from dlemu.run.job import Say, run_job, write_failure
 from dlemu.terminal import say
 from dlemu.workload.model import Workload
 from dlemu.world.world import World

@@ -28,9 +28,9 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
-from dlemu.sizing.start import cold_rate, silent
+from dlemu.sizing.start import cold_rate
 from dlemu.storage.locks import locked
-from dlemu.terminal import say
+from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload

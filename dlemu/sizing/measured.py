@@ -31,9 +31,9 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, search
-from dlemu.sizing.start import first_number, silent
+from dlemu.sizing.start import first_number
 from dlemu.sizing.targets import Target, find_jobs
-from dlemu.terminal import say
+from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World

@@ -50,7 +50,3 @@ def cold_rate(workload: Workload, layout: Layout, num_readers: int, seconds: flo
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
     paths = [workload.data_folder / layout.path(file) for file in files]
     return probe_rate(paths, num_readers=num_readers, seconds=seconds) or 0.0
-
-
-def silent(text: str) -> None:
-    """A `say` for the runs of a search, and for ranks other than 0."""
