@@ -35,10 +35,8 @@ def make_room(workload: Workload, num_accelerators: int) -> int:
             f"limit as root: ulimit -n {least}"
         )
     if wanted > soft:
-        soft = min(wanted, hard)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        )
+        soft, limits = min(wanted, hard), resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     return soft
 
 

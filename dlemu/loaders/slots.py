@@ -19,9 +19,8 @@ samples is known."""
 class Slots:
     """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots.
 
-    There is one slot for each batch in flight. A slot is one array (batch, row_bytes): what a
-    DataLoader calls a collated batch. If nobody wants the bytes there are no slots: bytes are read
-    and dropped, and a host needs no memory for batches (60 MB each with ResNet-50).
+    A slot is one array (batch, row_bytes): what a DataLoader calls a collated batch. If nobody
+    wants the bytes there are no slots: bytes are read and dropped, and need no memory.
     """
 
     def __init__(self, memory: memoryview, source: Source, row_bytes: int) -> None:
@@ -78,10 +77,7 @@ class Rows:
         self._early.clear()
 
     def start_batch(self, task: Task) -> None:
-        """Choose the rows of a batch, and fill those whose samples have been read already.
-
-        Only with slots.
-        """
+        """Choose the rows of a batch, and fill those whose samples have been read already."""
         assert self.slots is not None
         self._slot = task.step % self.slots.num_slots
         self._row_of = dict(zip(task.samples.tolist(), task.rows.tolist(), strict=True))
@@ -95,11 +91,7 @@ class Rows:
         self.seconds += perf_counter() - begin
 
     def parts(self, path: str, sample: int, length: int) -> list[Part]:
-        """Return where the `length` bytes of a sample of the file `path` are to be read to.
-
-        Raises:
-            DatasetError: the sample is larger than a row.
-        """
+        """Return where the `length` bytes of a sample of the file `path` are to be read to."""
         if self.slots is None:
             return [length]
         kept = length
@@ -120,7 +112,7 @@ class Rows:
         return [memory] if kept == length else [memory, length - kept]
 
     def copy(self, path: str, sample: int, data: Memory) -> None:
-        """Copy a sample that is in memory already to its row. Raises as `parts` does."""
+        """Copy a sample that is in memory already to its row."""
         target = self.parts(path, sample, len(data))[0]
         begin = perf_counter()
         if isinstance(target, memoryview):
@@ -137,7 +129,6 @@ def row_bytes_of(source: Source, num_accelerators: int) -> int:
     """Return the bytes of a row where batches are handed over, 0 where they are dropped.
 
     Raises:
-        DatasetError: a file cannot be read.
         WorkloadError: this host's memory cannot hold the batches of so many accelerators.
     """
     if not source.keep:
@@ -185,5 +176,5 @@ def _slot_bytes(source: Source, row_bytes: int) -> int:
 
 
 def _slots_and_rows(source: Source) -> tuple[int, int]:
-    num_slots = source.batches_in_flight - 1 + source.keep
+    num_slots = source.workload.batches_in_flight - 1 + source.keep
     return num_slots, source.workload.reader.batch_size

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -47,12 +48,7 @@ class Cost(NamedTuple):
 
     def since(self, before: "Cost") -> "Cost":
         """Return what came since an earlier count."""
-        return Cost(
-            self.num_bytes - before.num_bytes,
-            self.read_seconds - before.read_seconds,
-            self.decode_seconds - before.decode_seconds,
-            self.hand_over_seconds - before.hand_over_seconds,
-        )
+        return Cost(*map(sub, self, before))
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,7 @@ class Source:
 
     @classmethod
     def open(cls, dataset: Dataset, *, keep: int) -> "Source":
-        """Return how a dataset is read; refuse what cannot be read before any worker starts.
-
-        Raises:
-            DatasetError: the first file cannot be read.
-            WorkloadError: two keys exclude each other, or the storage refuses O_DIRECT.
-        """
+        """Return how a dataset is read; raise what `open_loader` raises."""
         reader, layout = dataset.workload.reader, dataset.layout
         if reader.decode == "library" and reader.odirect is True:
             raise WorkloadError(
@@ -96,24 +87,14 @@ class Source:
         return self.dataset.layout
 
     @property
-    def batches_in_flight(self) -> int:
-        """Batches of an accelerator that exist at once: in use, taken early or read ahead."""
-        return self.workload.batches_in_flight
-
-    @property
     def takes_early(self) -> int:
         """Batches that the training loop takes while it computes: 1 if it is pipelined, else 0."""
         return 1 if self.workload.train.loop == "pipelined" else 0
 
     @property
-    def batches_ahead(self) -> int:
-        """Batches that may be read ahead of the last one taken."""
-        return self.batches_in_flight - self.takes_early - 1
-
-    @property
     def reads_when_asked(self) -> bool:
         """Whether a batch is read while the training loop waits for it, and never before."""
-        return self.batches_in_flight == 1
+        return self.workload.batches_in_flight == 1
 
     def tasks(
         self,

@@ -51,8 +51,7 @@ def test_each_batch_that_may_exist_at_once_has_a_slot(
     """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
     for keep in (1, 2):
         source = source_in(tmp_path, keep=keep, train={"loop": loop})
-        assert (source.batches_ahead, source.takes_early) == (6, takes_early)
-        assert source.batches_in_flight == 7 + takes_early
+        assert source.takes_early == takes_early
         assert slots_of(source, 1000).num_slots == 6 + takes_early + keep
         assert not source.reads_when_asked
 
