@@ -131,17 +131,8 @@ class _ReadOnly(io.RawIOBase):
     def __init__(self, read: Read, num_bytes: int) -> None:
         self._read, self._num_bytes, self._at = read, num_bytes, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]

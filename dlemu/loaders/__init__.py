@@ -161,7 +161,7 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
 
     Raises:
         DatasetError: the first file cannot be read.
-        WorkloadError: a package is missing, or two keys exclude each other.
+        WorkloadError: a package or memory is missing, or two keys exclude each other.
     """
     return _find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
 

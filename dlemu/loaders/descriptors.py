@@ -18,11 +18,7 @@ FILES_KEPT = 8
 
 
 def make_room(workload: Workload, num_accelerators: int) -> int:
-    """Raise this process's limit of open files to what its accelerators can use; return the limit.
-
-    Raises:
-        WorkloadError: the hard limit is below what they need.
-    """
+    """Raise this process's limit of open files to what its accelerators can use; return it."""
     soft, hard = _limits()
     least, wanted = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
     if least > hard:

@@ -17,8 +17,7 @@ import numpy as np
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.activity import READING, Note
-from dlemu.loaders.slots import Rows
-from dlemu.loaders.source import Cost, Memory, Source, Task
+from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.storage.regular import cannot_open, open_regular
 from dlemu.workload.model import FormatName
 

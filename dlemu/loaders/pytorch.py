@@ -32,8 +32,7 @@ from dlemu.loaders import Batch
 from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
 from dlemu.loaders.pipes import SharedMemory, Starter
-from dlemu.loaders.slots import Slots, row_bytes_of
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Takers
 from dlemu.loaders.torch_internals import Requests, disarm, lean_context, many_workers
 from dlemu.loaders.worker import SampleReader, make_batch
@@ -178,14 +177,8 @@ class _Workers:
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
-            yield make_batch(
-                Cost(*result[1:]),
-                self.shared.slots,
-                epoch=epoch,
-                step=step,
-                accelerator=self._accelerator,
-                samples=plan.samples[step, self._accelerator],
-            )
+            cost, number = Cost(*result[1:]), self._accelerator
+            yield make_batch(cost, self.shared.slots, plan, number, epoch=epoch, step=step)
             requests.send()
             step += 1
 

@@ -30,8 +30,7 @@ from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
-from dlemu.loaders.slots import Slots, row_bytes_of
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
@@ -135,12 +134,7 @@ class _Column:
             cost = Cost(*map(sum, zip(*parts, strict=True)))
         assert self._plan is not None
         return make_batch(
-            cost,
-            self.slots,
-            epoch=task.epoch,
-            step=task.step,
-            accelerator=self.accelerator,
-            samples=self._plan.samples[task.step, self.accelerator],
+            cost, self.slots, self._plan, self.accelerator, epoch=task.epoch, step=task.step
         )
 
 

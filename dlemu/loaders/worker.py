@@ -13,15 +13,14 @@ from time import perf_counter
 
 import numpy as np
 
-from dlemu.dataset.layout import Samples
+from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, Places
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import IDLE, READING, SLEEPING, Note
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.library import LibraryReader, despite_other_threads
-from dlemu.loaders.slots import Rows, Slots
-from dlemu.loaders.source import Cost, Memory, Source, Task
+from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
 
 _RECORD_TRAILER = 4
@@ -83,7 +82,7 @@ class _InPlaceReader:
         try:
             found = despite_other_threads(lambda: locate(peek, file.num_bytes))
         except DatasetError as error:
-            raise _of(file, error) from None
+            raise DatasetError(f"{file.path}: {error}") from None
         self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
         return found
 
@@ -94,7 +93,7 @@ class _InPlaceReader:
         try:
             despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
         except DatasetError as error:
-            raise _of(file, error) from None
+            raise DatasetError(f"{file.path}: {error}") from None
         self._decode_seconds += perf_counter() - begin
 
 
@@ -238,7 +237,7 @@ class _RunReader(_InPlaceReader):
             try:
                 self._format.check_head(record, file.num_bytes - at - skipped)
             except DatasetError as error:
-                raise _of(file, error) from None
+                raise DatasetError(f"{file.path}: {error}") from None
             if len(self._checked) == _MOST_CHECKED:
                 self._checked.clear()
             self._checked.add(record)
@@ -269,10 +268,6 @@ def _check_size(file: File, num_bytes: int) -> None:
             f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted; "
             f"dlemu verify lists what is damaged"
         )
-
-
-def _of(file: File, error: DatasetError) -> DatasetError:
-    return DatasetError(f"{file.path}: {error}")
 
 
 class SampleReader:
@@ -334,7 +329,7 @@ class SampleReader:
 
 
 def make_batch(
-    cost: Cost, slots: Slots | None, *, epoch: int, step: int, accelerator: int, samples: Samples
+    cost: Cost, slots: Slots | None, plan: EpochPlan, accelerator: int, *, epoch: int, step: int
 ) -> Batch:
     """Return a batch that is ready now, with its slot's arrays if there are slots."""
     slot = 0 if slots is None else step % slots.num_slots
@@ -342,7 +337,7 @@ def make_batch(
         epoch=epoch,
         step=step,
         accelerator=accelerator,
-        samples=samples,
+        samples=plan.samples[step, accelerator],
         num_bytes=cost.num_bytes,
         ready=perf_counter(),
         read_seconds=cost.read_seconds,

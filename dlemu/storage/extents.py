@@ -323,9 +323,13 @@ class _Buffered(ExtentReader):
 
 
 class _InPieces(ExtentReader):
-    """Reads through the page cache, `io_depth` pieces at once, each in a helper thread."""
+    """Reads `io_depth` pieces at once, each in a helper thread; one at a time without threads.
 
-    def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
+    With O_DIRECT it reads into aligned buffers, and copies from there.
+    """
+
+    def __init__(self, *, direct: bool, piece_bytes: int, io_depth: int, max_open: int) -> None:
+        self.direct = direct
         super().__init__(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
         self._depth = io_depth
         self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
@@ -362,41 +366,30 @@ class _InPieces(ExtentReader):
         self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
     ) -> Iterator[_Piece]:
         """Yield the pieces of an extent, in order."""
-        for number, first in enumerate(range(start, stop, self._piece_bytes)):
-            last = min(first + self._piece_bytes, stop)
-            memory = self._buffers[number % self._depth]
-            yield _Piece(first, last, memory, _into(parts.take(last - first), memory), [])
-
-    def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
-        """Have a piece read, and its bytes in the parts."""
-        self._fetch(file, piece)
-        if check is not None:
-            for memory in piece.into:
-                check(memory)
-
-
-class _Direct(_InPieces):
-    """Reads with O_DIRECT into aligned buffers, and copies from there."""
-
-    direct = True
-
-    def _cut(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
-    ) -> Iterator[_Piece]:
-        begin, end = start - start % PAGE_BYTES, stop
-        if ahead:  # round the length up to whole pieces
-            end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
+        begin, end = start, stop
+        if self.direct:
+            begin = start - start % PAGE_BYTES
+            if ahead:  # round the length up to whole pieces
+                end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
         for number, first in enumerate(range(begin, end, self._piece_bytes)):
             last = min(first + self._piece_bytes, end)
             memory = self._buffers[number % self._depth]
-            into = [memory[: round_up(last - first)]]
             taken = parts.take(min(last, stop) - max(first, start))
-            yield _Piece(first, last, memory, into, taken, max(0, start - first))
+            if self.direct:
+                into = [memory[: round_up(last - first)]]
+                yield _Piece(first, last, memory, into, taken, max(0, start - first))
+            else:
+                yield _Piece(first, last, memory, _into(taken, memory), [])
 
     def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
+        """Have a piece read, and its bytes in the parts."""
         got = self._fetch(file, piece)
-        self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
-        self._copy(piece.memory[piece.skipped :], piece.parts, check)
+        if self.direct:
+            self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
+            self._copy(piece.memory[piece.skipped :], piece.parts, check)
+        elif check is not None:
+            for memory in piece.into:
+                check(memory)
 
 
 def extent_reader(
@@ -406,10 +399,11 @@ def extent_reader(
 
     With O_DIRECT, `piece_bytes` is rounded up to a multiple of 4096.
     """
-    if direct:
-        return _Direct(piece_bytes=round_up(piece_bytes), io_depth=io_depth, max_open=max_open)
-    if io_depth > 1:
-        return _InPieces(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
+    if direct or io_depth > 1:
+        piece_bytes = round_up(piece_bytes) if direct else piece_bytes
+        return _InPieces(
+            direct=direct, piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open
+        )
     return _Buffered(piece_bytes=piece_bytes, max_open=max_open)
 
 

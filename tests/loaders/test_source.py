@@ -10,8 +10,7 @@ from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
-from dlemu.loaders.slots import Slots, row_bytes_of, sample_bytes
-from dlemu.loaders.source import Source
+from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone
@@ -125,7 +124,7 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
     class Memory:
         available = wanted
 
-    monkeypatch.setattr("dlemu.loaders.slots.psutil.virtual_memory", lambda: Memory)
+    monkeypatch.setattr("dlemu.loaders.source.psutil.virtual_memory", lambda: Memory)
     assert row_bytes_of(source, 4) == 1000
     Memory.available = wanted - 1
     with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):

@@ -25,8 +25,7 @@ from dlemu.formats import FORMATS, Places
 from dlemu.gpu.cuda import DeviceMemory, Gpu
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
-from dlemu.loaders.slots import sample_bytes
-from dlemu.loaders.source import Source, Task
+from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
 from dlemu.storage.regular import cannot_open
 from dlemu.units import PAGE_BYTES, round_up
@@ -91,12 +90,8 @@ def spread_batch(
     return Spread(extents, begins, kept)
 
 
-class _Begun(NamedTuple):
-    """A batch that is being read."""
-
-    task: Task
-    spread: Spread
-    futures: list[Future[tuple[int, float]]]
+_Begun = tuple[Task, Spread, list[Future[tuple[int, float]]]]
+"""A batch that is being read."""
 
 
 class DeviceReader:
@@ -218,7 +213,7 @@ class DeviceReader:
             for extent in spread.extents
         ]
         self._futures.update(futures)
-        return _Begun(task, spread, futures)
+        return task, spread, futures
 
     def _read(self, extent: Extent, slot: int, file_bytes: int) -> tuple[int, float]:
         """Read an extent of a file of `file_bytes`; return its bytes, and the seconds."""

@@ -63,7 +63,6 @@ class DaliLoader:
         self.way: Way = _choose(self._source, through_cufile=self._driver is not None)
         self._streams: list[DaliReads | _Fed] = []
         self._takers: Takers | None = None
-        self._closed = False
         with warnings.catch_warnings():
             # Without a GPU it warns once; `find_gpus` has refused that where a GPU is wanted.
             warnings.simplefilter("ignore")
@@ -98,13 +97,11 @@ class DaliLoader:
 
     def close(self) -> None:
         self._end_epoch()
-        if self._closed:
-            return
-        self._closed = True
-        for stream in self._streams:
-            stream.close()
+        while self._streams:
+            self._streams.pop(0).close()
         if self._driver is not None:
             self._driver.close()
+            self._driver = None
 
     def _end_epoch(self) -> None:
         if self._takers is not None:
@@ -188,11 +185,7 @@ class _Fed:
 
 
 def find_gpus(workload: Workload) -> range:
-    """Return the GPUs whose memory batches are to end in; none if that is host memory.
-
-    Raises:
-        WorkloadError: a GPU is wanted, and there is none that this DALI can use.
-    """
+    """Return the GPUs whose memory batches are to end in; none if that is host memory."""
     if workload.dali.device == "cpu":
         return range(0)
     try:
