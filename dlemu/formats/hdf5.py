@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
+from dlemu.formats import npy
 from dlemu.formats.format import FileSamples, Places, Read, Sink
 from dlemu.units import PAGE_BYTES
 
@@ -56,13 +57,7 @@ def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
     return _places(PAGE_BYTES, sizes)
 
 
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.full(len(sizes), PAGE_BYTES, np.int64)
-
-
-def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1)
-    return total
+starts, file_bytes = npy.starts, npy.file_bytes  # one header of a page, then the samples
 
 
 def check_head(head: bytes, file_bytes: int) -> None:
@@ -96,20 +91,15 @@ def _template(
     """Return the bytes that HDF5 writes before the payload, with _SIDE as a sample's first side.
 
     The library itself writes them, into a sparse file. Its oldest layout has no checksums, so sizes
-    can be filled in later. Labels are all the fill value, 0, and take no space: so only the payload
-    is aligned, and it begins at the first page whatever the shape.
+    can be filled in later. Labels are all the fill value, 0, and take no space: so the payload
+    begins at the first page whatever the shape.
     """
     import h5py
 
+    aligned = {"alignment_threshold": PAGE_BYTES, "alignment_interval": PAGE_BYTES}
     with (
         open(os.memfd_create("template"), "w+b", buffering=0) as sparse,
-        h5py.File(
-            sparse,
-            "w",
-            libver="earliest",
-            alignment_threshold=PAGE_BYTES,
-            alignment_interval=PAGE_BYTES,
-        ) as file,
+        h5py.File(sparse, "w", libver="earliest", **aligned) as file,
     ):
         file.create_dataset("labels", (num_samples,), np.int64)
         contiguous = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -141,17 +131,8 @@ class _ReadOnly(io.RawIOBase):
     def __init__(self, read: Read, num_bytes: int) -> None:
         self._read, self._num_bytes, self._at = read, num_bytes, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]

@@ -38,7 +38,6 @@ class Array(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.formats import npy
-from dlemu.formats.format import Crc, FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Places, Read, Sink
 from dlemu.units import PAGE_BYTES
 
 streamed = True
@@ -42,10 +42,7 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
     # np.savez puts x first, with its sizes in the local header: then one read is enough. Otherwise
     # the directory at the file's end is read.
     start, num_bytes = _first_member(head) or _find(read, file_bytes)
-    if start + num_bytes > file_bytes:
-        raise DatasetError(
-            f"x.npy ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
-        )
+    _check_end(start + num_bytes, file_bytes)
     return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
 
 
@@ -65,18 +62,17 @@ def check_head(head: bytes, file_bytes: int) -> None:
     if member is None:
         return  # a valid archive, but x is not the first member, or its size stands behind it
     start, num_bytes = member
-    if start + num_bytes > file_bytes:
-        raise DatasetError(
-            f"x.npy ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
-        )
+    _check_end(start + num_bytes, file_bytes)
     npy.check_head(head[start:], num_bytes)
 
 
 def write(sink: Sink, file: FileSamples) -> None:
+    from isal import isal_zlib  # 20 times as fast as zlib; only writing needs it
+
     header = npy.header(npy.array_shape(file), file.dtype, PAGE_BYTES - _LOCAL_BYTES)
     payload_bytes = int(file.sizes.sum())
     sink.reserve(PAGE_BYTES)
-    crc, so_far = _crc32(), zlib.crc32(header)
+    crc, so_far = isal_zlib.crc32, zlib.crc32(header)
     if len(file.samples) == 1:
         so_far = sink.payload(int(file.samples[0]), payload_bytes, crc, so_far)
     else:
@@ -88,10 +84,9 @@ def write(sink: Sink, file: FileSamples) -> None:
     sink.fill(x.local() + header)
 
 
-def _crc32() -> Crc:
-    from isal import isal_zlib  # 20 times as fast as zlib; only writing needs it
-
-    return isal_zlib.crc32
+def _check_end(end: int, file_bytes: int) -> None:
+    if end > file_bytes:
+        raise DatasetError(f"x.npy ends at byte {end}, the file at {file_bytes}; it was cut")
 
 
 class _Member(NamedTuple):
@@ -121,18 +116,12 @@ class _Member(NamedTuple):
 def _directory(members: list[_Member], start: int) -> bytes:
     """Return the directory at `start` and the end records, always in zip64."""
     entries = b"".join(member.central() for member in members)
-    count, end = len(members), start + len(entries)
-    return b"".join(
-        [
-            entries,
-            _END64.pack(
-                *(_END64_MAGIC, _END64.size - 12, _VERSION, _VERSION, 0, 0),
-                *(count, count, len(entries), start),
-            ),
-            _LOCATOR64.pack(_LOCATOR64_MAGIC, 0, end, 1),
-            _END.pack(_END_MAGIC, 0, 0, count, count, len(entries), _IN_EXTRA, 0),
-        ]
-    )
+    count = len(members)
+    told = (_END64_MAGIC, _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count)
+    end64 = _END64.pack(*told, len(entries), start)
+    locator64 = _LOCATOR64.pack(_LOCATOR64_MAGIC, 0, start + len(entries), 1)
+    end = _END.pack(_END_MAGIC, 0, 0, count, count, len(entries), _IN_EXTRA, 0)
+    return entries + end64 + locator64 + end
 
 
 def _first_member(head: bytes) -> tuple[int, int] | None:

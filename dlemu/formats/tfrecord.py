@@ -30,11 +30,11 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
     lengths = np.empty(num_samples, np.int64)
     at = 0
     for sample in range(num_samples):
-        window = _Window(read, at, file_bytes)
+        near = _Nearby(read, at, file_bytes)
         try:
-            length = _record_length(window.take(at, _LENGTH.size), file_bytes - at)
+            length = _record_length(near.take(at, _LENGTH.size), file_bytes - at)
             message = _Span(at + _LENGTH.size, at + _LENGTH.size + length)
-            image = _image(window, message)
+            image = _image(near, message)
         except DatasetError as error:
             raise DatasetError(f"record {sample} at byte {at}: {error}") from None
         offsets[sample], lengths[sample] = image.start, image.end - image.start
@@ -64,26 +64,27 @@ def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def index(sizes: NDArray[np.int64]) -> bytes:
     """Return the index of a file: a line `offset framed_length` for each record."""
-    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
-    starts = np.cumsum(framed) - framed
-    lines = zip(starts.tolist(), framed.tolist(), strict=True)
+    lines = zip(*(each.tolist() for each in _records(sizes)), strict=True)
     return "".join(f"{start} {length}\n" for start, length in lines).encode()
 
 
 def index_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bytes of the index of each file; sizes are (files, samples)."""
-    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
-    starts = np.cumsum(framed, axis=1) - framed
+    starts, framed = _records(sizes)
     total: NDArray[np.int64] = (_num_digits(starts) + _num_digits(framed) + 2).sum(axis=1)
     return total
+
+
+def _records(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each record's offset in its file, and its framed bytes."""
+    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
+    return np.cumsum(framed, axis=-1) - framed, framed
 
 
 def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[int, int]]:
     """Return (offset, framed bytes) of each record, by the index `data` of a file of `file_bytes`.
 
-    Raises:
-        DatasetError: the index is damaged, or has not `num_samples` records. The caller adds the
-            path.
+    The caller adds the path to the DatasetError of a damaged index.
     """
     lines = data.splitlines()
     if len(lines) != num_samples:
@@ -135,14 +136,11 @@ class _Span(NamedTuple):
     end: int
 
 
-class _Window:
-    """Reads nearby bytes of one record, a page at a time.
-
-    Attributes:
-        num_fields: fields found so far.
-    """
+class _Nearby:
+    """Reads nearby bytes of one record, a page at a time."""
 
     num_fields = 0
+    """Fields found so far."""
 
     def __init__(self, read: Read, start: int, file_bytes: int) -> None:
         self._read, self._file_bytes = read, file_bytes
@@ -177,22 +175,22 @@ _TAG_1, _TAG_2 = bytes([1 << 3 | _BYTES]), bytes([2 << 3 | _BYTES])
 _TAG_INT64_LIST = bytes([3 << 3 | _BYTES])
 
 
-def _image(window: _Window, example: _Span) -> _Span:
+def _image(near: _Nearby, example: _Span) -> _Span:
     """Return where the value of the feature `image` lies."""
     names = []
-    for features in _fields(window, example, 1):
-        for entry in _fields(window, features, 1):
+    for features in _fields(near, example, 1):
+        for entry in _fields(near, features, 1):
             keys = [
-                window.take(key.start, min(key.end - key.start, _LONGEST_NAME))
-                for key in _fields(window, entry, 1)
+                near.take(key.start, min(key.end - key.start, _LONGEST_NAME))
+                for key in _fields(near, entry, 1)
             ]
             names += [key.decode(errors="replace") for key in keys]
             if keys == [b"image"]:
                 values = [
                     value
-                    for feature in _fields(window, entry, 2)
-                    for bytes_list in _fields(window, feature, 1)
-                    for value in _fields(window, bytes_list, 1)
+                    for feature in _fields(near, entry, 2)
+                    for bytes_list in _fields(near, feature, 1)
+                    for value in _fields(near, bytes_list, 1)
                 ]
                 if len(values) != 1:
                     raise DatasetError(f"its feature image must hold 1 value, got {len(values)}")
@@ -200,33 +198,32 @@ def _image(window: _Window, example: _Span) -> _Span:
     raise DatasetError(f"it has no feature image, but {ascii(names)[:80]}")
 
 
-def _fields(window: _Window, message: _Span, number: int) -> Iterator[_Span]:
+def _fields(near: _Nearby, message: _Span, number: int) -> Iterator[_Span]:
     """Yield where the values of field `number` lie, if they are bytes, text or messages."""
     at = message.start
     while at < message.end:
-        tag, at = _varint(window, at, message.end)
+        tag, at = _varint(near, at, message.end)
         wire_type = tag & 7
+        end = message.end + 1  # of an unknown type
         if wire_type == _VARINT:
-            _, end = _varint(window, at, message.end)
+            _, end = _varint(near, at, message.end)
         elif wire_type == _BYTES:
-            length, at = _varint(window, at, message.end)
+            length, at = _varint(near, at, message.end)
             end = at + length
         elif wire_type in (_FIXED64, _FIXED32):
             end = at + (8 if wire_type == _FIXED64 else 4)
-        else:
-            raise DatasetError("it is no tf.train.Example")
-        window.num_fields += 1
-        if end > message.end or window.num_fields > _MOST_FIELDS:
+        near.num_fields += 1
+        if end > message.end or near.num_fields > _MOST_FIELDS:
             raise DatasetError("it is no tf.train.Example")
         if tag == number << 3 | _BYTES:
             yield _Span(at, end)
         at = end
 
 
-def _varint(window: _Window, at: int, end: int) -> tuple[int, int]:
+def _varint(near: _Nearby, at: int, end: int) -> tuple[int, int]:
     """Return the varint at `at` (seven bits in each byte), and the offset behind it."""
     value = 0
-    for index, byte in enumerate(window.take(at, min(10, end - at))):
+    for index, byte in enumerate(near.take(at, min(10, end - at))):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value, at + index + 1

@@ -7,15 +7,16 @@ far ahead of the training loop batches are read (`Workload.batches_in_flight`).
 
 To add a loader:
 
-1. Write a class with the methods of `Loader` and the constructor of `MakesLoader`. If it reads
-   past the host's memory, give it the methods of `TellsPaths`; if it hands batches over in memory
-   that stays the same, those of `SharesMemory`. `worker.SampleReader` reads batches of all formats.
+1. Write a class with the methods of `Loader`, and a constructor that takes and raises what
+   `open_loader` does. If it reads past the host's memory, give it the methods of `TellsPaths`; if
+   it hands batches over in memory that stays the same, those of `SharesMemory`.
+   `worker.SampleReader` reads batches of all formats.
 2. Name it in `LOADERS`, and its name in `workload.sections.Reader.data_loader`.
 3. Subclass `Loaders` of tests/loaders/contract.py in tests/loaders/test_loaders.py, with its name.
    The contract checks order, bytes, padding, read-ahead, checksums and closing, for all formats.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -48,11 +49,11 @@ class Batch:
     """Bytes that were read from storage for it, headers and read-ahead of a stream included."""
     ready: float
     """Time (perf_counter, seconds) at which the accelerator could take it."""
-    read_seconds: float
+    read_seconds: float = 0.0
     """Time that its worker spent in reads."""
-    decode_seconds: float
+    decode_seconds: float = 0.0
     """Time that its worker spent on parsing and checksums."""
-    hand_over_seconds: float
+    hand_over_seconds: float = 0.0
     """Time that its worker spent on copying and padding."""
     data: NDArray[np.uint8] | None = None
     """uint8 (batch, row_bytes): the samples collated into one array, or None if they are dropped.
@@ -73,10 +74,8 @@ class Batch:
 class Loader(Protocol):
     """Reads batches for the accelerators of one rank. tests/loaders/contract.py checks it."""
 
-    @property
-    def direct(self) -> bool:
-        """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""
-        ...
+    direct: bool
+    """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         """Yield the batches of each step, one for every accelerator, in the accelerators' order.
@@ -92,10 +91,7 @@ class Loader(Protocol):
         ...
 
     def waiting_for(self) -> str:
-        """Return in one line what the workers are reading, and for how long, the longest first.
-
-        Called by another thread, while `epoch` runs.
-        """
+        """Return in one line what the workers read, and for how long. Other threads call it."""
         ...
 
     def pids(self) -> list[int]:
@@ -132,14 +128,6 @@ class SharesMemory(Protocol):
         ...
 
 
-class MakesLoader(Protocol):
-    """A loader's class. Its constructor raises what `open_loader` raises."""
-
-    def __call__(self, dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
-        """Return a loader; `open_loader` explains the arguments."""
-        ...
-
-
 LOADERS = {
     "pytorch": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
     "tensorflow": ("dlemu.loaders.threads", "ThreadsLoader", ""),
@@ -173,15 +161,15 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
 
     Raises:
         DatasetError: the first file cannot be read.
-        WorkloadError: a package is missing, or two keys exclude each other.
+        WorkloadError: a package or memory is missing, or two keys exclude each other.
     """
     return _find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
 
 
-def _find_loader(workload: Workload) -> MakesLoader:
+def _find_loader(workload: Workload) -> Callable[..., Loader]:
     module, name, extra = LOADERS[workload.reader.data_loader]
     try:
-        return cast(MakesLoader, getattr(import_module(module), name))
+        return cast(Callable[..., Loader], getattr(import_module(module), name))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dlemu"):
             raise

@@ -23,15 +23,12 @@ class Checksum:
     """Checks a file: it is called with the file's bytes from the first on, in order.
 
     A generator of the format yields field after field, and raises DatasetError on a wrong checksum.
-
-    Attributes:
-        at: bytes taken so far.
     """
 
     def __init__(self, path: str, fields: Iterator[_Field]) -> None:
         self.at = 0
-        self._path = path
-        self._fields = fields
+        """Bytes taken so far."""
+        self._path, self._fields = path, fields
         self._want, self._take = next(fields)
 
     def __call__(self, data: memoryview) -> None:
@@ -64,9 +61,7 @@ def _records() -> Iterator[_Field]:
         head, tail = bytearray(), bytearray()
         yield 12, head.extend
         tfrecord.check_head(bytes(head), _TO_THE_END)
-        crc = _Crc(
-            lambda value, data: int(google_crc32c.extend(value, np.frombuffer(data, np.uint8)))
-        )
+        crc = _Crc(lambda value, data: google_crc32c.extend(value, np.frombuffer(data, np.uint8)))
         yield int.from_bytes(head[:8], "little"), crc.take
         yield 4, tail.extend
         if tfrecord.masked_crc(crc.value) != tail:

@@ -18,11 +18,7 @@ FILES_KEPT = 8
 
 
 def make_room(workload: Workload, num_accelerators: int) -> int:
-    """Raise this process's limit of open files to what its accelerators can use; return the limit.
-
-    Raises:
-        WorkloadError: the hard limit is below what they need.
-    """
+    """Raise this process's limit of open files to what its accelerators can use; return it."""
     soft, hard = _limits()
     least, wanted = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
     if least > hard:
@@ -35,10 +31,8 @@ def make_room(workload: Workload, num_accelerators: int) -> int:
             f"limit as root: ulimit -n {least}"
         )
     if wanted > soft:
-        soft = min(wanted, hard)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        )
+        soft, limits = min(wanted, hard), resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     return soft
 
 

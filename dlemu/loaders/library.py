@@ -7,6 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +17,7 @@ import numpy as np
 from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.activity import READING, Note
-from dlemu.loaders.slots import Rows
-from dlemu.loaders.source import Cost, Memory, Source, Task
+from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.storage.regular import cannot_open, open_regular
 from dlemu.workload.model import FormatName
 
@@ -70,43 +70,38 @@ class Parsed(Protocol):
     """A file of samples that a library has opened."""
 
     def sample(self, place: int) -> Memory:
-        """Return the bytes of the file's sample number `place`, counted from 0.
-
-        Raises:
-            DatasetError: the file is damaged.
-        """
+        """Return the bytes of the file's sample number `place`, from 0, or raise DatasetError."""
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
+    def close(self) -> None: ...
 
 
 class _Array:
     """A file that is one array; of several samples, the last axis."""
 
+    _axis: tuple[Any, ...] = (...,)
+    """Index of the axes before that of the samples."""
+
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._counted, self._num_samples = file, num_samples
-        self._file = io.BufferedReader(file)
+        self._file: Any = io.BufferedReader(file)
         begin = perf_counter()
         try:
-            loaded = despite_other_threads(self._load)
-            if isinstance(loaded, np.lib.npyio.NpzFile):
-                self._array = loaded["x"]
+            self._array: Any = despite_other_threads(self._load)
+            if isinstance(self._array, np.lib.npyio.NpzFile):
+                self._array = self._array["x"]
             else:
                 # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
-                self._array = loaded
                 file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                 file.read_seconds = perf_counter() - begin
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
 
     def sample(self, place: int) -> Memory:
-        several = self._num_samples > 1
         try:
-            array = self._array[..., place] if several else self._array
+            array = self._array[(*self._axis, place) if self._num_samples > 1 else ...]
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        except (IndexError, TypeError, ValueError) as error:
+        except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(self._counted, error) from None
 
     def close(self) -> None:
@@ -117,7 +112,9 @@ class _Array:
         return np.load(self._file)
 
 
-class _Hdf5:
+class _Hdf5(_Array):
+    _axis = ()
+
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         import h5py
 
@@ -125,8 +122,8 @@ class _Hdf5:
         try:
             self._file = h5py.File(file, "r")
             name = "records_0" if "records_0" in self._file else "records"
-            self._records = self._file[name]
-            num_bytes, file_bytes = int(self._records.nbytes), os.fstat(file.fileno()).st_size
+            self._array = self._file[name]
+            num_bytes, file_bytes = int(self._array.nbytes), os.fstat(file.fileno()).st_size
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
         # A damaged header may ask for more memory than the host has.
@@ -136,16 +133,8 @@ class _Hdf5:
                 f"{file_bytes}"
             )
 
-    def sample(self, place: int) -> Memory:
-        try:
-            several = self._num_samples > 1
-            array = self._records[place] if several else self._records[...]
-            return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        except Exception as error:  # libraries raise many types for damaged files
-            raise _damaged(self._counted, error) from None
-
     def close(self) -> None:
-        self._file.close()
+        super().close()
         self._counted.close()
 
 
@@ -178,15 +167,16 @@ class _Records:
                 if tfrecord.masked_crc(google_crc32c.value(data)) != record[-4:]:
                     raise DatasetError("the checksum of its data is wrong; the file is damaged")
                 whole = frame + record
-                place = tfrecord.locate(
-                    lambda start, size, whole=whole: whole[start : start + size],  # type: ignore[misc]
-                    len(whole),
-                    num_samples=1,
-                )
+                read = partial(_slice, whole)
+                place = tfrecord.locate(read, len(whole), num_samples=1)
             except DatasetError as error:
                 raise DatasetError(f"{self._file.path}: record at byte {at}: {error}") from None
             start = int(place.offsets[0])
             yield np.frombuffer(whole, np.uint8)[start : start + int(place.lengths[0])]
+
+
+def _slice(data: bytes, start: int, size: int) -> bytes:
+    return data[start : start + size]
 
 
 def _damaged(file: CountedFile, error: Exception) -> DatasetError:
@@ -212,10 +202,6 @@ class LibraryReader:
         self._seconds = 0.0  # in the library, reads included
         self._closed_bytes, self._closed_seconds = 0, 0.0  # read from files that are closed
 
-    def start_epoch(self) -> None:
-        """Close the file of an earlier epoch that ended early."""
-        self._close_file()
-
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each sample."""
         for sample in task.fetch.tolist():
@@ -230,17 +216,13 @@ class LibraryReader:
             seconds += self._opened[0].read_seconds
         return Cost(num_bytes, seconds, self._seconds - seconds, self._rows.seconds)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._close_file()
-
     def _read_sample(self, sample: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
         path = f"{self._folder}/{self._layout.path(number)}"
         self._note(READING, number)
         begin = perf_counter()
         if self._opened is None or self._opened[0].path != path:
-            self._close_file()
+            self.close()
             file = CountedFile(path)
             self._opened = file, self._parse(file, self._layout.samples_per_file)
         file, parsed = self._opened
@@ -249,12 +231,15 @@ class LibraryReader:
         if self._rows.slots is not None:
             self._rows.copy(path, sample, data)
         if self._layout.samples_per_file == 1:
-            self._close_file()
+            self.close()
 
-    def _close_file(self) -> None:
+    def close(self) -> None:
+        """Close the file."""
         if self._opened is not None:
             file, parsed = self._opened
             parsed.close()
             self._closed_bytes += file.bytes_read
             self._closed_seconds += file.read_seconds
             self._opened = None
+
+    start_epoch = close  # an earlier epoch may have ended within a file

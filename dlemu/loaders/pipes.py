@@ -42,9 +42,6 @@ class Pipe:
         finally:
             os.close(reader)
             os.close(writer)
-        self._begin()
-
-    def _begin(self) -> None:
         self._unread = bytearray()
         self._poll: select.poll | None = None
 
@@ -55,7 +52,7 @@ class Pipe:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._lock, both = state
         self._both = both.detach()
-        self._begin()
+        self._unread, self._poll = bytearray(), None
 
     def put(self, message: object) -> None:
         """Send a message."""
@@ -66,11 +63,7 @@ class Pipe:
                 left = left[os.write(self._both, left) :]
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the next message.
-
-        Raises:
-            queue.Empty: none came for `timeout` seconds.
-        """
+        """Return the next message; raise queue.Empty if none came for `timeout` seconds."""
         while (message := self._cut()) is None:
             if self._poll is None:
                 self._poll = select.poll()
@@ -106,8 +99,7 @@ class SharedMemory:
     """Zeroed memory that a process shares with the processes that it starts.
 
     It has no name: nothing is left in /dev/shm however a process dies, and a small /dev/shm (as in
-    containers) does not limit it. Forked processes inherit it, so it needs no descriptor; other
-    processes get one when they are started.
+    containers) does not limit it. Forked processes inherit it without a descriptor.
     """
 
     def __init__(self, num_bytes: int, method: Method, descriptor: int = -1) -> None:
@@ -132,8 +124,8 @@ def _attach(num_bytes: int, method: Method, duplicate: Any) -> SharedMemory:
 class Flag:
     """An event between processes, with the methods that torch's DataLoader calls.
 
-    It has no lock. Workers look at the event for every batch, and a worker that is killed while it
-    holds the lock of a multiprocessing.Event leaves all others waiting for ever.
+    It has no lock: a worker that is killed while it holds the lock of a multiprocessing.Event, at
+    which workers look for every batch, leaves all others waiting for ever.
     """
 
     def __init__(self, method: Method) -> None:
@@ -149,11 +141,7 @@ class Flag:
 
 
 class _Forked(popen_fork.Popen):
-    """A forked process whose end is polled.
-
-    multiprocessing's own class takes two descriptors of the parent for each process, to wait for
-    its end in `select`.
-    """
+    """A forked process whose end is polled; multiprocessing's own class takes two descriptors."""
 
     sentinel = -1
 

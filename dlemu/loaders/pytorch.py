@@ -32,8 +32,7 @@ from dlemu.loaders import Batch
 from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
 from dlemu.loaders.pipes import SharedMemory, Starter
-from dlemu.loaders.slots import Slots, row_bytes_of
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Takers
 from dlemu.loaders.torch_internals import Requests, disarm, lean_context, many_workers
 from dlemu.loaders.worker import SampleReader, make_batch
@@ -55,6 +54,7 @@ class PyTorchLoader:
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
         self._source = Source.open(dataset, keep=keep)
+        self.direct = self._source.direct
         make_room(dataset.workload, len(accelerators))
         row_bytes = row_bytes_of(self._source, len(accelerators))
         self._starter = Starter()
@@ -63,10 +63,6 @@ class PyTorchLoader:
             for accelerator in accelerators
         ]
         self._takers: Takers | None = None
-
-    @property
-    def direct(self) -> bool:
-        return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         # Fork all workers before a taker starts: a fork copies locks that other threads hold.
@@ -89,21 +85,20 @@ class PyTorchLoader:
             workers.close()
         self._starter.close()
 
+    def memory(self) -> list[NDArray[np.uint8]]:
+        shared = [workers.shared for workers in self._workers]
+        return [each.slots.data for each in shared if each.slots is not None]
+
     def _look(self) -> None:
         for workers in self._workers:
             workers.look()
 
-    def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays in which batches are handed over."""
-        return [workers.slots.data for workers in self._workers if workers.slots is not None]
-
     def _end_epoch(self) -> None:
-        if self._takers is None:
-            return
-        for workers in self._workers:
-            workers.give_up()
-        self._takers.end()
-        self._takers = None
+        if self._takers is not None:
+            for workers in self._workers:
+                workers.shared.serial[0] += 1  # this epoch is no longer wanted
+            self._takers.end()
+            self._takers = None
 
 
 class _Workers:
@@ -117,7 +112,7 @@ class _Workers:
         self._processes: list[BaseProcess] = []
         num_workers = source.workload.reader.read_threads
         self._requests = Requests()
-        self._shared = _Shared(source, row_bytes)
+        self.shared = _Shared(source, row_bytes)
         self._order = _Order()
         several: dict[str, Any] = {}
         if num_workers:
@@ -126,12 +121,12 @@ class _Workers:
                 "persistent_workers": True,
                 "multiprocessing_context": lean_context(
                     source.workload.reader.multiprocessing_context,
-                    num_messages=source.batches_in_flight,
+                    num_messages=source.workload.batches_in_flight,
                     requests=self._requests,
                     processes=self._processes,
                 ),
             }
-        self._dataset = _Reading(source, accelerator, self._shared)
+        self._dataset = _Reading(source, accelerator, self.shared)
         self._loader: DataLoader[_Made] | None
         with many_workers():
             self._loader = DataLoader(
@@ -146,15 +141,10 @@ class _Workers:
             )
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
-        """Start the workers on an epoch; return its batches.
-
-        Raises:
-            DatasetError: a file is missing, damaged or not what the workload says.
-            RunError: a worker has died since the last epoch, or the host gives no more processes.
-        """
+        """Start the workers on an epoch; return its batches, which `_batches` yields."""
         assert self._loader is not None, "closed"
-        self._shared.serial += 1
-        tasks, serial = self._source.tasks(epoch, plan, self._accelerator), self._shared.serial
+        self.shared.serial[0] += 1
+        tasks, serial = self._source.tasks(epoch, plan, self._accelerator), self.shared.serial[0]
         self._order.asked = (_pack(serial, task) for task in tasks)
         self._requests.drop()
         with many_workers():
@@ -175,43 +165,25 @@ class _Workers:
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
         """Yield the batches; send the next request when the generator is advanced again."""
-        step, hold = 0, not self._source.takes_early
-        while (result := self._next(made, hold=hold)) is not None:
+        step, requests = 0, self._requests
+        while True:
+            requests.held = not self._source.takes_early
+            try:
+                result = next(made, None)
+            finally:
+                requests.held = False
+            if result is None:  # the epoch has ended, or is no longer wanted
+                return
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
-            yield make_batch(
-                Cost(*result[1:]),
-                self._shared.slots,
-                epoch=epoch,
-                step=step,
-                accelerator=self._accelerator,
-                samples=plan.samples[step, self._accelerator],
-            )
-            self._requests.send()
+            cost, number = Cost(*result[1:]), self._accelerator
+            yield make_batch(cost, self.shared.slots, plan, number, epoch=epoch, step=step)
+            requests.send()
             step += 1
 
-    def _next(self, made: Iterator[_Made], *, hold: bool) -> _Made:
-        """Return the next result; None if the epoch has ended, or is no longer wanted.
-
-        `hold`: hold back the request for another batch that torch sends meanwhile.
-        """
-        self._requests.held = hold
-        try:
-            return next(made, None)
-        finally:
-            self._requests.held = False
-
-    @property
-    def slots(self) -> Slots | None:
-        return self._shared.slots
-
-    def give_up(self) -> None:
-        """Tell the workers that this epoch is no longer wanted."""
-        self._shared.serial += 1
-
     def busy(self) -> list[tuple[float, str]]:
-        return self._shared.activity.busy(self._source.layout, self._accelerator)
+        return self.shared.activity.busy(self._source.layout, self._accelerator)
 
     def pids(self) -> list[int]:
         return [pid for process in self._processes if (pid := process.pid) is not None]
@@ -220,7 +192,7 @@ class _Workers:
         """Raise RunError if a worker has died."""
         for process in self._processes:
             if process.exitcode:
-                known = self._shared.activity.pids()
+                known = self.shared.activity.pids()
                 worker = known.index(process.pid or 0) if process.pid in known else "?"
                 raise RunError(
                     f"worker {worker} of accelerator {self._accelerator} (pid {process.pid}) "
@@ -254,22 +226,14 @@ class _Shared:
             memory = SharedMemory(size, method)
         self._given = source, row_bytes, memory
         view = memoryview(memory.bytes)
-        self._serial = view[:8].cast("q")
+        self.serial = view[:8].cast("q")
+        """One number, of the epoch that is wanted; workers give up batches of any other."""
         table = np.frombuffer(view[8 : 8 + table_bytes], np.float64)
         self.activity = Activity(table.reshape(reader.num_streams, Activity.NUM_FIELDS))
         self.slots = Slots(view[head_bytes:], source, row_bytes) if row_bytes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Shared, self._given
-
-    @property
-    def serial(self) -> int:
-        """Number of the epoch that is wanted; workers give up batches of any other."""
-        return self._serial[0]
-
-    @serial.setter
-    def serial(self, serial: int) -> None:
-        self._serial[0] = serial
 
 
 class _Order(Sampler[_Asked]):
@@ -318,7 +282,7 @@ class _Reading(TorchDataset[_Made]):
 
     def __getitem__(self, asked: _Asked) -> _Made:
         serial, shared = asked[0], self._shared
-        if serial != shared.serial:
+        if serial != shared.serial[0]:
             return None
         task = _unpack(asked)
         num_workers = self._source.workload.reader.num_streams
@@ -335,7 +299,7 @@ class _Reading(TorchDataset[_Made]):
             if serial != self._serial:
                 self._serial = serial
                 self._reader.start_epoch(task.epoch)
-            cost = self._reader.make(task, lambda: serial == shared.serial)
+            cost = self._reader.make(task, lambda: serial == shared.serial[0])
         except DlemuError as error:
             return error
         return None if cost is None else (task.step, *cost)

@@ -1,23 +1,31 @@
-"""What is read: the dataset with its way of reading, and the tasks of its workers."""
+"""What is read: the dataset with its way of reading, its workers' tasks, and memory for batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
+from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import WorkloadError
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.loaders.checksums import CHECKSUMS
-from dlemu.storage.extents import settle_direct
+from dlemu.storage.extents import Part, settle_direct
+from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload
 
 Memory = NDArray[np.uint8]
 
 _STEPS_AT_ONCE = 64
+_MOST_STDEVS = 8
+"""Standard deviations above the mean that a sample may have, where only the mean of a file's
+samples is known."""
 
 
 class Task(NamedTuple):
@@ -47,12 +55,7 @@ class Cost(NamedTuple):
 
     def since(self, before: "Cost") -> "Cost":
         """Return what came since an earlier count."""
-        return Cost(
-            self.num_bytes - before.num_bytes,
-            self.read_seconds - before.read_seconds,
-            self.decode_seconds - before.decode_seconds,
-            self.hand_over_seconds - before.hand_over_seconds,
-        )
+        return Cost(*map(sub, self, before))
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,7 @@ class Source:
 
     @classmethod
     def open(cls, dataset: Dataset, *, keep: int) -> "Source":
-        """Return how a dataset is read; refuse what cannot be read before any worker starts.
-
-        Raises:
-            DatasetError: the first file cannot be read.
-            WorkloadError: two keys exclude each other, or the storage refuses O_DIRECT.
-        """
+        """Return how a dataset is read; raise what `open_loader` raises."""
         reader, layout = dataset.workload.reader, dataset.layout
         if reader.decode == "library" and reader.odirect is True:
             raise WorkloadError(
@@ -96,24 +94,14 @@ class Source:
         return self.dataset.layout
 
     @property
-    def batches_in_flight(self) -> int:
-        """Batches of an accelerator that exist at once: in use, taken early or read ahead."""
-        return self.workload.batches_in_flight
-
-    @property
     def takes_early(self) -> int:
         """Batches that the training loop takes while it computes: 1 if it is pipelined, else 0."""
         return 1 if self.workload.train.loop == "pipelined" else 0
 
     @property
-    def batches_ahead(self) -> int:
-        """Batches that may be read ahead of the last one taken."""
-        return self.batches_in_flight - self.takes_early - 1
-
-    @property
     def reads_when_asked(self) -> bool:
         """Whether a batch is read while the training loop waits for it, and never before."""
-        return self.batches_in_flight == 1
+        return self.workload.batches_in_flight == 1
 
     def tasks(
         self,
@@ -156,3 +144,159 @@ class Source:
         ends = np.cumsum([len(fetch) for fetch in fetches])
         three = np.stack([file_format.starts(sizes), sizes, whole])
         return np.split(three, ends[:-1], axis=1)
+
+
+class Slots:
+    """Memory in which an accelerator's batches are handed over; step s uses slot s % num_slots.
+
+    A slot is one array (batch, row_bytes): what a DataLoader calls a collated batch. If nobody
+    wants the bytes there are no slots: bytes are read and dropped, and need no memory.
+    """
+
+    def __init__(self, memory: memoryview, source: Source, row_bytes: int) -> None:
+        """`memory` begins at a page, has `num_bytes` bytes and is all zero."""
+        num_slots, num_rows = shape = _slots_and_rows(source)
+        self.num_slots = num_slots
+        self.row_bytes = row_bytes
+        tables = np.frombuffer(memory, np.int64, 2 * num_slots * num_rows).reshape(2, *shape)
+        self.lengths, self._filled = tables
+        """int64 (slots, rows): bytes of each sample, and bytes of each row that may not be zero."""
+        data = np.frombuffer(memory[round_up(tables.nbytes) :], np.uint8)
+        slots = data[: num_slots * round_up(num_rows * row_bytes)].reshape(num_slots, -1)
+        self.data = slots[:, : num_rows * row_bytes].reshape(num_slots, num_rows, row_bytes)
+        """uint8 (slots, rows, row_bytes); a row is padded with zeros."""
+
+    @staticmethod
+    def num_bytes(source: Source, row_bytes: int) -> int:
+        """Return the memory that an accelerator's slots take."""
+        num_slots, num_rows = _slots_and_rows(source)
+        return round_up(2 * 8 * num_slots * num_rows) + num_slots * round_up(num_rows * row_bytes)
+
+    def row(self, slot: int, row: int, kept: int, length: int) -> memoryview:
+        """Return the first `kept` bytes of a row, to be filled; the rest of the row becomes zero.
+
+        `length` is the sample's size as training sees it: with a resize it may be more than `kept`.
+        """
+        memory = self.data[slot, row]
+        filled = self._filled[slot, row]
+        if filled > kept:
+            memory[kept:filled] = 0
+        self._filled[slot, row] = kept
+        self.lengths[slot, row] = length
+        return memoryview(memory)[:kept]
+
+
+class Rows:
+    """Where one worker's samples go: into rows of the batch's slot; nowhere if there are no slots.
+
+    Attributes:
+        seconds: time spent copying and padding.
+    """
+
+    def __init__(self, slots: Slots | None, *, resize: int | None) -> None:
+        """`resize`: bytes that training gets of each sample; None: all of them."""
+        self.slots = slots
+        self.seconds = 0.0
+        self._resize = resize
+        self._slot = 0
+        self._row_of: dict[int, int] = {}
+        self._early: dict[int, memoryview] = {}  # samples that were read for a later batch
+
+    def start_epoch(self) -> None:
+        """Forget samples that an earlier epoch read and did not hand over."""
+        self._early.clear()
+
+    def start_batch(self, task: Task) -> None:
+        """Choose the rows of a batch, and fill those whose samples have been read already."""
+        assert self.slots is not None
+        self._slot = task.step % self.slots.num_slots
+        self._row_of = dict(zip(task.samples.tolist(), task.rows.tolist(), strict=True))
+        if not self._early:
+            return
+        begin = perf_counter()
+        for sample, row in self._row_of.items():
+            early = self._early.pop(sample, None)
+            if early is not None:
+                self._row(row, len(early))[:] = early
+        self.seconds += perf_counter() - begin
+
+    def parts(self, path: str, sample: int, length: int) -> list[Part]:
+        """Return where the `length` bytes of a sample of the file `path` are to be read to."""
+        if self.slots is None:
+            return [length]
+        kept = length
+        if self._resize is not None:
+            kept = length if length < self._resize else self._resize
+        elif length > self.slots.row_bytes:
+            raise DatasetError(
+                f"{path} has a sample of {length} bytes, at most {self.slots.row_bytes} were "
+                f"expected; set dataset.record_length_bytes_resize"
+            )
+        row = self._row_of.get(sample)
+        if row is None:
+            memory = self._early[sample] = memoryview(bytearray(kept))
+        else:
+            begin = perf_counter()
+            memory = self._row(row, kept)
+            self.seconds += perf_counter() - begin
+        return [memory] if kept == length else [memory, length - kept]
+
+    def copy(self, path: str, sample: int, data: Memory) -> None:
+        """Copy a sample that is in memory already to its row."""
+        target = self.parts(path, sample, len(data))[0]
+        begin = perf_counter()
+        if isinstance(target, memoryview):
+            target[:] = data.data[: len(target)]
+        self.seconds += perf_counter() - begin
+
+    def _row(self, row: int, kept: int) -> memoryview:
+        assert self.slots is not None
+        length = kept if self._resize is None else self._resize
+        return self.slots.row(self._slot, row, kept, length)
+
+
+def row_bytes_of(source: Source, num_accelerators: int) -> int:
+    """Return the bytes of a row where batches are handed over, 0 where they are dropped."""
+    if not source.keep:
+        return 0
+    row_bytes = sample_bytes(source)
+    wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
+    free = psutil.virtual_memory().available
+    if wanted > free:
+        num_slots, num_rows = _slots_and_rows(source)
+        raise WorkloadError(
+            f"handing over batches takes {format_bytes(wanted)} of memory in this rank "
+            f"({counted(num_accelerators, 'accelerator')} x {num_slots} batches of "
+            f"{format_bytes(num_rows * row_bytes)}), {format_bytes(free)} are free; set "
+            "reader.hand_over=none, dataset.record_length_bytes_resize or a smaller "
+            "reader.prefetch_size, or emulate fewer accelerators"
+        )
+    return row_bytes
+
+
+def sample_bytes(source: Source) -> int:
+    """Return the bytes that the largest sample needs where it is handed over."""
+    resize = source.workload.dataset.record_length_bytes_resize
+    if resize is not None:
+        return resize
+    layout = source.layout
+    if source.dataset.known_places:
+        if layout.stdev_bytes == 0:
+            return round_up(int(np.ceil(layout.mean_bytes)), layout.element_bytes)
+        return max(
+            int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
+            for start in range(0, layout.num_samples, 65536)
+        )
+    largest = layout.largest_bytes if isinstance(layout, Found) else None
+    if largest is None:
+        try:
+            largest = largest_file(source.dataset.folder, map(layout.path, range(layout.num_files)))
+        except OSError as error:
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+    mean = ceil_div(largest, layout.samples_per_file)
+    return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
+
+
+def _slots_and_rows(source: Source) -> tuple[int, int]:
+    num_slots = source.workload.batches_in_flight - 1 + source.keep
+    return num_slots, source.workload.reader.batch_size

@@ -79,11 +79,7 @@ class StepCollector:
     def take(
         self, step: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
     ) -> list[Batch]:
-        """Wait for all batches of a step; call `look` every so many seconds meanwhile.
-
-        Raises:
-            Exception: what `fail` was given, or what `look` raised.
-        """
+        """Wait for all batches of a step; call `look` every so many seconds meanwhile."""
         self._awaited = step
         while not self._errors and len(self._made.get(step, ())) < self._num_accelerators:
             if not self._wake_up.acquire(timeout=-1 if every is None else every):
@@ -121,18 +117,11 @@ class Takers:
             thread.start()
 
     def steps(
-        self,
-        num_steps: int,
-        *,
-        look: Callable[[], None] = lambda: None,
-        every: float | None = None,
+        self, num_steps: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
     ) -> Iterator[list[Batch]]:
         """Yield the batches of each step; the training loop has come there when it asks for them.
 
         `look` is called every so many seconds while a step is waited for.
-
-        Raises:
-            Exception: what a stream or `look` raised.
         """
         for step in range(num_steps):
             self._begin()

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -31,12 +30,10 @@ from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
-from dlemu.loaders.slots import Slots, row_bytes_of
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.workload.model import Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +53,7 @@ class _Column:
 
     def __init__(self, source: Source, number: int, accelerator: int, row_bytes: int) -> None:
         self.number, self.accelerator = number, accelerator
-        self.lock = threading.Lock()
-        """Guards the attributes below; shared by this accelerator's streams only."""
+        self._lock = threading.Lock()  # guards the attributes below
         self.streams: list[_Stream] = []
         self.slots: Slots | None = None
         if row_bytes:
@@ -83,12 +79,14 @@ class _Column:
         self._plan, self._limit, self._parts = plan, 0, {}
         if plan.stream_of is not None:
             self._num_parts = plan.takes_part(self.accelerator).sum(axis=1).tolist()
-        self._window = Window(ahead=source.batches_ahead, takes_early=source.takes_early)
+        self._window = Window(
+            ahead=source.workload.reader.batches_ahead, takes_early=source.takes_early
+        )
         return self._released()
 
     def begin(self, step: int) -> list[_Stream]:
         """Note that training has come to a step; return the streams that may go on now."""
-        with self.lock:
+        with self._lock:
             self._window.begin(step)
             return self._released()
 
@@ -101,7 +99,7 @@ class _Column:
         whether this one may. If not, it is idle, and another thread may have taken it already.
         """
         following = next(stream.tasks, None)
-        with self.lock:
+        with self._lock:
             batch = self._join(task, cost)
             if batch is not None:
                 self._window.made(task.step)
@@ -136,12 +134,7 @@ class _Column:
             cost = Cost(*map(sum, zip(*parts, strict=True)))
         assert self._plan is not None
         return make_batch(
-            cost,
-            self.slots,
-            epoch=task.epoch,
-            step=task.step,
-            accelerator=self.accelerator,
-            samples=self._plan.samples[task.step, self.accelerator],
+            cost, self.slots, self._plan, self.accelerator, epoch=task.epoch, step=task.step
         )
 
 
@@ -150,6 +143,7 @@ class ThreadsLoader:
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
         self._source = source = Source.open(dataset, keep=keep)
+        self.direct = source.direct
         row_bytes = row_bytes_of(source, len(accelerators))
         num_workers = dataset.workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
@@ -171,15 +165,13 @@ class ThreadsLoader:
                     max_open=max(1, min(FILES_KEPT, room // num_streams)),
                 )
                 column.streams.append(_Stream(reader, column))
-        self._crew = _Crew(
-            _most_threads(num_streams, dataset.workload, dataset.folder), self._go_on
+        waits = dataset.workload.reader.preprocess_time.mean > 0 or not lies_in_memory(
+            dataset.folder
         )
+        cpus = math.ceil(usable_cpus())
+        self._crew = _Crew(num_streams if waits else min(num_streams, cpus), self._go_on)
         self._running: StepCollector | None = None
         self._idle = threading.Condition()
-
-    @property
-    def direct(self) -> bool:
-        return self._source.direct
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         with self.read(epoch, plan) as running:
@@ -189,10 +181,7 @@ class ThreadsLoader:
 
     @contextmanager
     def read(self, epoch: int, plan: EpochPlan) -> Iterator[StepCollector]:
-        """Read an epoch, whose steps are taken from what is yielded; `begin` lets it go on.
-
-        For loaders that are built on this one.
-        """
+        """Read an epoch, whose steps are taken from what is yielded; `begin` lets it go on."""
         self._running = running = StepCollector(len(self._columns))
         self._crew.put([stream for column in self._columns for stream in column.start(epoch, plan)])
         try:
@@ -202,9 +191,7 @@ class ThreadsLoader:
 
     def begin(self, step: int) -> None:
         """Note that training has come to a step: its batch is wanted, and more may be read."""
-        may_go_on: list[_Stream] = []
-        for column in self._columns:
-            may_go_on += column.begin(step)
+        may_go_on = [stream for column in self._columns for stream in column.begin(step)]
         if may_go_on:
             self._crew.put(may_go_on)
 
@@ -213,16 +200,14 @@ class ThreadsLoader:
 
     def busy(self) -> list[tuple[float, str]]:
         """Return what each busy worker does, as `Activity.busy` does."""
-        lines = []
-        for column, activity in zip(self._columns, self._activities, strict=True):
-            lines += activity.busy(self._source.layout, column.accelerator)
-        return lines
+        columns = zip(self._columns, self._activities, strict=True)
+        busy = (table.busy(self._source.layout, column.accelerator) for column, table in columns)
+        return [line for lines in busy for line in lines]
 
     def pids(self) -> list[int]:
         return []
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays in which batches are handed over."""
         return [column.slots.data for column in self._columns if column.slots is not None]
 
     def close(self) -> None:
@@ -246,8 +231,8 @@ class ThreadsLoader:
                 if not running.ended:
                     cost = stream.reader.make(task, lambda: not running.ended)
                 if cost is None:
-                    stream.busy = goes_on = False
-                    continue
+                    stream.busy = False
+                    break
                 batch, may_go_on, goes_on = column.made(stream, task, cost)
                 if batch is not None:
                     running.put(batch, column.number)
@@ -267,9 +252,7 @@ class ThreadsLoader:
             stream.busy = False
         streams = [stream for column in self._columns for stream in column.streams]
         with self._idle:
-            self._idle.wait_for(
-                lambda: not any(stream.busy for stream in streams), timeout=CLOSE_SECONDS
-            )
+            self._idle.wait_for(lambda: not any(each.busy for each in streams), CLOSE_SECONDS)
 
 
 class _Crew:
@@ -285,11 +268,7 @@ class _Crew:
         self._closed = False
 
     def put(self, streams: list[_Stream]) -> None:
-        """Queue streams to run. This wakes one thread, which wakes the next, and so on.
-
-        Raises:
-            RunError: the host gives no more threads.
-        """
+        """Queue streams to run. This wakes one thread, which wakes the next, and so on."""
         with self._lock:
             self._ready.extend(streams)
             wanted = len(self._ready) - len(self._asleep)
@@ -306,11 +285,10 @@ class _Crew:
             self._threads.append(thread)
         self._wake()
 
-    def withdraw(self) -> list[_Stream]:
+    def withdraw(self) -> deque[_Stream]:
         """Take the streams out of the queue that no thread has started, and return them."""
         with self._lock:
-            unread = list(self._ready)
-            self._ready.clear()
+            unread, self._ready = self._ready, deque()
         return unread
 
     def close(self) -> bool:
@@ -345,8 +323,3 @@ class _Crew:
                 continue
             self._wake()
             self._run(stream)
-
-
-def _most_threads(num_streams: int, workload: Workload, folder: Path) -> int:
-    waits = workload.reader.preprocess_time.mean > 0 or not lies_in_memory(folder)
-    return num_streams if waits else min(num_streams, math.ceil(usable_cpus()))

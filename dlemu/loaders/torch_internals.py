@@ -22,8 +22,7 @@ from dlemu.loaders.descriptors import MOST_MESSAGES
 from dlemu.loaders.pipes import Flag, LeanProcess, Method, Pipe
 
 SHUT_DOWN, IS_SHUT_DOWN = "_shutdown_workers", "_shutdown"
-"""Private names of a DataLoader's iterator: the method that ends its workers, which is called when
-the iterator is collected; and its flag that this has been done."""
+"""Names of a DataLoader's iterator: the method that ends its workers, and whether it has."""
 
 
 class Requests:
@@ -73,8 +72,7 @@ def lean_context(
 
     `num_messages` may be under way at once. More than MOST_MESSAGES could fill the pipes of both
     sides, which would deadlock: then queues are multiprocessing's. `requests` may hold back what
-    this process puts into them. Each new process is appended to `processes`, which is how we know
-    torch's workers; forked ones take no descriptor of this process.
+    this process puts into them. Each new process is appended to `processes`.
     """
     context: Any = copy.copy(get_context(method))
     make = partial(Pipe, context) if num_messages <= MOST_MESSAGES else context.Queue
@@ -87,8 +85,7 @@ def lean_context(
     context.Event = partial(Flag, method)
     context.Queue = lambda: requests.watch(make())
     context.Process = keep_process
-    made: BaseContext = context
-    return made
+    return context  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -100,10 +97,7 @@ def many_workers() -> Iterator[None]:
 
 
 def disarm(error: BaseException) -> None:
-    """Keep the iterator whose construction raised `error` from shutting down workers it lacks.
-
-    Else torch prints a traceback when the iterator is collected.
-    """
+    """Keep torch from a traceback when it collects the iterator that could not be made."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         made: Any = frame.f_locals.get("self")
         if hasattr(made, SHUT_DOWN):

@@ -1,32 +1,273 @@
 """One worker: it makes the batches of its stream, in order.
 
 All loaders use it. They differ in where workers run, and in how batches reach the training loop.
+Samples are read in place, from files of one sample or in runs from larger files; or by a library.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from time import perf_counter
 
 import numpy as np
 
-from dlemu.dataset.layout import Samples
+from dlemu.dataset.plan import EpochPlan
+from dlemu.errors import DatasetError
+from dlemu.formats import FORMATS, Places
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import IDLE, SLEEPING, Note
-from dlemu.loaders.library import LibraryReader
-from dlemu.loaders.readers import RunReader, WholeFileReader
-from dlemu.loaders.slots import Rows, Slots
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.activity import IDLE, READING, SLEEPING, Note
+from dlemu.loaders.checksums import CHECKSUMS, Checksum
+from dlemu.loaders.library import LibraryReader, despite_other_threads
+from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
+from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
 
-Reader = WholeFileReader | RunReader | LibraryReader
+_RECORD_TRAILER = 4
+"""Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
+_MOST_CHECKED = 1024
 
 
-def make_reader(source: Source, rows: Rows, note: Note, *, max_open: int) -> Reader:
-    """Return the reader that the workload's keys and the layout ask for."""
-    if source.workload.reader.decode == "library":
-        return LibraryReader(source, rows, note)
-    if source.layout.samples_per_file == 1:
-        return WholeFileReader(source, rows, note)
-    return RunReader(source, rows, note, max_open=max_open)
+class _InPlaceReader:
+    """Finds samples in files, checks headers and checksums, and reads the payloads."""
+
+    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
+        reader, layout = source.workload.reader, source.layout
+        piece_bytes = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
+        self._source, self._layout = source, layout
+        self._rows, self._note = rows, note
+        self._format = FORMATS[layout.format]
+        self._folder = str(source.dataset.folder)
+        self._head = memoryview(bytearray(HEAD_BYTES))
+        self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
+        self._storage = extent_reader(
+            direct=source.direct,
+            piece_bytes=piece_bytes,
+            io_depth=reader.io_depth,
+            max_open=max_open,
+        )
+        self._decode_seconds = 0.0
+
+    def start_epoch(self) -> None:
+        """Forget the file of an earlier epoch."""
+
+    def so_far(self) -> Cost:
+        """Return what all batches so far have cost."""
+        storage = self._storage
+        return Cost(
+            storage.bytes_read,
+            storage.read_seconds,
+            self._decode_seconds,
+            self._rows.seconds + storage.copy_seconds,
+        )
+
+    def read(self, task: Task) -> Iterator[None]:
+        """Read what a batch needs; yield after each file or run."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all files."""
+        self._storage.close()
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{self._layout.path(number)}"
+
+    def _locate(self, file: File, num_samples: int) -> Places:
+        """Return where the samples of a file lie, by its own headers."""
+        storage = self._storage
+        storage.head(file)
+        begin, before = perf_counter(), storage.read_seconds
+        peek = partial(storage.peek, file)
+        locate = partial(self._format.locate, num_samples=num_samples)
+        try:
+            found = despite_other_threads(lambda: locate(peek, file.num_bytes))
+        except DatasetError as error:
+            raise DatasetError(f"{file.path}: {error}") from None
+        self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
+        return found
+
+    def _check_head(self, file: File, head: memoryview) -> None:
+        """Check the header in a file's first bytes."""
+        begin = perf_counter()
+        data = bytes(head[: file.num_bytes])
+        try:
+            despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
+        except DatasetError as error:
+            raise DatasetError(f"{file.path}: {error}") from None
+        self._decode_seconds += perf_counter() - begin
+
+
+class _WholeFileReader(_InPlaceReader):
+    """Reads files of one sample, each from its first byte to the payload's end."""
+
+    def read(self, task: Task) -> Iterator[None]:
+        places = repeat(None) if task.places is None else task.places.T.tolist()
+        for sample, place in zip(task.fetch.tolist(), places, strict=False):
+            self._read_file(sample, place)
+            yield
+
+    def _read_file(self, number: int, place: Sequence[int] | None) -> None:
+        storage = self._storage
+        self._note(READING, number)
+        file = storage.open(self._path(number))
+        try:
+            if place is None:
+                found = self._locate(file, 1)
+                offset, length = int(found.offsets[0]), int(found.lengths[0])
+                head: Part = offset
+            else:
+                offset, length, num_bytes = place
+                _check_size(file, num_bytes)
+                head = self._head[:offset]
+            parts = [head, *self._rows.parts(file.path, number, length)]
+            check = None
+            if self._checksum is not None:
+                check = self._checksum(file.path)
+                parts.append(file.num_bytes - offset - length)
+            storage.read(file, 0, parts, check=check)
+            if isinstance(head, memoryview):
+                self._check_head(file, head)
+        finally:
+            storage.close_file(file)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A file of many samples that is being read."""
+
+    file: File
+    places: Places
+    check: Checksum | None
+    array: Memory | None = None
+    """The whole array, where samples are interleaved; it has no bytes if they are dropped."""
+
+
+class _RunReader(_InPlaceReader):
+    """Reads runs of samples that follow one another in a file of many."""
+
+    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
+        super().__init__(source, rows, note, max_open=max_open)
+        self._opened: _OpenFile | None = None
+        self._checked: set[bytes] = set()
+
+    def start_epoch(self) -> None:
+        self._opened = None
+
+    def read(self, task: Task) -> Iterator[None]:
+        samples = task.fetch
+        if not samples.size:
+            return
+        new_file = np.diff(self._layout.file_of(samples)) != 0
+        ends = np.flatnonzero(new_file | (np.diff(samples) != 1)) + 1
+        for run in np.split(samples, ends):
+            start = int(run[0])
+            opened = self._open(start // self._layout.samples_per_file)
+            if opened.places.interleaved > 1:
+                self._take_interleaved(opened, range(start, start + run.size))
+            else:
+                self._read_run(opened, range(start, start + run.size))
+            yield
+
+    def _open(self, number: int) -> _OpenFile:
+        """Return an open file, and where its samples lie."""
+        self._note(READING, number)
+        path = self._path(number)
+        file = self._storage.keep_open(path)
+        if self._opened is not None and self._opened.file is file:
+            return self._opened
+        layout = self._layout
+        if self._source.dataset.known_places:
+            head = self._storage.head(file)
+            begin = perf_counter()
+            sizes = layout.sizes(layout.samples_of(number))
+            _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
+            places = self._format.places(sizes, element_bytes=layout.element_bytes)
+            self._decode_seconds += perf_counter() - begin
+            self._check_head(file, head)
+        else:
+            places = self._locate(file, layout.samples_per_file)
+        check = self._checksum(path) if self._checksum is not None else None
+        self._opened = _OpenFile(file, places, check)
+        return self._opened
+
+    def _read_run(self, opened: _OpenFile, samples: range) -> None:
+        """Read samples that lie one behind the other.
+
+        In a streamed format the bytes between two payloads are read as well, and checked.
+        """
+        file, places, streamed = opened.file, opened.places, self._format.streamed
+        first = samples.start % self._layout.samples_per_file
+        end = first + samples.stop - samples.start
+        offsets = places.offsets[first:end].tolist()
+        lengths = places.lengths[first:end].tolist()
+        begin = offsets[0]
+        if streamed:
+            begin = int(places.offsets[first - 1] + places.lengths[first - 1]) if first else 0
+        parts: list[Part] = []
+        heads: list[tuple[int, memoryview]] = []  # offset in the file, bytes before a payload
+        between = memoryview(bytearray(offsets[-1] + lengths[-1] - begin - sum(lengths)))
+        at, used = begin, 0
+        for sample, offset, length in zip(samples, offsets, lengths, strict=True):
+            if offset > at:
+                head = between[used : used + offset - at]
+                used += offset - at
+                heads.append((at, head))
+                parts.append(head)
+            parts += self._rows.parts(file.path, sample, length)
+            at = offset + length
+        if streamed and end == self._layout.samples_per_file:
+            parts.append(file.num_bytes - at)
+        check = opened.check
+        if check is not None and check.at != begin:
+            self._storage.read(file, check.at, [begin - check.at], check=check)
+        self._storage.read(file, begin, parts, ahead=streamed, check=check)
+        if streamed and self._source.dataset.known_places:
+            self._check_heads(file, heads)
+
+    def _check_heads(self, file: File, heads: list[tuple[int, memoryview]]) -> None:
+        """Check the header of each record that was read."""
+        begin = perf_counter()
+        for at, head in heads:
+            skipped = _RECORD_TRAILER if at else 0
+            record = bytes(head[skipped:])
+            # Identical header bytes need to be checked only once: the places are known, so nothing
+            # depends on where in the file they stand.
+            if record in self._checked:
+                continue
+            try:
+                self._format.check_head(record, file.num_bytes - at - skipped)
+            except DatasetError as error:
+                raise DatasetError(f"{file.path}: {error}") from None
+            if len(self._checked) == _MOST_CHECKED:
+                self._checked.clear()
+            self._checked.add(record)
+        self._decode_seconds += perf_counter() - begin
+
+    def _take_interleaved(self, opened: _OpenFile, samples: range) -> None:
+        """Take samples from an array whose last axis they are; it is read whole, once."""
+        places = opened.places
+        offset, each = int(places.offsets[0]), int(places.lengths[0])
+        size = each * places.interleaved
+        keep = self._rows.slots is not None
+        if opened.array is None:
+            opened.array = np.empty(size if keep else 0, np.uint8)
+            middle: Part = opened.array.data if keep else size
+            after = opened.file.num_bytes - offset - size
+            self._storage.read(opened.file, 0, [offset, middle, after], check=opened.check)
+        if not keep:
+            return
+        elements = opened.array.reshape(-1, places.interleaved, places.element_bytes)
+        for sample in samples:
+            data = np.ascontiguousarray(elements[:, sample % places.interleaved]).ravel()
+            self._rows.copy(opened.file.path, sample, data)
+
+
+def _check_size(file: File, num_bytes: int) -> None:
+    if file.num_bytes != num_bytes:
+        raise DatasetError(
+            f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted; "
+            f"dlemu verify lists what is damaged"
+        )
 
 
 class SampleReader:
@@ -45,7 +286,13 @@ class SampleReader:
         """Without slots the bytes are read and dropped."""
         workload = source.workload
         self._rows = Rows(slots, resize=workload.dataset.record_length_bytes_resize)
-        self._reader = make_reader(source, self._rows, note, max_open=max_open)
+        self._reader: LibraryReader | _InPlaceReader
+        if workload.reader.decode == "library":
+            self._reader = LibraryReader(source, self._rows, note)
+        elif source.layout.samples_per_file == 1:
+            self._reader = _WholeFileReader(source, self._rows, note, max_open=1)
+        else:
+            self._reader = _RunReader(source, self._rows, note, max_open=max_open)
         self._note = note
         self._seed = workload.train.seed
         self._accelerator, self._worker = accelerator, worker
@@ -62,10 +309,7 @@ class SampleReader:
         """Read a batch, into its slot if there are slots; return what it cost.
 
         `wanted` is called after each file or run of samples; if it returns False, None is returned
-        at once.
-
-        Raises:
-            DatasetError: a file is missing, damaged or not what the workload says.
+        at once. Raises DatasetError if a file is missing, damaged or not what the workload says.
         """
         before = self._reader.so_far()
         if self._rows.slots is not None:
@@ -85,7 +329,7 @@ class SampleReader:
 
 
 def make_batch(
-    cost: Cost, slots: Slots | None, *, epoch: int, step: int, accelerator: int, samples: Samples
+    cost: Cost, slots: Slots | None, plan: EpochPlan, accelerator: int, *, epoch: int, step: int
 ) -> Batch:
     """Return a batch that is ready now, with its slot's arrays if there are slots."""
     slot = 0 if slots is None else step % slots.num_slots
@@ -93,7 +337,7 @@ def make_batch(
         epoch=epoch,
         step=step,
         accelerator=accelerator,
-        samples=samples,
+        samples=plan.samples[step, accelerator],
         num_bytes=cost.num_bytes,
         ready=perf_counter(),
         read_seconds=cost.read_seconds,

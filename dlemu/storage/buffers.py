@@ -10,14 +10,6 @@ import numpy as np
 from dlemu.units import round_up
 
 
-def aligned_buffer(num_bytes: int) -> memoryview:
-    """Return zeroed memory that begins at a page, if possible in huge pages.
-
-    It is private to this process: a forked child gets a copy.
-    """
-    return _huge_pages.cut(num_bytes)
-
-
 class _HugePages:
     """Memory in huge pages, from which buffers are cut one after the other.
 
@@ -38,22 +30,21 @@ class _HugePages:
         self._left = memoryview(b"")
 
     def cut(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that begins at a page."""
+        """Return zeroed memory that begins at a page, if possible in huge pages.
+
+        It is private to this process: a forked child gets a copy.
+        """
         taken = round_up(num_bytes)
         with self._lock:
             if taken > len(self._left):
-                self._left = self._map(round_up(taken, self._PAGE))
+                size = round_up(taken, self._PAGE)
+                memory = mmap.mmap(-1, size + self._PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with suppress(OSError):  # this kernel has no huge pages; pages of 4 KiB work, too
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+                start = -np.frombuffer(memory, np.uint8).ctypes.data % self._PAGE
+                self._left = memoryview(memory)[start : start + size]
             cut, self._left = self._left[:num_bytes], self._left[taken:]
         return cut
 
-    def _map(self, num_bytes: int) -> memoryview:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, num_bytes + self._PAGE, flags=flags)
-        with suppress(OSError):  # this kernel has no huge pages; pages of 4 KiB work, too
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        whole = memoryview(memory)
-        start = -np.frombuffer(whole, np.uint8).ctypes.data % self._PAGE
-        return whole[start : start + num_bytes]
 
-
-_huge_pages = _HugePages()
+aligned_buffer = _HugePages().cut

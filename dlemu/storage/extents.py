@@ -9,7 +9,6 @@ stays in the CPU's second-level cache.
 
 import errno
 import os
-from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -107,22 +106,17 @@ class _Parts:
         return taken
 
 
-class ExtentReader(ABC):
-    """Reads files for one worker. Not thread-safe. `extent_reader` makes one.
-
-    Attributes:
-        direct: whether files are read with O_DIRECT.
-        bytes_read: bytes that read calls have returned so far.
-        read_seconds: time spent in read calls, or waiting for them.
-        copy_seconds: time spent copying out of the reader's own buffers.
-    """
+class ExtentReader:
+    """Reads files for one worker. Not thread-safe. `extent_reader` makes one."""
 
     direct = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
         self.bytes_read = 0
         self.read_seconds = 0.0
+        """Time spent in read calls, or waiting for them."""
         self.copy_seconds = 0.0
+        """Time spent copying out of the reader's own buffers."""
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
         self._head = self._buffers[0] if self.direct else memoryview(bytearray(HEAD_BYTES))
@@ -131,11 +125,7 @@ class ExtentReader(ABC):
         self._max_open = max_open
 
     def open(self, path: str) -> File:
-        """Open a file for reading; `close_file` closes it.
-
-        Raises:
-            DatasetError: it is missing, is not a regular file or cannot be opened.
-        """
+        """Open a file for reading; `close_file` closes it."""
         try:
             descriptor, num_bytes = open_sized(path, os.O_DIRECT if self.direct else 0)
             return File(path, descriptor, num_bytes)
@@ -147,11 +137,7 @@ class ExtentReader(ABC):
         os.close(file.descriptor)
 
     def keep_open(self, path: str) -> File:
-        """Return a file that stays open until `max_open` other files were asked for.
-
-        Raises:
-            DatasetError: it is missing, cannot be opened, or was replaced or resized while open.
-        """
+        """Return a file that stays open until `max_open` other files were asked for."""
         file = self._open.pop(path, None)
         if file is None:
             file = self.open(path)
@@ -189,9 +175,6 @@ class ExtentReader(ABC):
 
         `ahead`: the caller will go on from here in this file. Then O_DIRECT reads the last piece
         whole and keeps its rest for the next call. `check` gets all bytes in order.
-
-        Raises:
-            DatasetError: the file ends before the parts do, or cannot be read.
         """
         stop = offset + sum(part if isinstance(part, int) else len(part) for part in parts)
         if stop > file.num_bytes:
@@ -210,7 +193,7 @@ class ExtentReader(ABC):
             self._read_rest(file, start, stop, wanted, ahead=ahead, check=check)
 
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
-        """Return bytes of a file; fewer only at its end. Raises as `read` does."""
+        """Return bytes of a file; fewer only at its end."""
         data = bytearray(max(0, min(num_bytes, file.num_bytes - offset)))
         self.read(file, offset, [memoryview(data)])
         return bytes(data)
@@ -220,11 +203,11 @@ class ExtentReader(ABC):
         while self._open:
             self.close_file(self._open.popitem()[1])
 
-    @abstractmethod
     def _read_rest(
         self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
     ) -> None:
         """Read the bytes from `start` to `stop`, none of which is in memory yet."""
+        raise NotImplementedError
 
     def _fetch(self, file: File, piece: _Piece) -> int:
         """Read a piece, or wait until a helper thread has; return its bytes."""
@@ -340,9 +323,13 @@ class _Buffered(ExtentReader):
 
 
 class _InPieces(ExtentReader):
-    """Reads through the page cache, `io_depth` pieces at once, each in a helper thread."""
+    """Reads `io_depth` pieces at once, each in a helper thread; one at a time without threads.
 
-    def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
+    With O_DIRECT it reads into aligned buffers, and copies from there.
+    """
+
+    def __init__(self, *, direct: bool, piece_bytes: int, io_depth: int, max_open: int) -> None:
+        self.direct = direct
         super().__init__(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
         self._depth = io_depth
         self._threads = ThreadPoolExecutor(io_depth) if io_depth > 1 else None
@@ -379,41 +366,30 @@ class _InPieces(ExtentReader):
         self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
     ) -> Iterator[_Piece]:
         """Yield the pieces of an extent, in order."""
-        for number, first in enumerate(range(start, stop, self._piece_bytes)):
-            last = min(first + self._piece_bytes, stop)
-            memory = self._buffers[number % self._depth]
-            yield _Piece(first, last, memory, _into(parts.take(last - first), memory), [])
-
-    def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
-        """Have a piece read, and its bytes in the parts."""
-        self._fetch(file, piece)
-        if check is not None:
-            for memory in piece.into:
-                check(memory)
-
-
-class _Direct(_InPieces):
-    """Reads with O_DIRECT into aligned buffers, and copies from there."""
-
-    direct = True
-
-    def _cut(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
-    ) -> Iterator[_Piece]:
-        begin, end = start - start % PAGE_BYTES, stop
-        if ahead:  # round the length up to whole pieces
-            end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
+        begin, end = start, stop
+        if self.direct:
+            begin = start - start % PAGE_BYTES
+            if ahead:  # round the length up to whole pieces
+                end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
         for number, first in enumerate(range(begin, end, self._piece_bytes)):
             last = min(first + self._piece_bytes, end)
             memory = self._buffers[number % self._depth]
-            into = [memory[: round_up(last - first)]]
             taken = parts.take(min(last, stop) - max(first, start))
-            yield _Piece(first, last, memory, into, taken, max(0, start - first))
+            if self.direct:
+                into = [memory[: round_up(last - first)]]
+                yield _Piece(first, last, memory, into, taken, max(0, start - first))
+            else:
+                yield _Piece(first, last, memory, _into(taken, memory), [])
 
     def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
+        """Have a piece read, and its bytes in the parts."""
         got = self._fetch(file, piece)
-        self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
-        self._copy(piece.memory[piece.skipped :], piece.parts, check)
+        if self.direct:
+            self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
+            self._copy(piece.memory[piece.skipped :], piece.parts, check)
+        elif check is not None:
+            for memory in piece.into:
+                check(memory)
 
 
 def extent_reader(
@@ -421,24 +397,18 @@ def extent_reader(
 ) -> ExtentReader:
     """Return a reader of pieces of `piece_bytes`, `io_depth` at a time.
 
-    With O_DIRECT, `piece_bytes` is rounded up to a multiple of 4096. `max_open`: files that
-    `keep_open` keeps open.
+    With O_DIRECT, `piece_bytes` is rounded up to a multiple of 4096.
     """
-    if direct:
-        piece_bytes = round_up(piece_bytes)
-        return _Direct(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
-    if io_depth > 1:
-        return _InPieces(piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open)
+    if direct or io_depth > 1:
+        piece_bytes = round_up(piece_bytes) if direct else piece_bytes
+        return _InPieces(
+            direct=direct, piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open
+        )
     return _Buffered(piece_bytes=piece_bytes, max_open=max_open)
 
 
 def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
-    """Return whether files like `path` are to be read with O_DIRECT.
-
-    Raises:
-        DatasetError: the file is missing or cannot be read.
-        WorkloadError: `odirect` is true, and the file system refuses it.
-    """
+    """Return whether files like `path` are read with O_DIRECT; if they must and cannot, raise."""
     if odirect is False:
         return False
     try:
@@ -456,16 +426,13 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
             raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
         if odirect == "auto":
             return False
+        mount = mount_under(path.parent)
+        kind = "unknown" if mount is None else mount.kind
         raise WorkloadError(
-            f"reader.odirect: {path.parent} ({_file_system(path)}) does not take O_DIRECT; "
+            f"reader.odirect: {path.parent} ({kind}) does not take O_DIRECT; "
             f"use reader.odirect=auto or another folder"
         ) from None
     return True
-
-
-def _file_system(path: Path) -> str:
-    mount = mount_under(path.parent)
-    return "unknown" if mount is None else mount.kind
 
 
 def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-
+_LOWEST_BIT = bytes(byte & 1 for byte in range(256))  # the other bits of mincore are reserved
 
 OnFile = Callable[[str], object]
 """Called with the path that the calling thread looks at next; with "" when it has finished."""
@@ -48,10 +48,9 @@ class Pages:
 def cached_share(
     paths: Sequence[Path], *, max_files: int = 256, at: OnFile = lambda path: None
 ) -> float | None:
-    """Return the share (0-1) of the files' pages that is in memory.
+    """Return the share (0-1) of the files' pages that is in memory, as `Pages.share` does.
 
     Of more than `max_files` files, that many are looked at, evenly spaced and the same each time.
-    None if the kernel does not say, or if the files are empty.
 
     Raises:
         DatasetError: one is not a regular file.
@@ -100,16 +99,14 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
 
 
 def _drop(file: int, size: int) -> tuple[int, int] | None:
-    resident = _resident_pages(file, size)
-    if resident is None or resident[0]:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    for dirty in (False, True):
         resident = _resident_pages(file, size)
-    if resident is None or resident[0]:
-        # Dirty pages, as a new dataset has, are dropped only after they were written.
-        os.fdatasync(file)
+        if resident is not None and not resident[0]:
+            return resident
+        if dirty:  # pages that are not written yet, as a new dataset has, are not dropped
+            os.fdatasync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        resident = _resident_pages(file, size)
-    return resident
+    return _resident_pages(file, size)
 
 
 def _add_up(
@@ -129,7 +126,11 @@ def _add_up(
 
     def work() -> None:
         try:
-            while taken := _take(left, lock):
+            while True:
+                with lock:
+                    taken = list(islice(left, _FILES_AT_ONCE))
+                if not taken:
+                    return
                 told = []
                 for path in taken:
                     if stopped.is_set():
@@ -164,11 +165,6 @@ def _add_up(
     if errors:
         raise errors[0]
     return total
-
-
-def _take(paths: Iterator[Path | str], lock: threading.Lock) -> list[Path | str]:
-    with lock:
-        return list(islice(paths, _FILES_AT_ONCE))
 
 
 def _resident_pages(file: int, size: int) -> tuple[int, int] | None:
@@ -207,6 +203,3 @@ def resident_by_mincore(file: int, size: int) -> int | None:
         return sum(pages.raw.translate(_LOWEST_BIT))
     finally:
         _LIBC.munmap(address, size)
-
-
-_LOWEST_BIT = bytes(byte & 1 for byte in range(256))  # the other bits of mincore are reserved

@@ -23,8 +23,7 @@ from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
-from dlemu.loaders.slots import sample_bytes
-from dlemu.loaders.source import Source
+from dlemu.loaders.source import Source, sample_bytes
 from dlemu.storage.regular import read_regular
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone

@@ -10,8 +10,7 @@ from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
-from dlemu.loaders.slots import Slots, row_bytes_of, sample_bytes
-from dlemu.loaders.source import Source
+from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone
@@ -51,8 +50,7 @@ def test_each_batch_that_may_exist_at_once_has_a_slot(
     """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
     for keep in (1, 2):
         source = source_in(tmp_path, keep=keep, train={"loop": loop})
-        assert (source.batches_ahead, source.takes_early) == (6, takes_early)
-        assert source.batches_in_flight == 7 + takes_early
+        assert source.takes_early == takes_early
         assert slots_of(source, 1000).num_slots == 6 + takes_early + keep
         assert not source.reads_when_asked
 
@@ -126,7 +124,7 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
     class Memory:
         available = wanted
 
-    monkeypatch.setattr("dlemu.loaders.slots.psutil.virtual_memory", lambda: Memory)
+    monkeypatch.setattr("dlemu.loaders.source.psutil.virtual_memory", lambda: Memory)
     assert row_bytes_of(source, 4) == 1000
     Memory.available = wanted - 1
     with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):

@@ -8,8 +8,7 @@ import pytest
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
-from dlemu.loaders.slots import Slots
-from dlemu.loaders.source import Cost, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.workload.model import check_workload

@@ -25,8 +25,7 @@ from dlemu.formats import FORMATS, Places
 from dlemu.gpu.cuda import DeviceMemory, Gpu
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
-from dlemu.loaders.slots import sample_bytes
-from dlemu.loaders.source import Source, Task
+from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
 from dlemu.storage.regular import cannot_open
 from dlemu.units import PAGE_BYTES, round_up
@@ -36,13 +35,8 @@ class DeviceArray:
     """Bytes in GPU memory, with the interface by which DALI, CuPy and PyTorch take arrays."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-        }
+        array = {"shape": (num_bytes,), "typestr": "|u1", "data": (address, False)}
+        self.__cuda_array_interface__ = array | {"version": 3, "strides": None}
 
 
 class Extent(NamedTuple):
@@ -89,32 +83,25 @@ def spread_batch(
         if last and last.file == file and last.keep == last.stop <= offset < last.stop + PAGE_BYTES:
             extents[-1] = last = last._replace(keep=offset + kept[index], stop=stop)
         else:
-            last = Extent(file, _down(offset), offset + kept[index], stop, end)
+            last = Extent(file, offset - offset % PAGE_BYTES, offset + kept[index], stop, end)
             extents.append(last)
         begins[index] = last.at + offset - last.start
         end = last.at + round_up(last.keep - last.start)
     return Spread(extents, begins, kept)
 
 
-class _Begun(NamedTuple):
-    """A batch that is being read."""
-
-    task: Task
-    spread: Spread
-    futures: list[Future[tuple[int, float]]]
+_Begun = tuple[Task, Spread, list[Future[tuple[int, float]]]]
+"""A batch that is being read."""
 
 
 class DeviceReader:
-    """Reads the batches of one accelerator; the calling thread only waits.
-
-    Attributes:
-        host_bytes: bytes that were read into host memory so far: headers of foreign files.
-    """
+    """Reads the batches of one accelerator; the calling thread only waits."""
 
     def __init__(self, source: Source, driver: Driver, gpu: int, accelerator: int) -> None:
         workload, layout = source.workload, source.layout
         reader = workload.reader
         self.host_bytes = 0
+        """Bytes that were read into host memory so far: headers of foreign files."""
         self._source, self._driver, self._accelerator = source, driver, accelerator
         self._format = FORMATS[layout.format]
         self._places = lru_cache(256)(self._find_places)
@@ -129,7 +116,7 @@ class DeviceReader:
             room = min(room, self._most)
         # One page more at each end, and one between samples.
         self._slot_bytes = reader.batch_size * (round_up(room) + 3 * PAGE_BYTES)
-        self._num_slots = source.batches_in_flight
+        self._num_slots = workload.batches_in_flight
         num_threads = reader.num_streams * reader.io_depth
         nowhere = self._num_slots * self._slot_bytes
         self._gpu = Gpu(gpu)
@@ -145,7 +132,7 @@ class DeviceReader:
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[DeviceArray]]]:
         """Yield an epoch's batches; the arrays are valid while training computes on them."""
         tasks = self._source.tasks(epoch, plan, self._accelerator)
-        most = max(1, self._source.batches_ahead)
+        most = max(1, self._source.workload.reader.batches_ahead)
         begun: deque[_Begun] = deque()
         try:
             for step in range(plan.num_steps):
@@ -168,8 +155,6 @@ class DeviceReader:
                     num_bytes=sum(num_bytes for num_bytes, _ in costs),
                     ready=perf_counter(),
                     read_seconds=sum(seconds for _, seconds in costs),
-                    decode_seconds=0.0,
-                    hand_over_seconds=0.0,
                 )
                 yield batch, arrays
         finally:
@@ -178,14 +163,11 @@ class DeviceReader:
     def busy(self) -> list[tuple[float, str]]:
         """Return since when (perf_counter) each file is being read, and a line to show."""
         now, layout = perf_counter(), self._source.layout
-        return [
-            (
-                since,
-                f"accelerator {self._accelerator} reads {layout.path(file)} through cuFile "
-                f"for {now - since:.0f} s",
-            )
-            for file, since in list(self._under_way.items())
-        ]
+        lines = []
+        for file, since in list(self._under_way.items()):
+            text = f"accelerator {self._accelerator} reads {layout.path(file)} through cuFile"
+            lines.append((since, f"{text} for {now - since:.0f} s"))
+        return lines
 
     def close(self) -> None:
         """End the threads and free the memory; keep it if a read hangs that may write to it."""
@@ -204,11 +186,7 @@ class DeviceReader:
         return not self._futures
 
     def _begin(self, task: Task) -> _Begun:
-        """Start reading a batch into its slot.
-
-        Raises:
-            DatasetError: its samples are larger than the files' headers or the workload say.
-        """
+        """Start reading a batch into its slot."""
         layout = self._source.layout
         files = layout.file_of(task.samples).tolist()
         if task.places is not None:
@@ -235,14 +213,10 @@ class DeviceReader:
             for extent in spread.extents
         ]
         self._futures.update(futures)
-        return _Begun(task, spread, futures)
+        return task, spread, futures
 
     def _read(self, extent: Extent, slot: int, file_bytes: int) -> tuple[int, float]:
-        """Read an extent; return its bytes, and the seconds that it took.
-
-        Raises:
-            DatasetError: the file is missing, or has not `file_bytes` bytes.
-        """
+        """Read an extent of a file of `file_bytes`; return its bytes, and the seconds."""
         begin = perf_counter()
         self._under_way[extent.file] = begin
         nowhere = self._nowhere.get()
@@ -297,7 +271,3 @@ class DeviceReader:
 
     def _path(self, file: int) -> str:
         return f"{self._source.dataset.folder}/{self._source.layout.path(file)}"
-
-
-def _down(num_bytes: int) -> int:
-    return num_bytes // PAGE_BYTES * PAGE_BYTES

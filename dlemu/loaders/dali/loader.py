@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
@@ -24,6 +25,7 @@ from dlemu.gpu.availability import availability
 from dlemu.gpu.cufile import Driver
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import describe
+from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
     INPUT,
     Pipeline,
@@ -32,7 +34,6 @@ from dlemu.loaders.dali.pipelines import (
     dali,
     in_one_line,
     take_samples,
-    to_host,
 )
 from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
@@ -45,30 +46,8 @@ Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU m
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""
 
 
-_Made = TypeVar("_Made", covariant=True)
-
-
-class _Stream(Protocol[_Made]):
-    """One accelerator's batches; `host_bytes` of them were read into host memory so far."""
-
-    @property
-    def host_bytes(self) -> int: ...
-    def batches(self, epoch: int, plan: EpochPlan) -> Iterator[_Made]: ...
-    def busy(self) -> list[tuple[float, str]]: ...
-    def close(self) -> None: ...
-
-
-_Feed = _Stream[tuple[Batch, Sequence[object]]]
-"""What a pipeline is fed with: each batch, and its samples where they were read to."""
-
-
 class DaliLoader:
-    """Reads batches through DALI; see `dlemu.loaders.Loader`.
-
-    Attributes:
-        way: how the samples come to DALI.
-        notes: a line for each key that could not be met, to be shown.
-    """
+    """Reads batches through DALI; see `dlemu.loaders.Loader` and `TellsPaths`."""
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
         self._source = Source.open(dataset, keep=keep)
@@ -79,12 +58,11 @@ class DaliLoader:
         if why is not None and gds == "require":
             raise WorkloadError(f"reader.gds=require: {why}; or set reader.gds=prefer")
         self.notes = () if why is None else (f"reader.gds=prefer, read through the host: {why}",)
-        through_cufile = gds != "off" and why is None
-        self.way: Way = _choose(self._source, through_cufile=through_cufile)
         self._driver = Driver(folder, gds) if gds != "off" and why is None else None
-        self._streams: list[_Stream[Batch]] = []
+        self.direct = self._source.direct or self._driver is not None
+        self.way: Way = _choose(self._source, through_cufile=self._driver is not None)
+        self._streams: list[DaliReads | _Fed] = []
         self._takers: Takers | None = None
-        self._closed = False
         with warnings.catch_warnings():
             # Without a GPU it warns once; `find_gpus` has refused that where a GPU is wanted.
             warnings.simplefilter("ignore")
@@ -97,18 +75,7 @@ class DaliLoader:
             self.close()
             raise
 
-    @property
-    def direct(self) -> bool:
-        return self._source.direct or self._driver is not None
-
     def path_bytes(self) -> PathBytes:
-        """Return the bytes so far by the path that they took, by cuFile's own counters.
-
-        Call it before `close`.
-
-        Raises:
-            RunError: bytes went through the host although reader.gds=require.
-        """
         host = PathBytes(host=sum(stream.host_bytes for stream in self._streams))
         return host if self._driver is None else host + self._driver.path_bytes()
 
@@ -130,45 +97,34 @@ class DaliLoader:
 
     def close(self) -> None:
         self._end_epoch()
-        if self._closed:
-            return
-        self._closed = True
-        for stream in self._streams:
-            stream.close()
+        while self._streams:
+            self._streams.pop(0).close()
         if self._driver is not None:
             self._driver.close()
+            self._driver = None
 
     def _end_epoch(self) -> None:
         if self._takers is not None:
             self._takers.end()
             self._takers = None
 
-    def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> _Stream[Batch]:
-        workload = self._source.workload
-        dataset, reader = workload.dataset, workload.reader
-        settings = Settings(
-            batch_size=reader.batch_size,
-            num_threads=reader.num_streams,
-            gpu=gpu,
-            resize=dataset.record_length_bytes_resize,
-        )
+    def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> "DaliReads | _Fed":
+        source, reader = self._source, self._source.workload.reader
+        resize = source.workload.dataset.record_length_bytes_resize
+        settings = Settings(reader.batch_size, reader.num_streams, gpu, resize)
+        feed: _FromHost | DeviceReader
         match self.way:
             case "host memory":
-                # Our readers cut and pad.
-                settings = replace(settings, resize=None)
-                feed: _Feed = _FromHost(self._source, accelerator)
-                return _Fed(self._source, feed, take_samples(settings, on_gpu=False), keep=keep)
+                settings = replace(settings, resize=None)  # our readers cut and pad
+                feed = _FromHost(source, accelerator)
             case "GPU memory":
-                from dlemu.loaders.dali.device import DeviceReader
-
                 assert self._driver is not None and gpu is not None
-                feed = DeviceReader(self._source, self._driver, gpu, accelerator)
-                return _Fed(self._source, feed, take_samples(settings, on_gpu=True), keep=keep)
+                feed = DeviceReader(source, self._driver, gpu, accelerator)
             case way:
-                through_cufile = way == "numpy through cuFile"
-                return DaliReads(
-                    self._source, accelerator, settings, through_cufile=through_cufile, keep=keep
-                )
+                cufile = way == "numpy through cuFile"
+                return DaliReads(source, accelerator, settings, through_cufile=cufile, keep=keep)
+        pipeline = take_samples(settings, on_gpu=self.way == "GPU memory")
+        return _Fed(source.dataset.folder, feed, pipeline, keep=keep)
 
 
 class _FromHost:
@@ -177,39 +133,33 @@ class _FromHost:
     host_bytes = 0
 
     def __init__(self, source: Source, accelerator: int) -> None:
-        self._source = source
-        self._loader = ThreadsLoader(
-            source.dataset, accelerators=range(accelerator, accelerator + 1), keep=1
-        )
+        self._when_asked = source.reads_when_asked
+        accelerators = range(accelerator, accelerator + 1)
+        self._loader = ThreadsLoader(source.dataset, accelerators=accelerators, keep=1)
+        self.busy, self.close = self._loader.busy, self._loader.close
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[tuple[Batch, Sequence[object]]]:
         with self._loader.read(epoch, plan) as running:
             for step in range(plan.num_steps):
-                if self._source.reads_when_asked:
+                if self._when_asked:
                     self._loader.begin(step)
                 [batch] = running.take(step)
                 assert batch.arrays is not None
                 self.host_bytes += batch.num_bytes
                 yield batch, batch.arrays
                 # A taker advances this generator when training has begun with the step.
-                if not self._source.reads_when_asked:
+                if not self._when_asked:
                     self._loader.begin(step)
-
-    def busy(self) -> list[tuple[float, str]]:
-        return self._loader.busy()
-
-    def close(self) -> None:
-        self._loader.close()
 
 
 class _Fed:
     """Feeds a pipeline, and takes what comes out of it, batch by batch."""
 
-    def __init__(self, source: Source, feed: _Feed, pipeline: Pipeline, *, keep: bool) -> None:
-        self._folder = source.dataset.folder
-        self._feed = feed
-        self._pipeline = pipeline
-        self._keep = keep
+    def __init__(
+        self, folder: Path, feed: _FromHost | DeviceReader, pipeline: Pipeline, *, keep: bool
+    ) -> None:
+        self._folder, self._feed, self._pipeline, self._keep = folder, feed, pipeline, keep
+        self.busy, self.close = feed.busy, feed.close
 
     @property
     def host_bytes(self) -> int:
@@ -224,7 +174,7 @@ class _Fed:
                     self._pipeline.schedule_run()
                     payload, _ = self._pipeline.outputs()  # waits for the GPU, too
                 ready = perf_counter()
-                data, lengths = collate(to_host(payload)) if self._keep else (None, None)
+                data, lengths = collate(payload) if self._keep else (None, None)
                 yield replace(
                     batch,
                     ready=ready,
@@ -233,19 +183,9 @@ class _Fed:
                     lengths=lengths,
                 )
 
-    def busy(self) -> list[tuple[float, str]]:
-        return self._feed.busy()
-
-    def close(self) -> None:
-        self._feed.close()
-
 
 def find_gpus(workload: Workload) -> range:
-    """Return the GPUs whose memory batches are to end in; none if that is host memory.
-
-    Raises:
-        WorkloadError: a GPU is wanted, and there is none that this DALI can use.
-    """
+    """Return the GPUs whose memory batches are to end in; none if that is host memory."""
     if workload.dali.device == "cpu":
         return range(0)
     try:
@@ -267,8 +207,7 @@ def find_gpus(workload: Workload) -> range:
 
 def _why_through_host(dataset: Dataset) -> str | None:
     """Return why samples cannot be read straight into a GPU's memory; None: they can."""
-    workload, layout, folder = dataset.workload, dataset.layout, dataset.folder
-    reader = workload.reader
+    reader, layout = dataset.workload.reader, dataset.layout
     if reader.decode == "library":
         return "reader.decode=library parses in host memory"
     if reader.check_crc:
@@ -278,7 +217,7 @@ def _why_through_host(dataset: Dataset) -> str | None:
     if layout.samples_per_file > 1 and layout.format in ("npz", "npy"):
         return f"the samples of a {layout.format} file of several are taken apart in host memory"
     assert reader.gds != "off"
-    found = availability(folder, gds=reader.gds)
+    found = availability(dataset.folder, gds=reader.gds)
     return None if found.usable else found.why
 
 
@@ -293,8 +232,5 @@ def _choose(source: Source, *, through_cufile: bool) -> Way:
         return "numpy"
     # DALI's TFRecord reader accepts use_o_direct, but reads through the page cache all the same.
     indexed = (source.dataset.folder / layout.index_path(0)).exists()
-    return (
-        "tfrecord"
-        if layout.format == "tfrecord" and indexed and not source.direct
-        else "host memory"
-    )
+    own = layout.format == "tfrecord" and indexed and not source.direct
+    return "tfrecord" if own else "host memory"

@@ -24,7 +24,7 @@ INPUT = "samples"
 """Name under which samples are handed to a pipeline."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
     """Settings that all pipelines of one accelerator share."""
 
@@ -46,8 +46,6 @@ def read_numpy(
     with _pipeline(settings, depth) as pipeline:
         samples = dali.fn.readers.numpy(
             files=list(paths),
-            shard_id=0,
-            num_shards=1,
             device="gpu" if through_cufile else "cpu",
             # The reader takes O_DIRECT only without mmap; through cuFile it always uses it.
             dont_use_mmap=direct and not through_cufile,
@@ -69,8 +67,6 @@ def read_tfrecord(
             path=list(paths),
             index_path=list(indexes),
             features={"image": dali.tfrecord.FixedLenFeature([], dali.tfrecord.string, "")},
-            shard_id=0,
-            num_shards=1,
         )
         _set_outputs(pipeline, features["image"], settings)
     return pipeline
@@ -83,29 +79,19 @@ def take_samples(settings: Settings, *, on_gpu: bool) -> Pipeline:
     samples without a copy, and one pipeline must not be given adjacent and other samples in turn.
     """
     with _pipeline(settings, depth=1) as pipeline:
-        samples = dali.fn.external_source(
-            name=INPUT,
-            device="gpu" if on_gpu else "cpu",
-            dtype=dali.types.UINT8,
-            ndim=1,
-        )
+        device = "gpu" if on_gpu else "cpu"
+        samples = dali.fn.external_source(name=INPUT, device=device, dtype=dali.types.UINT8, ndim=1)
         _set_outputs(pipeline, samples, settings)
     return pipeline
 
 
-def to_host(samples: Any) -> list[NDArray[np.uint8]]:
-    """Return copies of a pipeline's samples in host memory."""
-    on_host = samples.as_cpu()
-    return [np.array(on_host[index]) for index in range(len(on_host))]
-
-
-def collate(
-    samples: Sequence[NDArray[np.uint8]],
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return samples as one array, padded with zeros, and the bytes of each.
+def collate(payload: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return a pipeline's samples in host memory, padded with zeros, and the bytes of each.
 
     Their shapes: uint8 (batch, longest) and int64 (batch,).
     """
+    on_host = payload.as_cpu()
+    samples = [np.array(on_host[index]) for index in range(len(on_host))]
     lengths = np.array([len(sample) for sample in samples], np.int64)
     data = np.zeros((len(samples), int(lengths.max())), np.uint8)
     for row, sample in zip(data, samples, strict=True):

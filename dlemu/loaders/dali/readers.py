@@ -28,7 +28,6 @@ from dlemu.loaders.dali.pipelines import (
     in_one_line,
     read_numpy,
     read_tfrecord,
-    to_host,
 )
 from dlemu.loaders.source import Source
 from dlemu.storage.regular import read_regular
@@ -38,11 +37,7 @@ _INDEXES_KEPT = 64
 
 
 class DaliReads:
-    """The batches of one accelerator.
-
-    Attributes:
-        host_bytes: bytes that were read into host memory so far.
-    """
+    """The batches of one accelerator."""
 
     def __init__(
         self,
@@ -54,12 +49,10 @@ class DaliReads:
         keep: bool,
     ) -> None:
         self.host_bytes = 0
-        self._source = source
-        self._layout = source.layout
-        self._accelerator = accelerator
-        self._settings = settings
-        self._through_cufile = through_cufile
-        self._keep = keep
+        """Bytes that were read into host memory so far."""
+        self._source, self._layout = source, source.layout
+        self._accelerator, self._settings = accelerator, settings
+        self._through_cufile, self._keep = through_cufile, keep
         self._index = lru_cache(_INDEXES_KEPT)(self._read_index)
         self._awaited: tuple[int, float] | None = None
 
@@ -93,7 +86,7 @@ class DaliReads:
                 num_bytes += self._num_bytes(order[0])
             if not self._through_cufile:
                 self.host_bytes += num_bytes
-            data, kept_bytes = collate(to_host(payload)) if self._keep else (None, None)
+            data, kept_bytes = collate(payload) if self._keep else (None, None)
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -102,8 +95,6 @@ class DaliReads:
                 num_bytes=num_bytes,
                 ready=ready,
                 read_seconds=ready - begin,
-                decode_seconds=0.0,
-                hand_over_seconds=0.0,
                 data=data,
                 lengths=kept_bytes,
             )
@@ -114,15 +105,12 @@ class DaliReads:
 
     def busy(self) -> list[tuple[float, str]]:
         """Return since when (perf_counter) DALI is waited for, and a line to show; none if not."""
-        awaited = self._awaited
+        awaited = self._awaited  # another thread may set it
         if awaited is None:
             return []
         step, since = awaited
-        text = (
-            f"accelerator {self._accelerator} waits for DALI to read the batch of step {step} "
-            f"for {perf_counter() - since:.0f} s"
-        )
-        return [(since, text)]
+        text = f"accelerator {self._accelerator} waits for DALI to read the batch of step {step}"
+        return [(since, f"{text} for {perf_counter() - since:.0f} s")]
 
     def close(self) -> None:
         """Do nothing: each epoch has its own pipeline."""
@@ -132,14 +120,8 @@ class DaliReads:
         if self._layout.format == "tfrecord":
             return self._open_records(order, depth)
         paths = [self._path(file) for file in order.ravel().tolist()]
-        pipeline = read_numpy(
-            self._settings,
-            paths,
-            depth=depth,
-            direct=self._source.direct,
-            through_cufile=self._through_cufile,
-        )
-        return pipeline, None
+        way = {"direct": self._source.direct, "through_cufile": self._through_cufile}
+        return read_numpy(self._settings, paths, depth=depth, **way), None
 
     def _open_records(
         self, order: Samples, depth: int
@@ -149,12 +131,8 @@ class DaliReads:
         framed: list[int] = []
         per_file = self._layout.samples_per_file
         whole = list(range(per_file))
-        samples = order.ravel()
-        places = zip(
-            self._layout.file_of(samples).tolist(),
-            self._layout.place_of(samples).tolist(),
-            strict=True,
-        )
+        files, within = np.divmod(order.ravel(), per_file)
+        places = zip(files.tolist(), within.tolist(), strict=True)
         with tempfile.TemporaryDirectory(prefix="dlemu-index-") as scratch:
             for number, (file, run) in enumerate(groupby(places, itemgetter(0))):
                 paths.append(self._path(file))
