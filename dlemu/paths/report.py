@@ -13,16 +13,13 @@ from dlemu.results.records import write_text
 
 
 def write_report(cells: Sequence[Cell], folder: Path) -> bool:
-    """Write the results in all forms; return False if the plot is left out for want of matplotlib.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write the results in all forms; return False if there is no plot: matplotlib is missing."""
     write_text(folder / "paths.txt", render_table(cells) + "\n")
     write_text(folder / "paths.csv", render_csv(cells))
-    write_text(folder / "paths.json", render_json(cells))
+    rows = [asdict(cell) for cell in cells]
+    write_text(folder / "paths.json", json.dumps(rows, indent=1) + "\n")
     try:
-        render_plot(cells, folder / "paths")
+        _plot(cells, folder / "paths")
     except ModuleNotFoundError:
         return False
     return True
@@ -91,16 +88,8 @@ def render_csv(cells: Sequence[Cell]) -> str:
     return text.getvalue()
 
 
-def render_json(cells: Sequence[Cell]) -> str:
-    return json.dumps([asdict(cell) for cell in cells], indent=1) + "\n"
-
-
-def render_plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw throughput and CPU time over I/O size, to `path`.png and .svg.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+def _plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draw throughput and CPU time over I/O size, to `path`.png and .svg."""
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys((cell.pattern, cell.workers) for cell in cells))

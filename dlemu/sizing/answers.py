@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.sizing.search import Event, Point, Sizing
-from dlemu.sizing.table import html_table, text_table
 from dlemu.sizing.targets import Target
-from dlemu.units import counted, format_rate, format_seconds
+from dlemu.units import counted, format_rate, format_seconds, html_table
 from dlemu.workload.model import Workload
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
@@ -163,14 +162,20 @@ _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (
 def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
     """Return the table of drives, with the columns of published results."""
     rows = [_COLUMNS, *map(_cells, sized)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in cells]
+        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    else:
+        lines = ["  ".join(row).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * width for width in widths))
     notes = []
     if any(each.workload.size.quick for each in sized):
         notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
-    return (
-        "\n".join([*text_table(rows, markdown=markdown), *([""] if notes else []), *notes]) + "\n"
-    )
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def _number(sized: Sized) -> str:
@@ -208,6 +213,12 @@ def render_csv(sized: Sequence[Sized]) -> str:
     return out.getvalue()
 
 
+_RECORDED = (
+    *("num_accelerators", "real_accelerators", "at_least", "fewest_failed"),
+    *("interval", "threshold", "limit"),
+)
+
+
 def as_json(sized: Sequence[Sized]) -> Any:
     """Return the content of sizing.json: one object, or a list where there are several answers."""
     answers = [
@@ -216,13 +227,7 @@ def as_json(sized: Sequence[Sized]) -> Any:
             "target": each.target.name,
             "data_folder": each.target.folder,
             "drives": each.target.num_drives,
-            "num_accelerators": each.num_accelerators,
-            "real_accelerators": each.real_accelerators,
-            "at_least": each.at_least,
-            "fewest_failed": each.fewest_failed,
-            "interval": each.interval,
-            "threshold": each.threshold,
-            "limit": each.limit,
+            **{name: getattr(each, name) for name in _RECORDED},
             "quick": each.workload.size.quick,
             "read_ahead_share": each.read_ahead_share,
             "dataset_bytes": each.dataset_bytes,

@@ -10,6 +10,7 @@ output.folder is named:
     table.md, table.csv, table.png …   the table of drives
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -72,8 +73,7 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
 def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     """Size every target and workload, and show the answers; return the exit status.
 
-    0: every search found at least one accelerator; 2: one alone fails somewhere. It raises what
-    `size` raises.
+    0: every search found at least one accelerator; 2: one alone fails somewhere.
     """
     answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
     if world.rank == 0:
@@ -89,10 +89,7 @@ def _size_all(
     say: Say,
     on_answer: Callable[[Sized], None] = lambda answer: None,
 ) -> list[Sized]:
-    """Return the answers for all targets and workloads, on all ranks.
-
-    Rank 0 calls `on_answer` with each answer before it is written.
-    """
+    """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written."""
     if world.rank != 0:
         say = silent
     jobs = world.on_first(lambda: find_jobs(workload, say))
@@ -192,11 +189,7 @@ class _Search:
         return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
 
     def _check_dataset(self, number: int) -> None:
-        """Refuse a dataset that is too small for this number, with what is known so far.
-
-        Raises:
-            DatasetError: with the command that writes a dataset large enough.
-        """
+        """Refuse a dataset that is too small for this number, with what is known so far."""
         try:
             self._enough.check(number, expected=self._expected)
         except DatasetError as error:
@@ -216,8 +209,7 @@ class _Search:
         """Make the run that these keys describe; all ranks call it."""
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
         if outcome is not None:
-            measured = Summary.of(outcome.summary).measured
-            reason = cached_too_much(self._workload, measured)
+            reason = cached_too_much(self._workload, Summary.of(outcome.summary).measured)
             if reason:
                 raise RunError(reason)
         return outcome
@@ -226,11 +218,8 @@ class _Search:
         """Return a new folder for this run; a run that was cut short keeps its own."""
         name = f"{self._name}.{number:02}.n{accelerators}"
         folder = self._folder / "runs" / name
-        again = 1
-        while folder.exists():
-            again += 1
-            folder = folder.with_name(f"{name}-{again}")
-        return folder
+        again = (folder.with_name(f"{name}-{more}") for more in itertools.count(2))
+        return next(each for each in itertools.chain([folder], again) if not each.exists())
 
     def _introduce(self) -> None:
         workload, layout = self._workload, self._enough.layout
@@ -250,9 +239,6 @@ def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     """Return the workload for the files in its folder, their layout, and what bounds the search.
 
     The bound is the reason why size.max_accelerators was lowered; empty: it was not.
-
-    Raises:
-        DatasetError: there is no dataset.
     """
     manifest = read_manifest(workload.data_folder)
     if manifest is None:

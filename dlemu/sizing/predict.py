@@ -8,9 +8,8 @@ from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
-from dlemu.sizing.table import html_table
 from dlemu.storage.regular import read_regular
-from dlemu.units import format_rate
+from dlemu.units import format_rate, html_table
 from dlemu.workload.model import Drive, Workload
 
 _PUBLISHED = {
@@ -137,9 +136,6 @@ def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
     """Return the drive to predict for and the host's calibration; None: not given.
 
     A drive that the user names is another one than was calibrated, on the same host.
-
-    Raises:
-        WorkloadError: the calibration does not fit.
     """
     calibration = _calibration(workload)
     if calibration is None:

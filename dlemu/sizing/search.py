@@ -114,11 +114,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search looks for, and what it may try.
-
-    Raises:
-        WorkloadError: the threshold or the range of numbers is impossible.
-    """
+    """What a search looks for, and what it may try."""
 
     threshold: float
     """Least AU that passes, in percent."""
@@ -128,15 +124,8 @@ class Goal:
     """The first number to try; a good prediction saves runs."""
     confirm: int = 5
     """Consecutive passing runs that confirm the answer; 0 counts as 1."""
-    max_repeats: int = 0
-    """Near misses that are allowed before a number counts as failed. A confirming run must pass
-    anyway, so repeats cost more runs than they save (docs/sizing.md)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 100:
-            raise WorkloadError(
-                f"metric.au must be above 0 and at most 1 (100 %), got {self.threshold:g} %"
-            )
         if not 1 <= self.start <= self.max_accelerators:
             raise WorkloadError(
                 f"size.start must be from 1 to size.max_accelerators={self.max_accelerators}, "
@@ -189,7 +178,11 @@ class _History:
         self.fewest_failed = min(filter(self._failed, self.runs), default=goal.max_accelerators + 1)
         """The fewest accelerators that fail; max_accelerators + 1 if none fails."""
         self.most_passed = max(
-            (n for n, au in self.runs.items() if n < self.fewest_failed and self._passes(au[-1])),
+            (
+                n
+                for n, au in self.runs.items()
+                if n < self.fewest_failed and passes(au[-1], self.threshold)
+            ),
             default=0,
         )
         """The most accelerators below `fewest_failed` whose last run passed."""
@@ -223,7 +216,7 @@ class _History:
         """Return the answer, once `next_run` says that enough is known."""
         number = self.most_passed if self.fewest_failed > 1 else 0
         confirmations = self._confirmations()[-self.confirm :] if number else ()
-        failing = [p for p in self.counted if not self._passes(p.au_percentage)]
+        failing = [p for p in self.counted if not passes(p.au_percentage, self.threshold)]
         limit = _limit_of(failing or self.points[-1:])
         nothing_failed = self.fewest_failed > self.goal.max_accelerators
         real, interval = None, None
@@ -244,10 +237,7 @@ class _History:
         )
 
     def _real(self, number: int) -> tuple[float | None, tuple[float, float] | None]:
-        """Return N* and its interval, from the runs that the storage limited.
-
-        None where these contradict what passed and what failed.
-        """
+        """Return N* and its interval; None where the storage's runs contradict what passed."""
         near = self._near([p for p in self.counted if p.limit in _STORAGE])
         feeds = self._feeds(near)
         if feeds is None or self._contradicted(feeds, number):
@@ -272,26 +262,21 @@ class _History:
             self.threshold * feeds / number + _DISTURBED_POINTS
         )
 
-    def _passes(self, au_percentage: float) -> bool:
-        return passes(au_percentage, self.threshold)
-
     def _failed(self, number: int) -> bool:
-        """Return whether this number fails.
-
-        A near miss is repeated if `max_repeats` allows it, or if it was the very first run.
-        """
-        misses = [au for au in self.runs[number] if not self._passes(au)]
-        near, repeats = 2 * self.sd, self.goal.max_repeats
-        if self.points[0].num_accelerators == number and self.points[0].au_percentage in misses:
-            near, repeats = near + _FIRST_RUN_LOW, max(repeats, 1)
-        return len(misses) > repeats or any(au < self.threshold - near for au in misses)
+        """Return whether this number fails: a near miss of the very first run is repeated."""
+        misses = [au for au in self.runs[number] if not passes(au, self.threshold)]
+        first = self.points[0]
+        if first.num_accelerators == number and first.au_percentage in misses:
+            near = 2 * self.sd + _FIRST_RUN_LOW
+            return len(misses) > 1 or misses[0] < self.threshold - near
+        return bool(misses)
 
     def _confirmations(self) -> list[Point]:
         """Return the passing runs at the end of the history, all with the last run's number."""
         confirming: list[Point] = []
         for point in reversed(self.points):
             same = point.num_accelerators == self.points[-1].num_accelerators
-            if not same or not self._passes(point.au_percentage):
+            if not same or not passes(point.au_percentage, self.threshold):
                 break
             confirming.insert(0, point)
         return confirming
@@ -326,13 +311,9 @@ class _History:
         return [p for p in near if p is not self.points[0]] or near
 
     def _feeds(self, near: Sequence[Point]) -> float | None:
-        """Return the real number at which AU meets the threshold, from saturated runs.
-
-        None where there are none.
-        """
-        if not near:
-            return None
-        return fmean(p.num_accelerators * p.au_percentage for p in near) / self.threshold
+        """Return the real number at which AU meets the threshold; None without saturated runs."""
+        moved = [p.num_accelerators * p.au_percentage for p in near]
+        return fmean(moved) / self.threshold if moved else None
 
     def _grown(self) -> int:
         """Return the next number to try while no run was saturated."""

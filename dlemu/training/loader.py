@@ -74,11 +74,7 @@ class TrainingLoader:
             yield batch
 
     def __len__(self) -> int:
-        """Return the number of steps of the next epoch.
-
-        Raises:
-            WorkloadError: there are too few samples for a step.
-        """
+        """Return the number of steps of the next epoch."""
         return self._plan(self._epoch).num_steps
 
     def _plan(self, epoch: int) -> EpochPlan:

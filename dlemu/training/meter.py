@@ -198,9 +198,7 @@ class Meter:
         return None if parts is None else measure_run(self.workload, parts)
 
     def report(self) -> str:
-        """Return the report's table and verdict as text; empty on ranks other than 0.
-
-        All ranks call it.
+        """Return the table and verdict on rank 0, an empty text elsewhere. All ranks call it.
 
         Raises:
             WorkloadError: an epoch has fewer than two steps.
