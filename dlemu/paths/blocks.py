@@ -97,11 +97,7 @@ class Done:
 
 
 def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
-    """Run the workers, `on_start` when all of them start; return what they did and the seconds.
-
-    Raises:
-        RunError: a worker failed or died.
-    """
+    """Run the workers, `on_start` when all of them start; return what they did and the seconds."""
     context = multiprocessing.get_context("forkserver")
     # The forkserver has imported this module, so its forks start fast. They do not have this
     # process's threads and CUDA context, which must not be forked.

@@ -55,9 +55,7 @@ def render_table(cells: Sequence[Cell]) -> str:
     tables = []
     for pattern, workers in dict.fromkeys((cell.pattern, cell.workers) for cell in cells):
         group = [cell for cell in cells if (cell.pattern, cell.workers) == (pattern, workers)]
-        found: dict[tuple[str, str, int], Cell] = {
-            (cell.target, cell.path, cell.io_size): cell for cell in group
-        }
+        found = {(cell.target, str(cell.path), cell.io_size): cell for cell in group}
         sizes = sorted({cell.io_size for cell in group})
         blocks = [["I/O size", "KiB", *(str(size >> 10) for size in sizes)]]
         for (target, path), name in _columns(group).items():
@@ -96,11 +94,9 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
     figure = Figure(figsize=(10, 3.5 * len(groups)), layout="constrained")
     for row, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         members = [cell for cell in cells if (cell.pattern, cell.workers) == group]
+        members.sort(key=lambda cell: cell.io_size)
         for (target, data_path), name in _columns(members).items():
-            line = sorted(
-                (c for c in members if (c.target, c.path) == (target, data_path)),
-                key=lambda cell: cell.io_size,
-            )
+            line = [c for c in members if (c.target, c.path) == (target, data_path)]
             sizes = [cell.io_size / 1024 for cell in line]
             row[0].plot(sizes, [cell.gib_per_second for cell in line], "o-", label=name)
             row[1].plot(sizes, [cell.cpu_seconds_per_gb for cell in line], "o-", label=name)

@@ -136,13 +136,7 @@ class Cell(Asked):
 
 
 def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
-    """Measure the cells that the output folder lacks, with lines for `on_event`; return all cells.
-
-    Raises:
-        WorkloadError: the output folder cannot be made, or another command holds it.
-        RunError: a named path does not work, space is short, a result cannot be written, or a
-            worker failed.
-    """
+    """Measure the cells that the output folder lacks; return all. `on_event` gets lines of text."""
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):

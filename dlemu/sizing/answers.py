@@ -147,12 +147,11 @@ def _real(sizing: Sizing) -> str:
 
 def _not_the_storage(sizing: Sizing) -> str:
     """Return why the number is not the storage's."""
-    if sizing.limit == "unclear":
-        why = "what the limit was is unclear"
-    elif sizing.limit == "none":
-        why = "almost nothing held the accelerators back"
-    else:
-        why = f"the limit was {sizing.limit}"
+    no_limit = {
+        "unclear": "what the limit was is unclear",
+        "none": "almost nothing held the accelerators back",
+    }
+    why = no_limit.get(sizing.limit, f"the limit was {sizing.limit}")
     return f"{why}, so the storage may feed more"
 
 

@@ -72,7 +72,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
             write_json(path, file.model_dump(mode="json"))
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
-                more["drive"] = _EXAMPLE_DRIVE
+                more["drive"] = "d7_ps1010"  # an example
             say(f"result: {path}\n{command('predict', workload, _PREDICT_KEYS, more)}")
     return 0
 
@@ -90,18 +90,15 @@ def render_calibration(workload: Workload, calibration: Calibration) -> str:
     c = calibration
     host = rate_of(c.host_read_bytes_per_second, c.host_limit, "host cpu", "memory")
     drive = rate_of(c.drive_read_bytes_per_second, c.drive_limit, "storage")
-    return "\n".join(
-        [
-            f"{workload.name}, reader.data_loader={c.loader}",
-            f"  overhead of a step  {format_seconds(c.overhead)}; limit: {c.overhead_limit}",
-            f"  jitter of a step    {format_seconds(c.jitter)}",
-            f"  this host moves     {host}",
-            f"  a drive gives       {drive}",
-        ]
+    return (
+        f"{workload.name}, reader.data_loader={c.loader}\n"
+        f"  overhead of a step  {format_seconds(c.overhead)}; limit: {c.overhead_limit}\n"
+        f"  jitter of a step    {format_seconds(c.jitter)}\n"
+        f"  this host moves     {host}\n"
+        f"  a drive gives       {drive}"
     )
 
 
-_EXAMPLE_DRIVE = "d7_ps1010"
 _PREDICT_KEYS = (
     *("reader.data_loader", "reader.odirect", "reader.read_threads", "reader.batch_size"),
     *("dataset.format", "dataset.num_samples_per_file", "dataset.record_length_bytes"),

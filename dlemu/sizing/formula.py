@@ -382,10 +382,7 @@ class _Terms:
         return number
 
     def limit(self, num_accelerators: int, threshold: float) -> tuple[str, bool]:
-        """Return the name of the smallest term, and whether more accelerators may be possible.
-
-        If something else limited the term's figure, that is the name, and more may be possible.
-        """
+        """Return the smallest term, or what limited its figure: then more may be possible, True."""
         ceiling = self.ceiling(num_accelerators)
         if min(self.storage, self.hosts) / num_accelerators < ceiling:
             if self.storage < self.hosts:

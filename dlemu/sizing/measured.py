@@ -99,9 +99,7 @@ def _size_all(
     with ExitStack() as stack:
         folder = world.on_first(lambda: stack.enter_context(hold(workload.output.folder, "size")))
         for target, job in jobs:
-            one = _Search(target, job, folder, world, say)
-            one.start()
-            answers.append(one.run())
+            answers.append(_Search(target, job, folder, world, say).run())
             if world.rank == 0:
                 on_answer(answers[-1])
                 _write(answers, say)
@@ -118,8 +116,8 @@ class _Search:
         self._world, self._say = world, say
         self._name = f"{target.name}.{workload.name}"
 
-    def start(self) -> None:
-        """Look at the dataset, read the log and choose the first number. All ranks call it."""
+    def run(self) -> Sized:
+        """Look at the dataset, read the log and search; return the answer, on all ranks."""
         world, given = self._world, self._workload
         self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
         memory = measure_memory(self._workload, world)
@@ -128,13 +126,10 @@ class _Search:
         self._first, self._expected = 1, 1.0
         if not self._log.points:
             self._first, self._expected = first_number(self._target, self._enough, world, self._say)
-
-    def run(self) -> Sized:
-        """Return the answer, on all ranks."""
-        if self._world.rank == 0:
-            return self._world.broadcast(self._decide())
+        if world.rank == 0:
+            return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
-        while not isinstance(message := self._world.broadcast(message), Sized):
+        while not isinstance(message := world.broadcast(message), Sized):
             self._carry_out(message)
         return message
 
@@ -236,10 +231,7 @@ class _Search:
 
 
 def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
-    """Return the workload for the files in its folder, their layout, and what bounds the search.
-
-    The bound is the reason why size.max_accelerators was lowered; empty: it was not.
-    """
+    """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(

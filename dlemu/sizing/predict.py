@@ -133,15 +133,13 @@ def predict(workload: Workload) -> Predicted:
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
-    """Return the drive to predict for and the host's calibration; None: not given.
-
-    A drive that the user names is another one than was calibrated, on the same host.
-    """
+    """Return the drive to predict for and the host's calibration; None: not given."""
     calibration = _calibration(workload)
     if calibration is None:
         return workload.drive, None
     if workload.drive is None:
         return calibration.drive, calibration
+    # A drive that the user names is another one than was calibrated, on the same host.
     other = {"drive_read_bytes_per_second": None, "drive_limit": None}
     return workload.drive, calibration.model_copy(update=other)
 

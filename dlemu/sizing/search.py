@@ -103,12 +103,8 @@ class Sizing:
     @property
     def failed_au_percentage(self) -> float | None:
         """Mean AU of the failing runs at `fewest_failed`, in percent; None: nothing failed."""
-        failed = [
-            point.au_percentage
-            for point in self.points
-            if point.num_accelerators == self.fewest_failed
-            and not passes(point.au_percentage, self.threshold)
-        ]
+        runs = [p.au_percentage for p in self.points if p.num_accelerators == self.fewest_failed]
+        failed = [au for au in runs if not passes(au, self.threshold)]
         return fmean(failed) if failed else None
 
 
@@ -142,11 +138,8 @@ def search(
 ) -> Sizing:
     """Measure until the most accelerators that meet the goal's threshold are known.
 
-    Args:
-        measure: makes one run with this number of accelerators.
-        goal: the threshold, and what may be tried.
-        known: the points of an interrupted search, in order; they are not measured again.
-        on_event: is called with each point and what comes next, before the next run.
+    `known` are the points of an interrupted search, in order. `on_event` gets each point and what
+    comes next, before the next run.
     """
     points = list(known)
     measured: Point | None = None
