@@ -70,10 +70,8 @@ class Work:
 
     @property
     def num_processes(self) -> int:
-        """One per worker for small blocks into host memory, otherwise one for all.
-
-        Several CUDA contexts would take turns on the GPU, and that would be measured.
-        """
+        """One per worker for small blocks into host memory, otherwise one for all."""
+        # Several CUDA contexts would take turns on the GPU, and that would be measured.
         return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
 
 

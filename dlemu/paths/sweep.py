@@ -94,7 +94,6 @@ class Asked:
     """Bytes of a block."""
     workers: int
     seconds: float
-    """How long to measure."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,6 @@ from dlemu.units import counted, format_rate, format_seconds, html_table
 from dlemu.workload.model import Workload
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
-_SHOWN_CACHED = 0.05
-"""A run's line shows the share of the bytes that came from memory from this share on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +98,9 @@ class Sized(Sizing):
 def describe_event(event: Event) -> str:
     """Return a line about the run just made, and one about what comes next."""
     lines = []
-    if event.point is not None:
-        point = event.point
-        share = point.page_cache_share
-        cached = "" if share is None or share < _SHOWN_CACHED else f", {share:.0%} from memory"
+    if (point := event.point) is not None:
+        share = point.page_cache_share or 0.0
+        cached = f", {share:.0%} from memory" if share >= 0.05 else ""
         lines.append(
             f"{point.num_accelerators:>4} accelerators: AU {point.au_percentage:6.2f}%, "
             f"{point.samples_per_second:.1f} samples/s, "
@@ -212,21 +209,16 @@ def render_csv(sized: Sequence[Sized]) -> str:
     return out.getvalue()
 
 
-_RECORDED = (
-    *("num_accelerators", "real_accelerators", "at_least", "fewest_failed"),
-    *("interval", "threshold", "limit"),
-)
-
-
 def as_json(sized: Sequence[Sized]) -> Any:
     """Return the content of sizing.json: one object, or a list where there are several answers."""
+    same = ("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval")
     answers = [
         {
             "workload": each.workload.name,
             "target": each.target.name,
             "data_folder": each.target.folder,
             "drives": each.target.num_drives,
-            **{name: getattr(each, name) for name in _RECORDED},
+            **{name: getattr(each, name) for name in (*same, "threshold", "limit")},
             "quick": each.workload.size.quick,
             "read_ahead_share": each.read_ahead_share,
             "dataset_bytes": each.dataset_bytes,

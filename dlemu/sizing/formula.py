@@ -41,7 +41,6 @@ and the dearest of those whose drives were fast enough (printed by `benchmarks.p
 EXTRAPOLATED_ABOVE = 400
 """The barrier term was compared with measurements up to 411 accelerators."""
 
-_FIRST_ERROR = 0.2
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -77,15 +76,6 @@ class Calibration(BaseModel):
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
 
-    @property
-    def drive(self) -> Drive | None:
-        """The drive that was read; None: none was."""
-        if self.drive_read_bytes_per_second is None:
-            return None
-        rate = max(1, round(self.drive_read_bytes_per_second))
-        # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
-        return Drive.model_construct(name="calibrated drive", read_bandwidth=rate)
-
 
 class CalibrationFile(BaseModel):
     """What `dlemu calibrate` writes: the calibrations of one host."""
@@ -111,9 +101,9 @@ class CalibrationFile(BaseModel):
             ) from None
         if file.version > 1:
             return file
-        # Version 1 wrote the residual of the fit.
+        # Version 1 wrote the residual of the fit, 0.2.
         known = tuple(
-            each.model_copy(update={"error": ERROR}) if each.error == _FIRST_ERROR else each
+            each.model_copy(update={"error": ERROR}) if each.error == 0.2 else each
             for each in file.calibrations
         )
         return file.model_copy(update={"calibrations": known})

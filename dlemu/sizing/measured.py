@@ -71,10 +71,7 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
 
 
 def size_storage(workload: Workload, world: World, say: Say = say) -> int:
-    """Size every target and workload, and show the answers; return the exit status.
-
-    0: every search found at least one accelerator; 2: one alone fails somewhere.
-    """
+    """Size every target and workload, and show the answers; return 2 if one alone fails, else 0."""
     answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
     if world.rank == 0:
         if len(answers) > 1:
@@ -188,10 +185,9 @@ class _Search:
         try:
             self._enough.check(number, expected=self._expected)
         except DatasetError as error:
+            asked = 100 * self._workload.metric.au
             passing = [
-                point.num_accelerators
-                for point in self._log.points
-                if passes(point.au_percentage, 100 * self._workload.metric.au)
+                p.num_accelerators for p in self._log.points if passes(p.au_percentage, asked)
             ]
             if not passing:
                 raise
@@ -204,8 +200,8 @@ class _Search:
         """Make the run that these keys describe; all ranks call it."""
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
         if outcome is not None:
-            reason = cached_too_much(self._workload, Summary.of(outcome.summary).measured)
-            if reason:
+            measured = Summary.of(outcome.summary).measured
+            if reason := cached_too_much(self._workload, measured):
                 raise RunError(reason)
         return outcome
 
@@ -240,10 +236,9 @@ def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
             f"{datagen_command(workload, 'auto', num_accelerators=_FIRST_DATASET)}"
         )
     keys: dict[str, object] = {}
-    if workload.dataset.num_files_train == "auto" or (
-        "dataset.num_files_train" not in workload.given
-    ):
-        keys["dataset.num_files_train"] = manifest.layout.num_files
+    number = "dataset.num_files_train"
+    if number not in workload.given or workload.dataset.num_files_train == "auto":
+        keys[number] = manifest.layout.num_files
     if workload.size.quick:
         keys["reader.odirect"] = True
     workload = workload.with_keys(keys)

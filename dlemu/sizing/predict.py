@@ -138,7 +138,12 @@ def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
     if calibration is None:
         return workload.drive, None
     if workload.drive is None:
-        return calibration.drive, calibration
+        rate = calibration.drive_read_bytes_per_second
+        if rate is None:
+            return None, calibration
+        # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
+        name, rate = "calibrated drive", max(1, round(rate))
+        return Drive.model_construct(name=name, read_bandwidth=rate), calibration
     # A drive that the user names is another one than was calibrated, on the same host.
     other = {"drive_read_bytes_per_second": None, "drive_limit": None}
     return workload.drive, calibration.model_copy(update=other)

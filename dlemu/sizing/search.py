@@ -92,8 +92,7 @@ class Sizing:
     interval: tuple[float, float] | None
     """95 % interval of `real_accelerators`, from the noise of the runs; None where that is None."""
     limit: str
-    """Limit of most of the failing runs (`Point.limit`); `none` or `unclear` where there is no
-    such limit."""
+    """Limit of most of the failing runs (`Point.limit`); `none` or `unclear`: there is none."""
 
     @property
     def seconds(self) -> float:
@@ -115,7 +114,6 @@ class Goal:
     threshold: float
     """Least AU that passes, in percent."""
     max_accelerators: int
-    """The largest number to try."""
     start: int = 1
     """The first number to try; a good prediction saves runs."""
     confirm: int = 5
@@ -243,11 +241,8 @@ class _History:
         return feeds, (feeds - spread, feeds + spread)
 
     def _contradicted(self, feeds: float, number: int) -> bool:
-        """Return whether N* = `feeds` does not fit the AU measured at the answer and above it.
-
-        A difference within the noise is none. At its ceiling, AU is lower than N* alone promises.
-        """
-        ceiling = max(self.means.values())
+        """Return whether N* = `feeds` is, beyond the noise, off the AU at the answer or above it."""
+        ceiling = max(self.means.values())  # where AU is lower than N* alone promises
         promised = min(ceiling, self.threshold * feeds / self.fewest_failed)
         if self.means[self.fewest_failed] < promised - _DISTURBED_POINTS:
             return True
@@ -342,8 +337,7 @@ def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
 def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], threshold: float) -> bool:
     """Return whether a run contradicts others with as many accelerators (`same`) and with `more`.
 
-    Its AU should be at the ceiling, which is at least the others' AU. Otherwise it should move no
-    less than more accelerators moved.
+    It should be at the ceiling (at least the others' AU) or move no less than more accelerators.
     """
     if not more:
         return False

@@ -66,8 +66,7 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
             raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
         devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
-            if devices & others:
-                shared = ", ".join(sorted(devices & others))
+            if shared := ", ".join(sorted(devices & others)):
                 say(f"warning: {name} and {other} share {shared}: one drive, twice")
         seen[name] = devices
         drives = size.drives[number] if size.drives else max(1, len(devices))
@@ -97,7 +96,6 @@ def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
 def _names_of(folders: Sequence[str]) -> tuple[str, ...]:
     """Return the last parts of the folders' paths: as few as make the names different."""
     parts = [Path(folder).absolute().parts for folder in folders]
-    names: tuple[str, ...] = ()
     for length in range(1, max(map(len, parts)) + 1):
         names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
         if len(set(names)) == len(names):
