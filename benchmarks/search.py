@@ -18,11 +18,6 @@ from dlemu.results import metrics
 from tests.lab.noisy_storage import CONFIRM, Storage, sized
 
 
-def repeating(storage: Storage, start: int) -> int:
-    """Return what `search` finds where a number may have one near miss."""
-    return sized(storage, start, max_repeats=1)
-
-
 def bisected(storage: Storage, start: int) -> int:
     """Return what doubling (or halving) and bisection find."""
 
@@ -124,7 +119,6 @@ def main() -> None:
 
         row(f"{name}: from ±30 %", trials, small, predicted, sized)
         row(f"{name}: from 1", trials, small, one, sized)
-        row(f"{name}: from ±30 %, near misses repeated", trials, small, predicted, repeating)
 
     header("Where to start, noise 0.3, the last three at once")
     for least, most in ((3, 13), (28, 29), (111, 112)):

@@ -1,6 +1,8 @@
-"""Bytes, seconds and rates to text, and "512GiB" to bytes."""
+"""Bytes, seconds, rates and tables to text, and "512GiB" to bytes."""
 
+import html
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -88,6 +90,14 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as HTML, for notebooks; the first row is the head."""
+    lines = []
+    for tag, row in zip(["th"] + ["td"] * (len(rows) - 1), rows, strict=True):
+        lines.append("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row))
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def ceil_div(number: N, divisor: int) -> N:

@@ -59,7 +59,6 @@ class Work:
     file_bytes: int
     """Bytes of each file that are used."""
     seconds: float
-    seed: int = 0
 
     @property
     def writes(self) -> bool:
@@ -71,11 +70,8 @@ class Work:
 
     @property
     def num_processes(self) -> int:
-        """One process per worker for small blocks into host memory, otherwise one for all.
-
-        With a GPU always one: each process has its own CUDA context, and contexts take turns on a
-        GPU, so several processes would measure that instead of the path.
-        """
+        """One per worker for small blocks into host memory, otherwise one for all."""
+        # Several CUDA contexts would take turns on the GPU, and that would be measured.
         return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
 
 
@@ -99,13 +95,7 @@ class Done:
 
 
 def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
-    """Run the workers; return what they did and the seconds that it took.
-
-    Calls `on_start` at the moment when all workers start.
-
-    Raises:
-        RunError: a worker failed or died.
-    """
+    """Run the workers, `on_start` when all of them start; return what they did and the seconds."""
     context = multiprocessing.get_context("forkserver")
     # The forkserver has imported this module, so its forks start fast. They do not have this
     # process's threads and CUDA context, which must not be forked.
@@ -120,8 +110,7 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
             theirs.close()
             groups.append((process, ours))
         pipes = [pipe for _, pipe in groups]
-        for _ in _receive_all(pipes):
-            pass  # each says that it is ready
+        list(_receive_all(pipes))  # each says that it is ready
         start = time.perf_counter() + 0.02  # time for the message to reach all of them
         for pipe in pipes:
             with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
@@ -141,11 +130,7 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
 
 
 def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
-    """Yield one message per pipe as they come, so that a failure is seen at once.
-
-    Raises:
-        RunError: a worker failed or died.
-    """
+    """Yield one message per pipe as they come, so that a failure is seen at once."""
     awaited = list(pipes)
     while awaited:
         for pipe in wait(awaited):
@@ -206,7 +191,7 @@ class _Worker:
     ) -> None:
         self._work = work
         self._gpu = gpu
-        self._random = np.random.default_rng((work.seed, index))
+        self._random = np.random.default_rng(index)
         flags = os.O_RDWR if work.writes else os.O_RDONLY
         if work.path in ("host_direct", "host_direct_gpu_copy"):
             flags |= os.O_DIRECT
@@ -274,15 +259,12 @@ class _Worker:
             return iter([both[choice] for choice in self._random.integers(0, 2, num).tolist()])
         return repeat(self._write if self._work.writes else self._read)
 
-    def _stamp(self) -> None:
-        """Make every 4 KiB unique: storage that deduplicates would look faster than it is."""
+    def _write_host(self, offset: int) -> int:
+        """Write with every 4 KiB unique: storage that deduplicates would look too fast."""
         self._num_written += 1
         # Multiples of an odd number repeat only after 2^64 of them.
         step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
         np.add(self._first_stamps, step, out=self._stamps)
-
-    def _write_host(self, offset: int) -> int:
-        self._stamp()
         return os.pwritev(self._fd, [self._view], offset)
 
     def _host_and_copy(self, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
@@ -297,8 +279,7 @@ class _Worker:
 
         def write(offset: int) -> int:
             memory.drain(address, size)
-            self._stamp()
-            return os.pwritev(self._fd, [self._view], offset)
+            return self._write_host(offset)
 
         return read, write
 

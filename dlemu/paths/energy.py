@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-POWERCAP = Path("/sys/class/powercap")
-
 
 @dataclass(frozen=True)
 class Energy:
@@ -39,19 +37,19 @@ class Energy:
         return sum(now - start.gpus[name] for name, now in self.gpus.items())
 
 
-def read_energy(powercap: Path = POWERCAP) -> Energy:
+def read_energy(powercap: Path = Path("/sys/class/powercap")) -> Energy:
     """Return the counters now."""
     cpus, ranges = {}, {}
     # intel-rapl:0 is a package, AMD's as well; intel-rapl:0:1 is a part of it.
     for domain in sorted(powercap.glob("intel-rapl:?")):
         try:
-            microjoules = int((domain / "energy_uj").read_text(encoding="utf-8"))
-            ranges[domain.name] = (
-                int((domain / "max_energy_range_uj").read_text(encoding="utf-8")) / 1e6
+            joules, wraps_at = (
+                int((domain / name).read_text(encoding="utf-8")) / 1e6
+                for name in ("energy_uj", "max_energy_range_uj")
             )
         except OSError:
             continue
-        cpus[domain.name] = microjoules / 1e6
+        cpus[domain.name], ranges[domain.name] = joules, wraps_at
     return Energy(cpus, ranges, _gpu_joules())
 
 
@@ -61,12 +59,10 @@ def _gpu_joules() -> dict[str, float]:
     except ModuleNotFoundError:
         return {}
     joules = {}
-    try:
+    with suppress(pynvml.NVMLError):  # no driver, or no GPU
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             with suppress(pynvml.NVMLError):  # a GPU older than Volta
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
                 joules[f"gpu{index}"] = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
-    except pynvml.NVMLError:  # no driver, or no GPU
-        pass
     return joules

@@ -36,16 +36,11 @@ class Latencies:
         self.total += other.total
 
     def mean(self) -> float:
-        """Return the exact mean in seconds; nan if nothing was counted."""
-        return self.total / self.num / 1e9 if self.num else float("nan")
+        """Return the exact mean in seconds."""
+        return self.total / self.num / 1e9
 
     def percentile(self, percent: float) -> float:
-        """Return the percentile in seconds, by nearest rank; nan if nothing was counted.
-
-        The same as numpy's method "inverted_cdf".
-        """
-        if not self.num:
-            return float("nan")
+        """Return the percentile in seconds, by nearest rank (NumPy: "inverted_cdf")."""
         rank = max(1, int(np.ceil(self.num * percent / 100)))
         place = int(np.searchsorted(self.counts.cumsum(), rank))
         power, step = divmod(place, _PER_POWER)

@@ -13,16 +13,13 @@ from dlemu.results.records import write_text
 
 
 def write_report(cells: Sequence[Cell], folder: Path) -> bool:
-    """Write the results in all forms; return False if the plot is left out for want of matplotlib.
-
-    Raises:
-        RunError: the disk is full or read-only.
-    """
+    """Write the results in all forms; return False if there is no plot: matplotlib is missing."""
     write_text(folder / "paths.txt", render_table(cells) + "\n")
     write_text(folder / "paths.csv", render_csv(cells))
-    write_text(folder / "paths.json", render_json(cells))
+    rows = [asdict(cell) for cell in cells]
+    write_text(folder / "paths.json", json.dumps(rows, indent=1) + "\n")
     try:
-        render_plot(cells, folder / "paths")
+        _plot(cells, folder / "paths")
     except ModuleNotFoundError:
         return False
     return True
@@ -58,9 +55,7 @@ def render_table(cells: Sequence[Cell]) -> str:
     tables = []
     for pattern, workers in dict.fromkeys((cell.pattern, cell.workers) for cell in cells):
         group = [cell for cell in cells if (cell.pattern, cell.workers) == (pattern, workers)]
-        found: dict[tuple[str, str, int], Cell] = {
-            (cell.target, cell.path, cell.io_size): cell for cell in group
-        }
+        found = {(cell.target, str(cell.path), cell.io_size): cell for cell in group}
         sizes = sorted({cell.io_size for cell in group})
         blocks = [["I/O size", "KiB", *(str(size >> 10) for size in sizes)]]
         for (target, path), name in _columns(group).items():
@@ -91,27 +86,17 @@ def render_csv(cells: Sequence[Cell]) -> str:
     return text.getvalue()
 
 
-def render_json(cells: Sequence[Cell]) -> str:
-    return json.dumps([asdict(cell) for cell in cells], indent=1) + "\n"
-
-
-def render_plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw throughput and CPU time over I/O size, to `path`.png and .svg.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+def _plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draw throughput and CPU time over I/O size, to `path`.png and .svg."""
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys((cell.pattern, cell.workers) for cell in cells))
     figure = Figure(figsize=(10, 3.5 * len(groups)), layout="constrained")
     for row, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         members = [cell for cell in cells if (cell.pattern, cell.workers) == group]
+        members.sort(key=lambda cell: cell.io_size)
         for (target, data_path), name in _columns(members).items():
-            line = sorted(
-                (c for c in members if (c.target, c.path) == (target, data_path)),
-                key=lambda cell: cell.io_size,
-            )
+            line = [c for c in members if (c.target, c.path) == (target, data_path)]
             sizes = [cell.io_size / 1024 for cell in line]
             row[0].plot(sizes, [cell.gib_per_second for cell in line], "o-", label=name)
             row[1].plot(sizes, [cell.cpu_seconds_per_gb for cell in line], "o-", label=name)

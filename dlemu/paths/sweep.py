@@ -30,9 +30,9 @@ from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
 from dlemu.units import PAGE_BYTES, format_bytes, format_seconds
 
-LARGEST_FILE = 2 << 30
+_LARGEST_FILE = 2 << 30
 """Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
-SMALLEST_FILE = 16 << 20
+_SMALLEST_FILE = 16 << 20
 _FILL = 16 << 20
 """Bytes of one write when a file is prepared."""
 
@@ -41,11 +41,7 @@ OnEvent = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What to measure; every combination is a cell.
-
-    Raises:
-        WorkloadError: a value is out of its bounds, or a target is not a folder.
-    """
+    """What to measure; every combination is a cell."""
 
     targets: tuple[Path, ...]
     """Folders: a local drive, a remote mount …"""
@@ -98,7 +94,6 @@ class Asked:
     """Bytes of a block."""
     workers: int
     seconds: float
-    """How long to measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,19 +134,8 @@ class Cell(Asked):
         return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
 
-# --- measure --------------------------------------------------------------------------------------
-
-
 def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
-    """Measure the cells that the output folder does not have yet; return all cells of the sweep.
-
-    `on_event` gets a line about each step.
-
-    Raises:
-        WorkloadError: the output folder cannot be made, or another command holds it.
-        RunError: a named path does not work, space is short, a result cannot be written, or a
-            worker failed.
-    """
+    """Measure the cells that the output folder lacks; return all. `on_event` gets lines of text."""
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
@@ -187,11 +171,7 @@ _CELL = TypeAdapter(Cell)
 
 
 def cells_of(store: JsonLines) -> list[Cell]:
-    """Return the finished cells of a cells.jsonl.
-
-    Raises:
-        RunError: a line is not a cell.
-    """
+    """Return the finished cells of a cells.jsonl."""
     try:
         return [_CELL.validate_python(value) for value in store.values]
     except DAMAGE as error:
@@ -199,11 +179,7 @@ def cells_of(store: JsonLines) -> list[Cell]:
 
 
 def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
-    """Yield the cells to measure on a target, in the order of measuring.
-
-    Raises:
-        RunError: a path that was named does not work there.
-    """
+    """Yield the cells to measure on a target, in the order of measuring."""
     usable = []
     for path in sweep.paths or DATA_PATHS:
         problem = path_problem(path, target)
@@ -302,34 +278,23 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
 
 
 def _counters() -> tuple[CpuTimes, Energy, float]:
-    """Return the host's CPU times, its energy, and the time of the clock.
-
-    Raises:
-        RunError: the kernel does not provide CPU times.
-    """
+    """Return the host's CPU times, its energy, and the time of the clock."""
     cpu = read_cpu_times()
     if cpu is None:
         raise RunError("/proc/stat has no CPU times; paths needs a /proc of Linux")
     return cpu, read_energy(), time.perf_counter()
 
 
-# --- the files ------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Write the workers' files into the target; yield them and their size; remove them at the end.
-
-    Raises:
-        RunError: space is short.
-    """
+    """Write the workers' files into the target; yield them and their size; remove them at last."""
     num = max(sweep.workers)
     files = tuple(str(target / f"dlemu_paths.{index}") for index in range(num))
     for file in files:
         Path(file).unlink(missing_ok=True)  # left by a sweep that was killed
     free = shutil.disk_usage(target).free
     largest = max(sweep.io_sizes)
-    chosen = min(LARGEST_FILE, max(SMALLEST_FILE, largest, free // 4 // num))
+    chosen = min(_LARGEST_FILE, max(_SMALLEST_FILE, largest, free // 4 // num))
     size = (sweep.file_size or chosen) // largest * largest
     if num * size > free * 0.95:
         raise RunError(

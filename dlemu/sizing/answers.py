@@ -9,14 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.sizing.search import Event, Point, Sizing
-from dlemu.sizing.table import html_table, text_table
 from dlemu.sizing.targets import Target
-from dlemu.units import counted, format_rate, format_seconds
+from dlemu.units import counted, format_rate, format_seconds, html_table
 from dlemu.workload.model import Workload
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
-_SHOWN_CACHED = 0.05
-"""A run's line shows the share of the bytes that came from memory from this share on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +98,9 @@ class Sized(Sizing):
 def describe_event(event: Event) -> str:
     """Return a line about the run just made, and one about what comes next."""
     lines = []
-    if event.point is not None:
-        point = event.point
-        share = point.page_cache_share
-        cached = "" if share is None or share < _SHOWN_CACHED else f", {share:.0%} from memory"
+    if (point := event.point) is not None:
+        share = point.page_cache_share or 0.0
+        cached = f", {share:.0%} from memory" if share >= 0.05 else ""
         lines.append(
             f"{point.num_accelerators:>4} accelerators: AU {point.au_percentage:6.2f}%, "
             f"{point.samples_per_second:.1f} samples/s, "
@@ -148,12 +144,11 @@ def _real(sizing: Sizing) -> str:
 
 def _not_the_storage(sizing: Sizing) -> str:
     """Return why the number is not the storage's."""
-    if sizing.limit == "unclear":
-        why = "what the limit was is unclear"
-    elif sizing.limit == "none":
-        why = "almost nothing held the accelerators back"
-    else:
-        why = f"the limit was {sizing.limit}"
+    no_limit = {
+        "unclear": "what the limit was is unclear",
+        "none": "almost nothing held the accelerators back",
+    }
+    why = no_limit.get(sizing.limit, f"the limit was {sizing.limit}")
     return f"{why}, so the storage may feed more"
 
 
@@ -163,14 +158,20 @@ _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (
 def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
     """Return the table of drives, with the columns of published results."""
     rows = [_COLUMNS, *map(_cells, sized)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+    if markdown:
+        lines = ["| " + " | ".join(row) + " |" for row in cells]
+        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    else:
+        lines = ["  ".join(row).rstrip() for row in cells]
+        lines.insert(1, "  ".join("-" * width for width in widths))
     notes = []
     if any(each.workload.size.quick for each in sized):
         notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
-    return (
-        "\n".join([*text_table(rows, markdown=markdown), *([""] if notes else []), *notes]) + "\n"
-    )
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def _number(sized: Sized) -> str:
@@ -210,19 +211,14 @@ def render_csv(sized: Sequence[Sized]) -> str:
 
 def as_json(sized: Sequence[Sized]) -> Any:
     """Return the content of sizing.json: one object, or a list where there are several answers."""
+    same = ("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval")
     answers = [
         {
             "workload": each.workload.name,
             "target": each.target.name,
             "data_folder": each.target.folder,
             "drives": each.target.num_drives,
-            "num_accelerators": each.num_accelerators,
-            "real_accelerators": each.real_accelerators,
-            "at_least": each.at_least,
-            "fewest_failed": each.fewest_failed,
-            "interval": each.interval,
-            "threshold": each.threshold,
-            "limit": each.limit,
+            **{name: getattr(each, name) for name in (*same, "threshold", "limit")},
             "quick": each.workload.size.quick,
             "read_ahead_share": each.read_ahead_share,
             "dataset_bytes": each.dataset_bytes,

@@ -41,9 +41,8 @@ _SCRATCH = "dlemu-calibrate."
 _SECONDS = 20.0
 """About how long each of the three runs reads."""
 _MEMORY_BYTES = 8 << 30
-"""Most bytes that are written to memory: more takes long to write and tells nothing new."""
+"""Most bytes that are written to memory, and the largest share of what is free there."""
 _MEMORY_SHARE = 0.25
-"""Largest share of the free memory that is used."""
 _LEAST_STEPS = 20
 _LEAST_BATCHES = 4
 _MOST_EPOCHS = 50
@@ -52,14 +51,7 @@ _PROBE_SECONDS = 2.0
 
 
 def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
-    """Make the three runs on all ranks and write the calibration; return the exit status.
-
-    Raises:
-        WorkloadError: there are several hosts: each has figures of its own.
-        RunError: memory has no room for a few batches, the result cannot be written, or a run
-            failed.
-        DatasetError: the target holds no dataset.
-    """
+    """Make the three runs on all ranks and write the calibration; return the exit status."""
     if world.rank != 0:
         say = silent
     check_job(workload, world)
@@ -78,68 +70,47 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
             say(f"\n{render_calibration(workload, calibration)}")
             file = CalibrationFile(host=world.host, calibrations=(calibration,))
             write_json(path, file.model_dump(mode="json"))
-            say(f"result: {path}\n{predict_command(workload, calibration, path)}")
+            more: dict[str, object] = {"predict.calibration": path}
+            if calibration.drive_read_bytes_per_second is None:
+                more["drive"] = "d7_ps1010"  # an example
+            say(f"result: {path}\n{command('predict', workload, _PREDICT_KEYS, more)}")
     return 0
 
 
 def render_calibration(workload: Workload, calibration: Calibration) -> str:
     """Return the figures of a calibration as text."""
 
-    def rate_of(rate: float, limit: str | None, *own: str) -> str:
+    def rate_of(rate: float | None, limit: str | None, *own: str) -> str:
+        if rate is None:
+            return "not read"
         bound = "" if limit in own else "at least "
-        return (
-            f"{bound}{format_rate(rate)}, what {rate / workload.demand:.1f} accelerators take; "
-            f"limit: {limit}"
-        )
+        taken = f"what {rate / workload.demand:.1f} accelerators take"
+        return f"{bound}{format_rate(rate)}, {taken}; limit: {limit}"
 
     c = calibration
-    drive = "not read"
-    if c.drive_read_bytes_per_second is not None:
-        drive = rate_of(c.drive_read_bytes_per_second, c.drive_limit, "storage")
-    rows = {
-        "overhead of a step": f"{format_seconds(c.overhead)}; limit: {c.overhead_limit}",
-        "jitter of a step": format_seconds(c.jitter),
-        "this host moves": rate_of(
-            c.host_read_bytes_per_second, c.host_limit, "host cpu", "memory"
-        ),
-        "a drive gives": drive,
-    }
-    title = f"{workload.name}, reader.data_loader={c.loader}"
-    return "\n".join([title, *(f"  {name:<20}{value}" for name, value in rows.items())])
+    host = rate_of(c.host_read_bytes_per_second, c.host_limit, "host cpu", "memory")
+    drive = rate_of(c.drive_read_bytes_per_second, c.drive_limit, "storage")
+    return (
+        f"{workload.name}, reader.data_loader={c.loader}\n"
+        f"  overhead of a step  {format_seconds(c.overhead)}; limit: {c.overhead_limit}\n"
+        f"  jitter of a step    {format_seconds(c.jitter)}\n"
+        f"  this host moves     {host}\n"
+        f"  a drive gives       {drive}"
+    )
 
 
-_EXAMPLE_DRIVE = "d7_ps1010"
 _PREDICT_KEYS = (
-    "reader.data_loader",
-    "reader.odirect",
-    "reader.read_threads",
-    "reader.batch_size",
-    "dataset.format",
-    "dataset.num_samples_per_file",
-    "dataset.record_length_bytes",
-    "dataset.record_dims",
-    "dataset.record_element_type",
-    "train.computation_time",
-    "metric.au",
-    "drives",
+    *("reader.data_loader", "reader.odirect", "reader.read_threads", "reader.batch_size"),
+    *("dataset.format", "dataset.num_samples_per_file", "dataset.record_length_bytes"),
+    *("dataset.record_dims", "dataset.record_element_type"),
+    *("train.computation_time", "metric.au", "drives"),
 )
 """Keys that a prediction depends on, and that a calibration is found by."""
 
 
-def predict_command(workload: Workload, calibration: Calibration, path: Path) -> str:
-    """Return the command that predicts from a calibration; if it read no drive, for an example."""
-    more: dict[str, object] = {"predict.calibration": path}
-    if calibration.drive_read_bytes_per_second is None:
-        more["drive"] = _EXAMPLE_DRIVE
-    return command("predict", workload, _PREDICT_KEYS, more)
-
-
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    """Make a folder in memory, and remove those that killed calibrations have left.
-
-    Each is locked while it is in use; the lock ends with the last process that holds it.
-    """
+    """Make a folder in memory, locked while in use; remove what killed calibrations have left."""
     with ExitStack() as held:
         with locked(_IN_MEMORY, seconds=math.inf):  # so that none is seen before it is locked
             for left in _IN_MEMORY.glob(f"{_SCRATCH}*"):
@@ -152,11 +123,7 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _find_target(workload: Workload) -> Layout | None:
-    """Return the layout of the target's dataset; None: there is no target.
-
-    Raises:
-        DatasetError: it is missing, or lies in memory.
-    """
+    """Return the layout of the target's dataset; None: there is no target."""
     if workload.dataset.data_folder is None:
         return None
     manifest = read_manifest(workload.data_folder)
@@ -174,12 +141,7 @@ def _find_target(workload: Workload) -> Layout | None:
 
 
 def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
-    """Return the workload with a dataset in `scratch` that fits into memory.
-
-    Raises:
-        WorkloadError: there are several hosts, or accelerators do not compute.
-        RunError: a few batches do not fit.
-    """
+    """Return the workload with a dataset in `scratch` that fits into memory."""
     if world.num_hosts > 1:
         raise WorkloadError(
             f"dlemu calibrate measures one host, not {world.num_hosts}: start it on one, and give "
@@ -226,12 +188,8 @@ class _Runs:
         one = self._one(memory)
         self._say(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
         full = self._full(memory, many)
-        if target is None:
-            self._say("3/3 left out: dataset.data_folder is not set")
-        read = None if target is None else self._target(target)
-        if one is None or full is None:
-            return None
-        return self._conclude(one, full, read)
+        read = self._target(target)
+        return self._conclude(one, full, read) if one and full else None
 
     def _one(self, memory: Workload) -> Outcome | None:
         num_steps = _num_samples(memory) // memory.reader.batch_size
@@ -250,7 +208,10 @@ class _Runs:
         seconds = self._world.broadcast(first and sum(e.seconds for e in first.metrics.epochs))
         return self._run(memory, "full", {**keys, "train.epochs": _epochs(seconds or 1.0)})
 
-    def _target(self, layout: Layout) -> Outcome | None:
+    def _target(self, layout: Layout | None) -> Outcome | None:
+        if layout is None:
+            self._say("3/3 left out: dataset.data_folder is not set")
+            return None
         workload = self._workload
         rate = self._world.on_first(
             lambda: cold_rate(workload, layout, _PROBE_READERS, _PROBE_SECONDS) or workload.demand
@@ -309,13 +270,10 @@ class _Runs:
 
 
 def _jitter(steps: Steps) -> float:
-    """Return the jitter of a step (σ): the Gumbel scale of its time beyond compute, in seconds.
-
-    It follows from the interquartile range, so that a single long step does not matter.
-    """
+    """Return the jitter of a step (σ) in seconds: the Gumbel scale of its time beyond compute."""
     inside = steps[steps["step"] > 0]
     over = inside["wait"] + inside["compute"] + inside["barrier"] - inside["computation_time"]
-    low, high = np.quantile(over, [0.25, 0.75])
+    low, high = np.quantile(over, [0.25, 0.75])  # a single long step does not move them
     return float(high - low) / (math.log(math.log(4)) - math.log(math.log(4 / 3)))
 
 

@@ -41,10 +41,6 @@ and the dearest of those whose drives were fast enough (printed by `benchmarks.p
 EXTRAPOLATED_ABOVE = 400
 """The barrier term was compared with measurements up to 411 accelerators."""
 
-_FIRST_ERROR = 0.2
-_OF_THE_HOST = (None, "host cpu", "memory")
-"""Limits of a run from memory that are the host's own; None: not recorded."""
-_OF_THE_DRIVE = (None, "storage")
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -80,15 +76,6 @@ class Calibration(BaseModel):
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
 
-    @property
-    def drive(self) -> Drive | None:
-        """The drive that was read; None: none was."""
-        if self.drive_read_bytes_per_second is None:
-            return None
-        rate = max(1, round(self.drive_read_bytes_per_second))
-        # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
-        return Drive.model_construct(name="calibrated drive", read_bandwidth=rate)
-
 
 class CalibrationFile(BaseModel):
     """What `dlemu calibrate` writes: the calibrations of one host."""
@@ -102,13 +89,9 @@ class CalibrationFile(BaseModel):
 
     @classmethod
     def parse(cls, text: str | bytes, *, path: str) -> Self:
-        """Return the calibrations in a file's text; errors name `path`.
-
-        Raises:
-            WorkloadError: the text is no calibration file.
-        """
+        """Return the calibrations in a file's text; errors name `path`."""
         try:
-            return cls.model_validate_json(text)._with_todays_error()
+            file = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
@@ -116,23 +99,17 @@ class CalibrationFile(BaseModel):
                 f"{path} is not a calibration{f', {key}' if key else ''}: {first['msg']}; "
                 "write it with dlemu calibrate"
             ) from None
-
-    def _with_todays_error(self) -> Self:
-        """Return it with today's error: version 1 wrote 0.2, the residual of the fit."""
-        if self.version > 1:
-            return self
+        if file.version > 1:
+            return file
+        # Version 1 wrote the residual of the fit, 0.2.
         known = tuple(
-            each.model_copy(update={"error": ERROR}) if each.error == _FIRST_ERROR else each
-            for each in self.calibrations
+            each.model_copy(update={"error": ERROR}) if each.error == 0.2 else each
+            for each in file.calibrations
         )
-        return self.model_copy(update={"calibrations": known})
+        return file.model_copy(update={"calibrations": known})
 
     def find(self, *, workload: str, loader: str, odirect: bool) -> Calibration:
-        """Return the calibration of exactly this job: rates of a host do not hold for another job.
-
-        Raises:
-            WorkloadError: there is none.
-        """
+        """Return the calibration of exactly this job; a host's rates do not hold for another."""
         asked = (workload, loader, odirect)
         for found in self.calibrations:
             if asked == (found.workload, found.loader, found.odirect):
@@ -152,11 +129,7 @@ class PublishedHost:
 
     @classmethod
     def of(cls, dataset_format: str, cpus: int) -> Self:
-        """Return what a host with this many CPU cores moves.
-
-        Raises:
-            WorkloadError: no published result has this format.
-        """
+        """Return what a host with this many CPU cores moves."""
         if dataset_format not in DLIO_CORE_SECONDS:
             raise WorkloadError(
                 "predict.tool=dlio is known for dataset.format "
@@ -165,19 +138,10 @@ class PublishedHost:
         cheapest, dearest = DLIO_CORE_SECONDS[dataset_format]
         return cls(1e9 * cpus / dearest, 1e9 * cpus / cheapest)
 
-    @property
-    def mean(self) -> float:
-        """The geometric mean: the ends are factors apart."""
-        return math.sqrt(self.low * self.high)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionInput:
-    """A job and the storage that it reads.
-
-    Raises:
-        WorkloadError: a number is not above 0, or the threshold is above 100.
-    """
+    """A job and the storage that it reads."""
 
     computation_time: float
     """Seconds that an accelerator computes on a batch."""
@@ -196,29 +160,12 @@ class PredictionInput:
     """The host that ran DLIO (`predict.tool=dlio`); None: dlemu reads."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 100:
-            raise WorkloadError(
-                "metric.au must be above 0 and at most 1 (100 %), "
-                f"got {self.threshold / 100:g}; MLPerf Storage asks for 0.9 or 0.7"
-            )
-        for key, value in (
-            ("train.computation_time", self.computation_time),
-            ("reader.batch_size x dataset.record_length_bytes", self.batch_bytes),
-            ("drive.read_bandwidth", self.drive_read_bytes_per_second),
-            ("drives", self.num_drives),
-            ("num_hosts", self.num_hosts),
-            ("predict.accelerators", 1 if self.accelerators is None else self.accelerators),
-        ):
-            if not 0 < value < math.inf:
-                raise WorkloadError(f"{key} must be above 0 for a prediction, got {value:g}")
+        if self.computation_time <= 0:
+            raise WorkloadError("train.computation_time must be above 0 for a prediction, got 0")
 
     @classmethod
     def of(cls, workload: Workload, drive: Drive) -> Self:
-        """Return the input for a workload that reads `workload.drives` such drives.
-
-        Raises:
-            WorkloadError: predict.tool and predict.host_cpus do not fit each other.
-        """
+        """Return the input for a workload that reads `workload.drives` such drives."""
         return cls(
             computation_time=workload.train.computation_time.mean,
             batch_bytes=workload.bytes_per_step,
@@ -262,16 +209,14 @@ def _published_host(workload: Workload) -> PublishedHost | None:
 class Prediction:
     """The answer with its range. Where no number passes, AU and rate are those of one accelerator.
 
-    `low` and `high` are the ends of the range: every figure as much worse, or better, as its error
-    allows.
+    `low` and `high`: every figure as much worse, or better, as its error allows.
     """
 
     num_accelerators: int
     """The most that pass, or the number that was asked about."""
     low: int
-    """The most that pass."""
     high: int | None
-    """The most that pass; None: nothing known limits it."""
+    """None: nothing known limits it."""
     real_accelerators: float
     """The most that pass, as a real number (N*)."""
     at_least: bool
@@ -333,11 +278,7 @@ def _published_figure(low: "_Terms", high: "_Terms") -> Literal["drive", "host",
 
 
 def step_overhead(computation_time: float, au_percentage: float, jitter: float) -> float:
-    """Return the overhead of a step (o) in seconds, from the AU of one accelerator.
-
-    The accelerator read from storage that was not the limit; its jitter σ, in seconds, is no
-    overhead.
-    """
+    """Return the overhead of a step (o), seconds, from AU where storage is not the limit."""
     step = computation_time * 100 / au_percentage
     return max(0.0, step - computation_time - jitter * np.euler_gamma)
 
@@ -361,45 +302,37 @@ class _Terms:
     @classmethod
     def of(cls, job: PredictionInput, calibration: Calibration | None, sign: int) -> Self:
         """Return the terms as they are (sign 0), or all at the worse (-1) or better (1) end."""
+        drive, storage_error, cached = job.drive_read_bytes_per_second, ERROR, 0.0
+        overhead = UNMEASURED_OVERHEAD * job.computation_time if sign < 0 else 0.0
+        host, host_error, jitter = math.inf, 0.0, 0.0
+        drive_bound_by = host_bound_by = None
         if calibration is not None:
-            return cls._calibrated(job, calibration, sign)
-        hosts = math.inf
-        if job.published_host is not None:
-            host = job.published_host
-            moved = {-1: host.low, 0: host.mean, 1: host.high}[sign]
-            hosts = job.num_hosts * moved / job.demand
-        storage = job.num_drives * job.drive_read_bytes_per_second / job.demand
-        return cls(
-            storage=storage * (1 + sign * ERROR),
-            hosts=hosts,
-            computation_time=job.computation_time,
-            overhead=UNMEASURED_OVERHEAD * job.computation_time if sign < 0 else 0.0,
-            jitter=0.0,
-        )
-
-    @classmethod
-    def _calibrated(cls, job: PredictionInput, found: Calibration, sign: int) -> Self:
-        drive, storage_error = found.drive_read_bytes_per_second, found.error
-        if drive is None:
-            drive, storage_error = job.drive_read_bytes_per_second, ERROR
-        storage = job.num_drives * drive / (1 - found.page_cache_share) / job.demand
-        storage *= 1 + sign * storage_error
-        hosts = job.num_hosts * found.host_read_bytes_per_second / job.demand
-        hosts *= 1 + sign * found.error
-        drive_bound_by = None if found.drive_limit in _OF_THE_DRIVE else found.drive_limit
-        host_bound_by = None if found.host_limit in _OF_THE_HOST else found.host_limit
+            error, cached = calibration.error, calibration.page_cache_share
+            if calibration.drive_read_bytes_per_second is not None:
+                drive, storage_error = calibration.drive_read_bytes_per_second, error
+            host, host_error = calibration.host_read_bytes_per_second, error
+            overhead = calibration.overhead * (1 - sign * error)
+            overhead = max(0.0, overhead - sign * AU_NOISE * job.computation_time)
+            jitter = calibration.jitter * (1 - sign * error)
+            if calibration.drive_limit != "storage":
+                drive_bound_by = calibration.drive_limit
+            if calibration.host_limit not in ("host cpu", "memory"):
+                host_bound_by = calibration.host_limit
+        elif job.published_host is not None:
+            low, high = job.published_host.low, job.published_host.high
+            # The geometric mean: the ends are factors apart.
+            host = {-1: low, 0: math.sqrt(low * high), 1: high}[sign]
+        storage = job.num_drives * drive / (1 - cached) / job.demand
+        hosts = job.num_hosts * host / job.demand
         # A figure that something else limited is no upper bound.
-        if sign > 0 and drive_bound_by:
-            storage = math.inf
-        if sign > 0 and host_bound_by:
-            hosts = math.inf
-        overhead = found.overhead * (1 - sign * found.error)
         return cls(
-            storage=storage,
-            hosts=hosts,
+            storage=math.inf
+            if sign > 0 and drive_bound_by
+            else storage * (1 + sign * storage_error),
+            hosts=math.inf if sign > 0 and host_bound_by else hosts * (1 + sign * host_error),
             computation_time=job.computation_time,
-            overhead=max(0.0, overhead - sign * AU_NOISE * job.computation_time),
-            jitter=found.jitter * (1 - sign * found.error),
+            overhead=overhead,
+            jitter=jitter,
             storage_bound_by=drive_bound_by,
             hosts_bound_by=host_bound_by,
         )
@@ -439,11 +372,7 @@ class _Terms:
         return number
 
     def limit(self, num_accelerators: int, threshold: float) -> tuple[str, bool]:
-        """Return the name of the smallest term, and whether more accelerators may be possible.
-
-        More may be possible where something else limited the term's figure when it was measured;
-        then that is the name. The threshold is in percent.
-        """
+        """Return the smallest term, or what limited its figure: then more may be possible, True."""
         ceiling = self.ceiling(num_accelerators)
         if min(self.storage, self.hosts) / num_accelerators < ceiling:
             if self.storage < self.hosts:

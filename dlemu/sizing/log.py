@@ -28,12 +28,7 @@ class SearchLog:
     """The runs of one search, in a file that survives a full disk and `kill -9` at any moment."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Read the log; the first run creates its file.
-
-        Raises:
-            WorkloadError: its runs were made with other settings.
-            RunError: it cannot be read, or is no log.
-        """
+        """Read the log; the first run creates its file."""
         self._settings = json.loads(json.dumps(settings))
         self._lines = JsonLines(path)
         self.points: list[Point] = []
@@ -48,11 +43,7 @@ class SearchLog:
                 ) from None
 
     def append(self, point: Point) -> None:
-        """Keep a run.
-
-        Raises:
-            RunError: the disk is full or read-only.
-        """
+        """Keep a run."""
         first = () if self._lines.values else ({"settings": self._settings},)
         self._lines.append(*first, asdict(point))
         self.points.append(point)

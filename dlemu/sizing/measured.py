@@ -10,6 +10,7 @@ output.folder is named:
     table.md, table.csv, table.png …   the table of drives
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -69,11 +70,7 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
 
 
 def size_storage(workload: Workload, world: World, say: Say = say) -> int:
-    """Size every target and workload, and show the answers; return the exit status.
-
-    0: every search found at least one accelerator; 2: one alone fails somewhere. It raises what
-    `size` raises.
-    """
+    """Size every target and workload, and show the answers; return 2 if one alone fails, else 0."""
     answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
     if world.rank == 0:
         if len(answers) > 1:
@@ -88,10 +85,7 @@ def _size_all(
     say: Say,
     on_answer: Callable[[Sized], None] = lambda answer: None,
 ) -> list[Sized]:
-    """Return the answers for all targets and workloads, on all ranks.
-
-    Rank 0 calls `on_answer` with each answer before it is written.
-    """
+    """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written."""
     if world.rank != 0:
         say = silent
     jobs = world.on_first(lambda: find_jobs(workload, say))
@@ -101,9 +95,7 @@ def _size_all(
     with ExitStack() as stack:
         folder = world.on_first(lambda: stack.enter_context(hold(workload.output.folder, "size")))
         for target, job in jobs:
-            one = _Search(target, job, folder, world, say)
-            one.start()
-            answers.append(one.run())
+            answers.append(_Search(target, job, folder, world, say).run())
             if world.rank == 0:
                 on_answer(answers[-1])
                 _write(answers, say)
@@ -120,8 +112,8 @@ class _Search:
         self._world, self._say = world, say
         self._name = f"{target.name}.{workload.name}"
 
-    def start(self) -> None:
-        """Look at the dataset, read the log and choose the first number. All ranks call it."""
+    def run(self) -> Sized:
+        """Look at the dataset, read the log and search; return the answer, on all ranks."""
         world, given = self._world, self._workload
         self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
         memory = measure_memory(self._workload, world)
@@ -130,13 +122,10 @@ class _Search:
         self._first, self._expected = 1, 1.0
         if not self._log.points:
             self._first, self._expected = first_number(self._target, self._enough, world, self._say)
-
-    def run(self) -> Sized:
-        """Return the answer, on all ranks."""
-        if self._world.rank == 0:
-            return self._world.broadcast(self._decide())
+        if world.rank == 0:
+            return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
-        while not isinstance(message := self._world.broadcast(message), Sized):
+        while not isinstance(message := world.broadcast(message), Sized):
             self._carry_out(message)
         return message
 
@@ -191,18 +180,13 @@ class _Search:
         return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
 
     def _check_dataset(self, number: int) -> None:
-        """Refuse a dataset that is too small for this number, with what is known so far.
-
-        Raises:
-            DatasetError: with the command that writes a dataset large enough.
-        """
+        """Refuse a dataset that is too small for this number, with what is known so far."""
         try:
             self._enough.check(number, expected=self._expected)
         except DatasetError as error:
+            asked = 100 * self._workload.metric.au
             passing = [
-                point.num_accelerators
-                for point in self._log.points
-                if passes(point.au_percentage, 100 * self._workload.metric.au)
+                p.num_accelerators for p in self._log.points if passes(p.au_percentage, asked)
             ]
             if not passing:
                 raise
@@ -215,8 +199,8 @@ class _Search:
         """Make the run that these keys describe; all ranks call it."""
         outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
         if outcome is not None:
-            reason = cached_too_much(self._workload, outcome.summary["measured"])
-            if reason:
+            measured = outcome.summary["measured"]
+            if reason := cached_too_much(self._workload, measured):
                 raise RunError(reason)
         return outcome
 
@@ -224,11 +208,8 @@ class _Search:
         """Return a new folder for this run; a run that was cut short keeps its own."""
         name = f"{self._name}.{number:02}.n{accelerators}"
         folder = self._folder / "runs" / name
-        again = 1
-        while folder.exists():
-            again += 1
-            folder = folder.with_name(f"{name}-{again}")
-        return folder
+        again = (folder.with_name(f"{name}-{more}") for more in itertools.count(2))
+        return next(each for each in itertools.chain([folder], again) if not each.exists())
 
     def _introduce(self) -> None:
         workload, layout = self._workload, self._enough.layout
@@ -245,13 +226,7 @@ class _Search:
 
 
 def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
-    """Return the workload for the files in its folder, their layout, and what bounds the search.
-
-    The bound is the reason why size.max_accelerators was lowered; empty: it was not.
-
-    Raises:
-        DatasetError: there is no dataset.
-    """
+    """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
@@ -260,10 +235,9 @@ def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
             f"{datagen_command(workload, 'auto', num_accelerators=_FIRST_DATASET)}"
         )
     keys: dict[str, object] = {}
-    if workload.dataset.num_files_train == "auto" or (
-        "dataset.num_files_train" not in workload.given
-    ):
-        keys["dataset.num_files_train"] = manifest.layout.num_files
+    number = "dataset.num_files_train"
+    if number not in workload.given or workload.dataset.num_files_train == "auto":
+        keys[number] = manifest.layout.num_files
     if workload.size.quick:
         keys["reader.odirect"] = True
     workload = workload.with_keys(keys)

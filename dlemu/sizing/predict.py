@@ -8,9 +8,8 @@ from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
-from dlemu.sizing.table import html_table
 from dlemu.storage.regular import read_regular
-from dlemu.units import format_rate
+from dlemu.units import format_rate, html_table
 from dlemu.workload.model import Drive, Workload
 
 _PUBLISHED = {
@@ -134,18 +133,18 @@ def predict(workload: Workload) -> Predicted:
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
-    """Return the drive to predict for and the host's calibration; None: not given.
-
-    A drive that the user names is another one than was calibrated, on the same host.
-
-    Raises:
-        WorkloadError: the calibration does not fit.
-    """
+    """Return the drive to predict for and the host's calibration; None: not given."""
     calibration = _calibration(workload)
     if calibration is None:
         return workload.drive, None
     if workload.drive is None:
-        return calibration.drive, calibration
+        rate = calibration.drive_read_bytes_per_second
+        if rate is None:
+            return None, calibration
+        # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
+        name, rate = "calibrated drive", max(1, round(rate))
+        return Drive.model_construct(name=name, read_bandwidth=rate), calibration
+    # A drive that the user names is another one than was calibrated, on the same host.
     other = {"drive_read_bytes_per_second": None, "drive_limit": None}
     return workload.drive, calibration.model_copy(update=other)
 

@@ -92,8 +92,7 @@ class Sizing:
     interval: tuple[float, float] | None
     """95 % interval of `real_accelerators`, from the noise of the runs; None where that is None."""
     limit: str
-    """Limit of most of the failing runs (`Point.limit`); `none` or `unclear` where there is no
-    such limit."""
+    """Limit of most of the failing runs (`Point.limit`); `none` or `unclear`: there is none."""
 
     @property
     def seconds(self) -> float:
@@ -103,40 +102,24 @@ class Sizing:
     @property
     def failed_au_percentage(self) -> float | None:
         """Mean AU of the failing runs at `fewest_failed`, in percent; None: nothing failed."""
-        failed = [
-            point.au_percentage
-            for point in self.points
-            if point.num_accelerators == self.fewest_failed
-            and not passes(point.au_percentage, self.threshold)
-        ]
+        runs = [p.au_percentage for p in self.points if p.num_accelerators == self.fewest_failed]
+        failed = [au for au in runs if not passes(au, self.threshold)]
         return fmean(failed) if failed else None
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search looks for, and what it may try.
-
-    Raises:
-        WorkloadError: the threshold or the range of numbers is impossible.
-    """
+    """What a search looks for, and what it may try."""
 
     threshold: float
     """Least AU that passes, in percent."""
     max_accelerators: int
-    """The largest number to try."""
     start: int = 1
     """The first number to try; a good prediction saves runs."""
     confirm: int = 5
     """Consecutive passing runs that confirm the answer; 0 counts as 1."""
-    max_repeats: int = 0
-    """Near misses that are allowed before a number counts as failed. A confirming run must pass
-    anyway, so repeats cost more runs than they save (docs/sizing.md)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 100:
-            raise WorkloadError(
-                f"metric.au must be above 0 and at most 1 (100 %), got {self.threshold:g} %"
-            )
         if not 1 <= self.start <= self.max_accelerators:
             raise WorkloadError(
                 f"size.start must be from 1 to size.max_accelerators={self.max_accelerators}, "
@@ -153,11 +136,8 @@ def search(
 ) -> Sizing:
     """Measure until the most accelerators that meet the goal's threshold are known.
 
-    Args:
-        measure: makes one run with this number of accelerators.
-        goal: the threshold, and what may be tried.
-        known: the points of an interrupted search, in order; they are not measured again.
-        on_event: is called with each point and what comes next, before the next run.
+    `known` are the points of an interrupted search, in order. `on_event` gets each point and what
+    comes next, before the next run.
     """
     points = list(known)
     measured: Point | None = None
@@ -189,7 +169,11 @@ class _History:
         self.fewest_failed = min(filter(self._failed, self.runs), default=goal.max_accelerators + 1)
         """The fewest accelerators that fail; max_accelerators + 1 if none fails."""
         self.most_passed = max(
-            (n for n, au in self.runs.items() if n < self.fewest_failed and self._passes(au[-1])),
+            (
+                n
+                for n, au in self.runs.items()
+                if n < self.fewest_failed and passes(au[-1], self.threshold)
+            ),
             default=0,
         )
         """The most accelerators below `fewest_failed` whose last run passed."""
@@ -223,7 +207,7 @@ class _History:
         """Return the answer, once `next_run` says that enough is known."""
         number = self.most_passed if self.fewest_failed > 1 else 0
         confirmations = self._confirmations()[-self.confirm :] if number else ()
-        failing = [p for p in self.counted if not self._passes(p.au_percentage)]
+        failing = [p for p in self.counted if not passes(p.au_percentage, self.threshold)]
         limit = _limit_of(failing or self.points[-1:])
         nothing_failed = self.fewest_failed > self.goal.max_accelerators
         real, interval = None, None
@@ -244,10 +228,7 @@ class _History:
         )
 
     def _real(self, number: int) -> tuple[float | None, tuple[float, float] | None]:
-        """Return N* and its interval, from the runs that the storage limited.
-
-        None where these contradict what passed and what failed.
-        """
+        """Return N* and its interval; None where the storage's runs contradict what passed."""
         near = self._near([p for p in self.counted if p.limit in _STORAGE])
         feeds = self._feeds(near)
         if feeds is None or self._contradicted(feeds, number):
@@ -260,11 +241,8 @@ class _History:
         return feeds, (feeds - spread, feeds + spread)
 
     def _contradicted(self, feeds: float, number: int) -> bool:
-        """Return whether N* = `feeds` does not fit the AU measured at the answer and above it.
-
-        A difference within the noise is none. At its ceiling, AU is lower than N* alone promises.
-        """
-        ceiling = max(self.means.values())
+        """Return whether AU at the answer or above it differs from N* = `feeds` by more than noise."""
+        ceiling = max(self.means.values())  # where AU is lower than N* alone promises
         promised = min(ceiling, self.threshold * feeds / self.fewest_failed)
         if self.means[self.fewest_failed] < promised - _DISTURBED_POINTS:
             return True
@@ -272,26 +250,21 @@ class _History:
             self.threshold * feeds / number + _DISTURBED_POINTS
         )
 
-    def _passes(self, au_percentage: float) -> bool:
-        return passes(au_percentage, self.threshold)
-
     def _failed(self, number: int) -> bool:
-        """Return whether this number fails.
-
-        A near miss is repeated if `max_repeats` allows it, or if it was the very first run.
-        """
-        misses = [au for au in self.runs[number] if not self._passes(au)]
-        near, repeats = 2 * self.sd, self.goal.max_repeats
-        if self.points[0].num_accelerators == number and self.points[0].au_percentage in misses:
-            near, repeats = near + _FIRST_RUN_LOW, max(repeats, 1)
-        return len(misses) > repeats or any(au < self.threshold - near for au in misses)
+        """Return whether this number fails: a near miss of the very first run is repeated."""
+        misses = [au for au in self.runs[number] if not passes(au, self.threshold)]
+        first = self.points[0]
+        if first.num_accelerators == number and first.au_percentage in misses:
+            near = 2 * self.sd + _FIRST_RUN_LOW
+            return len(misses) > 1 or misses[0] < self.threshold - near
+        return bool(misses)
 
     def _confirmations(self) -> list[Point]:
         """Return the passing runs at the end of the history, all with the last run's number."""
         confirming: list[Point] = []
         for point in reversed(self.points):
             same = point.num_accelerators == self.points[-1].num_accelerators
-            if not same or not self._passes(point.au_percentage):
+            if not same or not passes(point.au_percentage, self.threshold):
                 break
             confirming.insert(0, point)
         return confirming
@@ -326,13 +299,9 @@ class _History:
         return [p for p in near if p is not self.points[0]] or near
 
     def _feeds(self, near: Sequence[Point]) -> float | None:
-        """Return the real number at which AU meets the threshold, from saturated runs.
-
-        None where there are none.
-        """
-        if not near:
-            return None
-        return fmean(p.num_accelerators * p.au_percentage for p in near) / self.threshold
+        """Return the real number at which AU meets the threshold; None without saturated runs."""
+        moved = [p.num_accelerators * p.au_percentage for p in near]
+        return fmean(moved) / self.threshold if moved else None
 
     def _grown(self) -> int:
         """Return the next number to try while no run was saturated."""
@@ -368,8 +337,7 @@ def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
 def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], threshold: float) -> bool:
     """Return whether a run contradicts others with as many accelerators (`same`) and with `more`.
 
-    Its AU should be at the ceiling, which is at least the others' AU. Otherwise it should move no
-    less than more accelerators moved.
+    It should be at the ceiling (at least the others' AU) or move no less than more accelerators.
     """
     if not more:
         return False

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.run.job import Say
+from dlemu.workload.commands import value_of
 from dlemu.workload.model import Workload, load_workload
 
 _NOT_HERE = {
@@ -28,11 +28,7 @@ class Target:
 
 
 def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
-    """Return what is to be searched, in the table's order.
-
-    Raises:
-        WorkloadError: a key contradicts a search, or does not fit another key.
-    """
+    """Return what is to be searched, in the table's order."""
     for key, remedy in _NOT_HERE.items():
         if key in workload.given:
             raise WorkloadError(f"{key} has no place in dlemu size: {remedy}")
@@ -50,11 +46,7 @@ def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
 
 
 def find_targets(workload: Workload, say: Say) -> list[Target]:
-    """Return the targets with their names and drive counts; warn of two on one device.
-
-    Raises:
-        WorkloadError: a target is no folder, or names or drives do not fit the targets.
-    """
+    """Return the targets with their names and drive counts; warn of two on one device."""
     size = workload.size
     folders = size.targets or (str(workload.data_folder),)
     key = "size.targets" if size.targets else "dataset.data_folder"
@@ -74,8 +66,7 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
             raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
         devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
-            if devices & others:
-                shared = ", ".join(sorted(devices & others))
+            if shared := ", ".join(sorted(devices & others)):
                 say(f"warning: {name} and {other} share {shared}: one drive, twice")
         seen[name] = devices
         drives = size.drives[number] if size.drives else max(1, len(devices))
@@ -84,14 +75,10 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
 
 
 def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
-    """Return the named workload on a target, with the keys that the user gave.
-
-    Raises:
-        WorkloadError: its accelerators do not compute.
-    """
+    """Return the named workload on a target, with the keys that the user gave."""
     if name != workload.name:
         tree = workload.model_dump()
-        given = {key: _value_of(tree, key) for key in workload.given}
+        given = {key: value_of(tree, key) for key in workload.given}
         # A key without a value here has no effect (`Workload.ignored`).
         workload = load_workload(name, {k: v for k, v in given.items() if v is not None})
     folder = Path(target.folder)
@@ -106,18 +93,9 @@ def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
     return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
 
 
-def _value_of(tree: Any, key: str) -> Any:
-    """Return the value of a dotted key; None where there is none."""
-    value = tree
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
 def _names_of(folders: Sequence[str]) -> tuple[str, ...]:
     """Return the last parts of the folders' paths: as few as make the names different."""
     parts = [Path(folder).absolute().parts for folder in folders]
-    names: tuple[str, ...] = ()
     for length in range(1, max(map(len, parts)) + 1):
         names = tuple("-".join(part[-length:]).strip("/-") or "root" for part in parts)
         if len(set(names)) == len(names):

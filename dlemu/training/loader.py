@@ -1,8 +1,9 @@
 """The loader for a training loop of one's own."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
@@ -11,9 +12,6 @@ from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
-
-if TYPE_CHECKING:
-    from dlemu.gpu.cuda import Pinned
 
 _HELD = 2
 """Batches that a loop may use at once: the one it computes on, and the next, which it copies."""
@@ -36,26 +34,21 @@ class TrainingLoader:
         self.workload = dataset.workload.with_keys({"train.loop": "rule"})
         self.notes, self._layout = dataset.notes, dataset.layout
         self._num_ranks, self._epoch = num_ranks, 0
-        self._pinned: Pinned | None = None
         self._loader = open_loader(
             replace(dataset, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
         )
-        if pin:
-            try:
-                self._pinned = self._pin()
-            except BaseException:
-                self.close()
-                raise
+        with ExitStack() as stack:
+            stack.callback(self._loader.close)
+            if pin:
+                from dlemu.gpu.cuda import Pinned
 
-    def _pin(self) -> "Pinned":
-        from dlemu.gpu.cuda import Pinned
-
-        if not isinstance(self._loader, SharesMemory):
-            raise WorkloadError(
-                "pin needs reader.data_loader=pytorch, threads or tensorflow, got "
-                f"{self.workload.reader.data_loader}"
-            )
-        return Pinned(self._loader.memory())
+                if not isinstance(self._loader, SharesMemory):
+                    raise WorkloadError(
+                        "pin needs reader.data_loader=pytorch, threads or tensorflow, got "
+                        f"{self.workload.reader.data_loader}"
+                    )
+                stack.callback(Pinned(self._loader.memory()).close)
+            self._open = stack.pop_all()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass; it decides the order, as in DistributedSampler."""
@@ -74,11 +67,7 @@ class TrainingLoader:
             yield batch
 
     def __len__(self) -> int:
-        """Return the number of steps of the next epoch.
-
-        Raises:
-            WorkloadError: there are too few samples for a step.
-        """
+        """Return the number of steps of the next epoch."""
         return self._plan(self._epoch).num_steps
 
     def _plan(self, epoch: int) -> EpochPlan:
@@ -86,9 +75,7 @@ class TrainingLoader:
 
     def close(self) -> None:
         """End the workers; may be called again."""
-        if self._pinned is not None:
-            self._pinned.close()
-        self._loader.close()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Measures a training loop of one's own, with the records and metrics of a replayed job."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -12,7 +12,7 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.errors import WorkloadError
 from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
-from dlemu.results.metrics import EpochMetrics, Metrics, measure_run
+from dlemu.results.metrics import Metrics, measure_run
 from dlemu.results.records import STEP, Steps
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
@@ -198,9 +198,7 @@ class Meter:
         return None if parts is None else measure_run(self.workload, parts)
 
     def report(self) -> str:
-        """Return the report's table and verdict as text; empty on ranks other than 0.
-
-        All ranks call it.
+        """Return the table and verdict on rank 0, an empty text elsewhere. All ranks call it.
 
         Raises:
             WorkloadError: an epoch has fewer than two steps.
@@ -212,19 +210,17 @@ class Meter:
             return ""
         if self._all_emulated:
             return render_metrics(self.workload, metrics)
-        text = render_metrics(self.workload, metrics, accelerator="accelerator")
-        return "\n".join([text, *self._time_lines(metrics.epochs)])
-
-    def _time_lines(self, epochs: Sequence[EpochMetrics]) -> list[str]:
-        """Return where a real loop's time went, which clock timed it, and what that misses."""
         lost = {
-            "waiting for batches": fmean(epoch.wait_share for epoch in epochs),
-            "the loop's own work": fmean(epoch.overhead_share for epoch in epochs),
-            "barrier": fmean(epoch.barrier_share for epoch in epochs),
+            "waiting for batches": fmean(epoch.wait_share for epoch in metrics.epochs),
+            "the loop's own work": fmean(epoch.overhead_share for epoch in metrics.epochs),
+            "barrier": fmean(epoch.barrier_share for epoch in metrics.epochs),
         }
         shares = {"compute": 1 - sum(lost.values())} | lost
         told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
-        lines = [f"time: {told}; timed by {' and '.join(self._timed_by)}"]
+        lines = [
+            render_metrics(self.workload, metrics, accelerator="accelerator"),
+            f"time: {told}; timed by {' and '.join(self._timed_by)}",
+        ]
         if not self._all_marked:
             lines.append(
                 "note: compute is all between two batches, stacking and copying included; put "
@@ -235,4 +231,4 @@ class Meter:
                 "note: compute is the host's view: what a GPU does after the launch is missed, and "
                 'counted where the loop waits for it; with a GPU, meter.epoch(..., device="cuda")'
             )
-        return lines
+        return "\n".join(lines)

@@ -49,10 +49,15 @@ def command(
 
 def _value(workload: Workload, key: str) -> object:
     """Return the plain value of a dotted key; for a distribution, its mean."""
-    value: object = workload.model_dump(mode="json")
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = value_of(workload.model_dump(mode="json"), key)
     return value.get("mean") if isinstance(value, Mapping) else value
+
+
+def value_of(tree: object, key: str) -> object:
+    """Return the value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def word(key: str, value: object) -> str:

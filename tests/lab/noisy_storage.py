@@ -58,7 +58,7 @@ class Storage:
         return Point(number, min(100.0, au), 0.0, 0.0, "storage")
 
 
-def sized(storage: Storage, start: int, max_repeats: int = 0) -> int:
+def sized(storage: Storage, start: int) -> int:
     """Return what `search` finds."""
-    goal = Goal(storage.threshold, MOST, start, CONFIRM, max_repeats)
+    goal = Goal(storage.threshold, MOST, start, CONFIRM)
     return search(storage.measure, goal).num_accelerators

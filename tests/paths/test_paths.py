@@ -18,7 +18,7 @@ from dlemu.cli.paths import parse_plan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.paths import report, sweep
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
-from dlemu.paths.report import path_name, render_csv, render_json, render_table
+from dlemu.paths.report import path_name, render_csv, render_table
 from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths, write_random_file
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
@@ -456,12 +456,14 @@ def test_compatibility_mode_is_never_called_gds() -> None:
     assert path_name("cufile", {"compat+p2pdma"}) == "cuFile (compat+p2pdma)"
 
 
-def test_csv_and_json_hold_every_figure() -> None:
+def test_csv_and_json_hold_every_figure(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(render_csv(PUBLISHED))))
 
     assert [row["gib_per_second"] for row in rows] == ["4.35", "4.3", "6.62"]
     assert list(rows[0]) == list(asdict(PUBLISHED[0]))
-    assert [Cell(**row) for row in json.loads(render_json(PUBLISHED))] == PUBLISHED
+    report.write_report(PUBLISHED, tmp_path)
+    written = json.loads((tmp_path / "paths.json").read_text())
+    assert [Cell(**row) for row in written] == PUBLISHED
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

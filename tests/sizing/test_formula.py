@@ -196,9 +196,9 @@ def test_results_on_drives_never_fitted_to() -> None:
 def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:
     host = PublishedHost.of("npz", 64)
     assert (host.low, host.high) == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
-    assert host.mean == pytest.approx(64e9 / math.sqrt(4.3 * 1.2))
+    mean = 64e9 / math.sqrt(4.3 * 1.2)
     ample = replace(UNET3D, num_drives=1000, num_hosts=2, published_host=host)
-    assert predict(ample).real_accelerators == pytest.approx(2 * host.mean / ample.demand / 0.9)
+    assert predict(ample).real_accelerators == pytest.approx(2 * mean / ample.demand / 0.9)
 
 
 @settings(deadline=None)
@@ -280,20 +280,9 @@ def test_what_is_no_calibration_gets_one_line(text: str) -> None:
         CalibrationFile.parse(text, path="a.json")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"threshold": 120.0}, "metric.au must be above 0 and at most 1 (100 %), got 1.2"),
-        ({"computation_time": 0.0}, "train.computation_time must be above 0"),
-        ({"num_drives": 0}, "drives must be above 0"),
-        ({"accelerators": 0}, "predict.accelerators must be above 0"),
-        ({"drive_read_bytes_per_second": math.nan}, "drive.read_bandwidth must be above 0"),
-    ],
-)
-def test_what_cannot_be_predicted_gets_one_line(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        replace(UNET3D, **changes)  # type: ignore[arg-type]
-    assert str(error.value).startswith(message)
+def test_what_cannot_be_predicted_gets_one_line() -> None:
+    with pytest.raises(WorkloadError, match=r"^train\.computation_time must be above 0"):
+        replace(UNET3D, computation_time=0.0)
 
 
 def test_every_drive_names_its_source() -> None:
