@@ -120,9 +120,6 @@ def examine(folder: Path) -> Iterator[Check]:
     yield from _cufile(folder)
 
 
-# --- the host -------------------------------------------------------------------------------------
-
-
 def _host() -> Iterator[Check]:
     yield Check("Python", "ok", platform.python_version())
 
@@ -219,9 +216,6 @@ def _cuda_major() -> int | None:
         return None
 
 
-# --- the GPU --------------------------------------------------------------------------------------
-
-
 def _gpu() -> Iterator[Check]:
     try:
         count = cuda.num_gpus()
@@ -265,9 +259,6 @@ def _cufile(folder: Path) -> Iterator[Check]:
         )
     else:
         yield Check("cuFile", "ok", f"{found.mode} expected; a run proves it by cuFile's counters")
-
-
-# --- the folder -----------------------------------------------------------------------------------
 
 
 def _folder(folder: Path) -> Iterator[Check]:

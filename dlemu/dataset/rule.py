@@ -136,23 +136,16 @@ class DatasetSize:
         dataset = self.workload.dataset
         steps = f"{STEPS_PER_EPOCH} x {self.workload.reader.batch_size} x {self.num_accelerators}"
         memory = f"{MEMORY_MULTIPLE} x {self.memory.text} / {dataset.mean_bytes:g} B"
-        mark = {self.decided_by: "  <- decides"}
+        files = f"of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}"
+        if self.decided_by == "steps":
+            steps += "  <- decides"
+        else:
+            memory += "  <- decides"
+        by_steps, by_memory = f"{self.samples_for_steps:,}", f"{self.samples_for_memory:,.1f}"
         return [
-            (
-                f"samples for {STEPS_PER_EPOCH} steps",
-                f"{self.samples_for_steps:,}",
-                f"   {steps}{mark.get('steps', '')}",
-            ),
-            (
-                f"samples for {MEMORY_MULTIPLE} x memory",
-                f"{self.samples_for_memory:,.1f}",
-                f"   {memory}{mark.get('memory', '')}",
-            ),
-            (
-                "files",
-                f"{self.num_files:,}",
-                f"   of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}",
-            ),
+            (f"samples for {STEPS_PER_EPOCH} steps", by_steps, f"   {steps}"),
+            (f"samples for {MEMORY_MULTIPLE} x memory", by_memory, f"   {memory}"),
+            ("files", f"{self.num_files:,}", f"   {files}"),
             ("total", f"{self.num_bytes / 2**30:,.1f}", " GiB"),
         ]
 

@@ -89,9 +89,6 @@ def refuse_tilde(key: str, path: str) -> None:
         )
 
 
-# --- the file -------------------------------------------------------------------------------------
-
-
 def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
     """Return the file of the one workload that was named."""
     known = known_workloads(config_dir)
@@ -114,9 +111,6 @@ def _find(name: str, known: Mapping[str, Path]) -> Path:
         hint = did_you_mean(name, known)
         raise WorkloadError(f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
     return known[name]
-
-
-# --- an override ----------------------------------------------------------------------------------
 
 
 def _is(key: str, override: str) -> bool:
@@ -159,9 +153,6 @@ def _key_of(override: str) -> str:
             f"{key} has no effect here; output.folder=… is where the results of a run go"
         )
     return key
-
-
-# --- Hydra ----------------------------------------------------------------------------------------
 
 
 def _is_plain(value: object) -> bool:
