@@ -65,7 +65,9 @@ def generate(
     with writing(folder, world, remedy):
         todo = world.on_first(lambda: prepare(folder, wanted))
         if todo.older is not None:
-            _rename(folder, todo.older, todo.recipe.layout, world)
+            newer = todo.recipe.layout
+            renamers = [_Renamer(folder, todo.older, newer) for _ in range(FILES_IN_FLIGHT)]
+            work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
@@ -105,12 +107,6 @@ def _lock(folder: Path) -> int:
             f"{folder} is being written by another datagen; wait for it, or use another "
             "dataset.data_folder"
         ) from None
-
-
-def _rename(folder: Path, older: Layout, newer: Layout, world: World) -> None:
-    """Give the files of the smaller dataset their names in the larger one; all ranks call it."""
-    renamers = [_Renamer(folder, older, newer) for _ in range(FILES_IN_FLIGHT)]
-    work_through(np.arange(older.num_files), renamers, num_bytes=0, world=world)
 
 
 class _Renamer(Worker):

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from dlemu.errors import WorkloadError
 from dlemu.units import with_unit
-from dlemu.workload.compose import CONFIGS, compose, set_key
+from dlemu.workload.compose import CONFIGS, compose, read_yaml, set_key
 from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     DaliSection,
@@ -33,7 +33,6 @@ from dlemu.workload.sections import (
     WorkflowSection,
 )
 from dlemu.workload.sections import FormatName as FormatName
-from dlemu.workload.yaml_file import read_yaml
 
 # DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
 # Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
