@@ -18,10 +18,7 @@ _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 
 def left_behind(name: str) -> bool:
-    """Return whether a file is hidden, or belongs to a file server or a desktop.
-
-    Such files are never read, and do not prevent writing.
-    """
+    """Return whether a file is hidden, or a server's or desktop's: never read, nor in the way."""
     return name.startswith(".") or name in _LEFT_BEHIND
 
 

@@ -23,8 +23,7 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _MOST_SIZES = 512
-"""The mean size comes from at most so many files: on a network file system each takes a round
-trip."""
+"""The mean size comes from at most so many files: over a network each takes a round trip."""
 _OTHER_MEAN = 0.1
 """Mean sizes that differ by more than this share are of different datasets; demand and AU follow
 from the mean. What DLIO rounds (to a square of whole sides) is far less."""

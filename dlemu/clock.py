@@ -22,11 +22,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return seconds, as perf_counter does: comparable between the processes of a host."""
-        ...
 
     def sleep_until(self, deadline: float) -> None:
         """Return at `deadline` or shortly after; at once if it has passed."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -151,10 +151,7 @@ class DatasetSize:
 
 
 def dataset_size(
-    workload: Workload,
-    *,
-    num_accelerators: int | None = None,
-    host_memory: int | str | None = None,
+    workload: Workload, *, num_accelerators: int | None = None, host_memory: int | str | None = None
 ) -> DatasetSize:
     """Return the dataset that a job needs: 500 steps an epoch, and five times the hosts' memory.
 
@@ -242,10 +239,8 @@ class SizeCheck:
         size = DatasetSize(workload, accelerators, self.memory)
         if have >= size.num_files:
             return
-        why = {
-            "steps": f"{STEPS_PER_EPOCH} steps an epoch",
-            "memory": f"{MEMORY_MULTIPLE} x memory",
-        }[size.decided_by]
+        by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
+        why = by_steps if size.decided_by == "steps" else by_memory
         asked = DatasetSize(workload, ahead, self.memory)
         raise DatasetError(
             f"{counted(size.num_files, 'file')} are needed for "

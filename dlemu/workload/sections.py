@@ -161,6 +161,16 @@ class WorkflowSection(Section):
     """Replay the reading."""
 
 
+def _element_type(value: str) -> str:
+    try:
+        kind: str = np.dtype(value).kind
+    except (TypeError, ValueError, SyntaxError):
+        kind = ""
+    if kind not in tuple("biufc"):  # bool, integers, floats, complex
+        raise ValueError(f"must be a NumPy type such as uint8 or float32, got {value!r}")
+    return value
+
+
 class DatasetSection(Section):
     """The files of the training set."""
 
@@ -182,7 +192,7 @@ class DatasetSection(Section):
         tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
-    record_element_type: str = "uint8"
+    record_element_type: Annotated[str, AfterValidator(_element_type)] = "uint8"
     """NumPy name of a sample's element type."""
     num_subfolders_train: Natural = 0
     """Subfolders of `train/` that the files are spread over; 0: none."""
@@ -198,19 +208,6 @@ class DatasetSection(Section):
     """Bytes of an HDF5 chunk; has no effect."""
     seed: Seed = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
-
-    @model_validator(mode="after")
-    def _element_type(self) -> Self:
-        try:
-            kind: str = np.dtype(self.record_element_type).kind
-        except (TypeError, ValueError, SyntaxError):
-            kind = ""
-        if kind not in tuple("biufc"):  # bool, integers, floats, complex
-            raise ValueError(
-                f"dataset.record_element_type must be a NumPy type such as uint8 or float32, "
-                f"got {self.record_element_type!r}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _products(self) -> Self:
@@ -322,6 +319,12 @@ class ReaderSection(Section):
         return self.read_threads * self.prefetch_factor
 
 
+def _steps(value: int) -> int:
+    if value < 2 and value != -1:
+        raise ValueError(f"must be -1 (all) or at least 2, got {value}")
+    return value
+
+
 class TrainSection(Section):
     """The emulated training."""
 
@@ -329,7 +332,7 @@ class TrainSection(Section):
     """Times that all samples are read."""
     computation_time: Duration = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    total_training_steps: Annotated[int, Whole, Field(le=10**9)] = -1
+    total_training_steps: Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Seed = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
@@ -338,15 +341,6 @@ class TrainSection(Section):
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
-
-    @model_validator(mode="after")
-    def _steps(self) -> Self:
-        if self.total_training_steps != -1 and self.total_training_steps < 2:
-            raise ValueError(
-                "train.total_training_steps must be -1 (all) or at least 2, "
-                f"got {self.total_training_steps}"
-            )
-        return self
 
 
 class MetricSection(Section):
