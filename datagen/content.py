@@ -57,12 +57,10 @@ class Content:
             done, block = end, block + count
 
     def _keys_of(self, sample: int, first: int, count: int) -> NDArray[np.uint64]:
-        """Return the keys of a sample's blocks, uint64 (count,).
-
-        NumPy takes as long for one small sample as for 64, so the keys of 64 are made at once.
-        """
+        """Return the keys of a sample's blocks, uint64 (count,)."""
         if first or count > _FEW_BLOCKS:
             return _keys(np.array((sample << _BLOCK_BITS) + first, np.uint64), count)
+        # NumPy takes as long for one small sample as for 64, so the keys of 64 are made at once.
         group, place = divmod(sample, _NEIGHBOURS)
         made = self._made
         if getattr(made, "group", None) != group:
@@ -74,10 +72,7 @@ class Content:
 
 
 def _keys(first: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
-    """Return the keys of `count` blocks from number `first` on, uint64 (*first's shape, count).
-
-    Blocks are numbered over all samples.
-    """
+    """Return the keys of `count` blocks from number `first` on, uint64 (*first's shape, count)."""
     keys: NDArray[np.uint64] = np.add(first, np.arange(count, dtype=np.uint64))
     for multiplier in _MULTIPLIERS:
         keys ^= keys >> _SHIFT

@@ -18,10 +18,7 @@ _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 
 def left_behind(name: str) -> bool:
-    """Return whether a file is hidden, or belongs to a file server or a desktop.
-
-    Such files are never read, and do not prevent writing.
-    """
+    """Return whether a file is hidden, or a server's or desktop's: never read, nor in the way."""
     return name.startswith(".") or name in _LEFT_BEHIND
 
 
@@ -63,10 +60,13 @@ def list_files(folder: Path, *layouts: Layout) -> Listing:
 
 def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int] | None:
     """Return the number of the layout that a path belongs to, and the file's number in it."""
-    file = _file_number(below)
+    parts = below.rsplit("_", 3)  # "train/img", i, "of" and "n.npz"
+    if len(parts) < 4 or not parts[1].isdecimal() or len(parts[1]) >= 20:
+        return None
+    file = int(parts[1])
     for number, layout in enumerate(layouts):
         path = layout.index_path if place else layout.path
-        if file is not None and file < layout.num_files and path(file) == below:
+        if file < layout.num_files and path(file) == below:
             return number, file
     return None
 
@@ -89,10 +89,3 @@ def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
                         left.append(f"{below}/{entry.name}")
         except FileNotFoundError:
             continue
-
-
-def _file_number(path: str) -> int | None:
-    """Return i of "train/img_i_of_n.npz"."""
-    parts = path.rsplit("_", 3)
-    is_number = len(parts) == 4 and parts[1].isdecimal() and len(parts[1]) < 20
-    return int(parts[1]) if is_number else None

@@ -61,9 +61,8 @@ def prepare(folder: Path, wanted: Recipe) -> Todo:
     if manifest is None:
         known, crcs = read_journals(folder / WORK, layout.num_files)
     else:
-        known, crcs = np.zeros(layout.num_files, np.bool_), np.zeros(layout.num_files, np.uint32)
-        known[: manifest.layout.num_files] = True
-        crcs[: manifest.layout.num_files] = manifest.files["crc32c"]
+        known = np.arange(layout.num_files) < manifest.layout.num_files
+        crcs = np.pad(manifest.files["crc32c"], (0, layout.num_files - len(manifest.files)))
     missing = np.flatnonzero(~(whole & known))
     done = np.flatnonzero(whole & known)
     for partial in listing.partial:
@@ -127,10 +126,7 @@ def _joined(found: Sequence[Samples]) -> Samples:
 
 
 def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
-    """Refuse to write beside files that are not this dataset's.
-
-    `known`: a manifest or a plan tells what the files of these names hold.
-    """
+    """Refuse to write beside other files; `known`: a manifest or a plan tells what is in these."""
     if listing.strays:
         more = len(listing.strays) - 1
         others = f" (and {counted(more, 'other file')})" if more else ""

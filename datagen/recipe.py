@@ -203,10 +203,8 @@ def _files_at_once(layout: Layout) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _sizes_of_files(layout: Layout, group: int) -> Samples:
-    """Return the payload bytes of a group of files, int64 (files, samples).
-
-    Drawn for many files at once: a call for one file takes longer than to write a small file.
-    """
+    """Return the payload bytes of a group of files, int64 (files, samples)."""
+    # For many files at once: a call for one file takes longer than to write a small file.
     step = _files_at_once(layout) * layout.samples_per_file
     samples = np.arange(group * step, min((group + 1) * step, layout.num_samples))
     return layout.sizes(samples).reshape(-1, layout.samples_per_file)

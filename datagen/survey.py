@@ -23,8 +23,7 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _MOST_SIZES = 512
-"""The mean size comes from at most so many files: on a network file system each takes a round
-trip."""
+"""The mean size comes from at most so many files: over a network each takes a round trip."""
 _OTHER_MEAN = 0.1
 """Mean sizes that differ by more than this share are of different datasets; demand and AU follow
 from the mean. What DLIO rounds (to a square of whole sides) is far less."""
@@ -123,10 +122,12 @@ def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) 
     lengths = np.concatenate([place.lengths for place in places])
     sizes = [(folder / path).stat().st_size for path in chosen]
     header_bytes = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
+    many = [(folder / path).stat().st_size for path in paths[:: ceil_div(len(paths), _MOST_SIZES)]]
+    size = float(np.mean(many))
     reader, dataset = workload.reader, workload.dataset
     needs_largest = reader.hands_over and dataset.record_length_bytes_resize is None
     seen = {
-        "mean_bytes": _mean_bytes(folder, paths, wanted, header_bytes),
+        "mean_bytes": (size - header_bytes) / wanted.samples_per_file,
         "stdev_bytes": float(lengths.std()),
         "element_bytes": places[0].element_bytes,
         "paths": paths,
@@ -146,16 +147,6 @@ def largest_file(folder: Path, paths: Iterable[str], at: OnFile = lambda path: N
         at(f"{folder}/{path}")
         largest = max(largest, os.stat(f"{folder}/{path}").st_size)
     return largest
-
-
-def _mean_bytes(folder: Path, paths: tuple[str, ...], wanted: Layout, header_bytes: float) -> float:
-    """Return the mean size of a sample by the sizes of many files.
-
-    `header_bytes` of each file are no samples.
-    """
-    chosen = paths[:: ceil_div(len(paths), _MOST_SIZES)]
-    size = float(np.mean([(folder / path).stat().st_size for path in chosen]))
-    return (size - header_bytes) / wanted.samples_per_file
 
 
 def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:

@@ -14,8 +14,7 @@ from dlemu.world.world import World
 FILES_IN_FLIGHT = 4
 """Files that a rank works on at once: the drive is busy while the CPU computes, and syncs of small
 files share the file system's commits. Each takes a MiB of memory, which must fit the CPU's cache:
-with 8 a drive was hardly faster, and took a tenth more CPU time.
-"""
+with 8 a drive was hardly faster, and took a tenth more CPU time."""
 _MEETING_SECONDS = 1.0
 
 

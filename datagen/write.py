@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,9 @@ def generate(
     with writing(folder, world, remedy):
         todo = world.on_first(lambda: prepare(folder, wanted))
         if todo.older is not None:
-            _rename(folder, todo.older, todo.recipe.layout, world)
+            newer = todo.recipe.layout
+            renamers = [_Renamer(folder, todo.older, newer) for _ in range(FILES_IN_FLIGHT)]
+            work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
@@ -84,7 +86,9 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     `remedy` stands behind "free space and".
     """
     try:
-        with _only_writer(folder) if world.rank == 0 else nullcontext():
+        with ExitStack() as stack:
+            if world.rank == 0:
+                stack.callback(unlock_folder, _lock(folder))
             yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -94,26 +98,15 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock = lock_folder(folder, seconds=_LOCK_SECONDS)
+        return lock_folder(folder, seconds=_LOCK_SECONDS)
     except BlockingIOError:
         raise DatasetError(
             f"{folder} is being written by another datagen; wait for it, or use another "
             "dataset.data_folder"
         ) from None
-    try:
-        yield
-    finally:
-        unlock_folder(lock)
-
-
-def _rename(folder: Path, older: Layout, newer: Layout, world: World) -> None:
-    """Give the files of the smaller dataset their names in the larger one; all ranks call it."""
-    renamers = [_Renamer(folder, older, newer) for _ in range(FILES_IN_FLIGHT)]
-    work_through(np.arange(older.num_files), renamers, num_bytes=0, world=world)
 
 
 class _Renamer(Worker):

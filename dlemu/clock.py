@@ -22,11 +22,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return seconds, as perf_counter does: comparable between the processes of a host."""
-        ...
 
     def sleep_until(self, deadline: float) -> None:
         """Return at `deadline` or shortly after; at once if it has passed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,7 @@ class WallClock:
         In 10 ms the core goes idle, as in most steps. Twice the median is kept: the delay changes
         while a job runs (30 µs on an active core, 50 to 150 µs on an idle one).
         """
-        clock = cls(oversleep=0.0)
-        late = []
-        for _ in range(num_sleeps):
-            deadline = clock.now() + seconds
-            clock.sleep_until(deadline)
-            late.append(clock.now() - deadline)
+        late = _delays(cls(oversleep=0.0), seconds, num_sleeps)
         return cls(oversleep=min(_LONGEST_SPIN, 2 * statistics.median(late)))
 
     def now(self) -> float:
@@ -77,6 +70,16 @@ def _end_sleeps_exactly() -> bool:
     return bool(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0) == 0)
 
 
+def _delays(clock: Clock, seconds: float, num_sleeps: int) -> list[float]:
+    """Sleep `num_sleeps` times; return how many seconds late each sleep ended."""
+    late = []
+    for _ in range(num_sleeps):
+        deadline = clock.now() + seconds
+        clock.sleep_until(deadline)
+        late.append(clock.now() - deadline)
+    return late
+
+
 @dataclass(frozen=True)
 class TimerError:
     """How late the sleeps of a clock end, and their CPU time."""
@@ -93,13 +96,8 @@ class TimerError:
 
 def timer_error(clock: Clock, *, seconds: float, num_sleeps: int) -> TimerError:
     """Sleep `num_sleeps` times for `seconds` and return how late that was."""
-    late = []
     cpu, begin = time.thread_time(), clock.now()
-    for _ in range(num_sleeps):
-        deadline = clock.now() + seconds
-        clock.sleep_until(deadline)
-        late.append(clock.now() - deadline)
+    late = sorted(_delays(clock, seconds, num_sleeps))
     cpu_share = (time.thread_time() - cpu) / (clock.now() - begin)
-    late.sort()
     p99 = late[math.ceil(num_sleeps * 0.99) - 1]
     return TimerError(sum(late) / num_sleeps, statistics.median(late), p99, cpu_share)

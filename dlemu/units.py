@@ -47,8 +47,7 @@ def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "
     """Return a size as it is; refuse a bare number below `least` bytes, which lacks its unit.
 
     Raises:
-        ValueError: "=64 is 64 bytes; write 64GiB", to be put after the key's name. From 1024 on,
-            the smaller of `units` is proposed.
+        ValueError: "=64 is 64 bytes; write 64GiB", to be put after the key's name.
     """
     bare = float(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if isinstance(bare, (int, float)) and not isinstance(bare, bool) and 0 < bare < least:

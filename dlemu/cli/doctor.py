@@ -120,22 +120,14 @@ def examine(folder: Path) -> Iterator[Check]:
     yield from _cufile(folder)
 
 
-# --- the host -------------------------------------------------------------------------------------
-
-
 def _host() -> Iterator[Check]:
     yield Check("Python", "ok", platform.python_version())
 
     cpus, all_cpus = usable_cpus(), os.cpu_count() or 1
-    if cpus < all_cpus:
-        yield Check(
-            "CPUs",
-            "note",
-            f"{cpus:g} of {all_cpus} may be used (affinity or cgroup quota)",
-            "loaders may starve: mpirun --bind-to none, or raise the container's CPU limit",
-        )
-    else:
-        yield Check("CPUs", "ok", f"{all_cpus}")
+    found = f"{cpus:g} of {all_cpus} may be used (affinity or cgroup quota)"
+    remedy = "loaders may starve: mpirun --bind-to none, or raise the container's CPU limit"
+    few = cpus < all_cpus
+    yield Check("CPUs", "note", found, remedy) if few else Check("CPUs", "ok", f"{all_cpus}")
 
     memory, source = host_memory_bytes()
     yield Check("memory", "ok", f"{format_bytes(memory)}, {source}")
@@ -148,12 +140,8 @@ def _host() -> Iterator[Check]:
     if os.access("/proc/sys/vm/drop_caches", os.W_OK):
         yield Check("page cache", "ok", "all of it can be dropped")
     else:
-        yield Check(
-            "page cache",
-            "note",
-            "only the dataset's own pages can be dropped",
-            "enough for dlemu's runs; to drop everything, run as root",
-        )
+        remedy = "enough for dlemu's runs; to drop everything, run as root"
+        yield Check("page cache", "note", "only the dataset's own pages can be dropped", remedy)
     yield huge_pages(HUGE_PAGES)
 
 
@@ -200,12 +188,8 @@ def _dali() -> Check:
             continue
         served = _cuda_major()
         if served is not None and served < major:
-            return Check(
-                "DALI",
-                "note",
-                f"{found}, but the GPU's driver serves CUDA {served}; works without the GPU only",
-                f"pip install 'dlemu[dali-cuda{served}]'",
-            )
+            found += f", but the GPU's driver serves CUDA {served}; works without the GPU only"
+            return Check("DALI", "note", found, f"pip install 'dlemu[dali-cuda{served}]'")
         return Check("DALI", "ok", found)
     extra = f"dali-cuda{min(13, max(12, _cuda_major() or 13))}"
     remedy = f"only for reader.data_loader=dali: pip install 'dlemu[{extra}]'"
@@ -217,9 +201,6 @@ def _cuda_major() -> int | None:
         return cuda.driver_version()[0]
     except RunError:
         return None
-
-
-# --- the GPU --------------------------------------------------------------------------------------
 
 
 def _gpu() -> Iterator[Check]:
@@ -257,17 +238,11 @@ def _cufile(folder: Path) -> Iterator[Check]:
         for reason in found.reasons:
             yield Check("cuFile", "missing", reason.problem, reason.remedy)
     elif found.mode == "compat":
-        yield Check(
-            "cuFile",
-            "note",
-            "compatibility mode: through host memory, not GPUDirect Storage",
-            "load nvidia-fs; or for P2PDMA: kernel 6.2, NVMe, open driver 565, cuFile 1.13",
-        )
+        mode = "compatibility mode: through host memory, not GPUDirect Storage"
+        remedy = "load nvidia-fs; or for P2PDMA: kernel 6.2, NVMe, open driver 565, cuFile 1.13"
+        yield Check("cuFile", "note", mode, remedy)
     else:
         yield Check("cuFile", "ok", f"{found.mode} expected; a run proves it by cuFile's counters")
-
-
-# --- the folder -----------------------------------------------------------------------------------
 
 
 def _folder(folder: Path) -> Iterator[Check]:
@@ -317,12 +292,8 @@ def _read_direct(path: str) -> Check:
     try:
         direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
-        return Check(
-            "O_DIRECT",
-            "missing",
-            "the file system does not open files with it",
-            "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS",
-        )
+        remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
+        return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
     try:
         for alignment in (512, 4096):
             if _reads(direct, alignment):

@@ -228,15 +228,9 @@ def _verify(workload: Any, world: World, words: Words) -> int:
     from dlemu.datagen import verify
 
     folder = Path(words.others[0]) if workload is None else workload.data_folder
-    full = "--full" in words.options
+    full, repair = ("--full" in words.options), ("--repair" in words.options)
     with show_progress("verify", quiet=world.rank != 0) as progress:
-        faults = verify(
-            folder,
-            full=full,
-            repair="--repair" in words.options,
-            world=world,
-            on_progress=progress,
-        )
+        faults = verify(folder, full=full, repair=repair, world=world, on_progress=progress)
     if world.rank == 0:
         for fault in faults:
             again = ", written again" if fault.repaired else ""

@@ -21,7 +21,7 @@ def show_progress(
         yield None
         return
     if not sys.stderr.isatty():
-        yield _Plain(title)
+        yield _plain(title)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
@@ -59,13 +59,13 @@ def describe(progress: FileProgress) -> str:
     )
 
 
-class _Plain:
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._last = time.perf_counter()
+def _plain(title: str) -> Callable[[FileProgress], None]:
+    last = time.perf_counter()
 
-    def __call__(self, progress: FileProgress) -> None:
-        now = time.perf_counter()
-        if now - self._last >= _PLAIN_SECONDS:
-            self._last = now
-            say(f"{self._title}: {describe(progress)}", to_stderr=True)
+    def show(progress: FileProgress) -> None:
+        nonlocal last
+        if time.perf_counter() - last >= _PLAIN_SECONDS:
+            last = time.perf_counter()
+            say(f"{title}: {describe(progress)}", to_stderr=True)
+
+    return show

@@ -136,32 +136,22 @@ class DatasetSize:
         dataset = self.workload.dataset
         steps = f"{STEPS_PER_EPOCH} x {self.workload.reader.batch_size} x {self.num_accelerators}"
         memory = f"{MEMORY_MULTIPLE} x {self.memory.text} / {dataset.mean_bytes:g} B"
-        mark = {self.decided_by: "  <- decides"}
+        files = f"of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}"
+        if self.decided_by == "steps":
+            steps += "  <- decides"
+        else:
+            memory += "  <- decides"
+        by_steps, by_memory = f"{self.samples_for_steps:,}", f"{self.samples_for_memory:,.1f}"
         return [
-            (
-                f"samples for {STEPS_PER_EPOCH} steps",
-                f"{self.samples_for_steps:,}",
-                f"   {steps}{mark.get('steps', '')}",
-            ),
-            (
-                f"samples for {MEMORY_MULTIPLE} x memory",
-                f"{self.samples_for_memory:,.1f}",
-                f"   {memory}{mark.get('memory', '')}",
-            ),
-            (
-                "files",
-                f"{self.num_files:,}",
-                f"   of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}",
-            ),
+            (f"samples for {STEPS_PER_EPOCH} steps", by_steps, f"   {steps}"),
+            (f"samples for {MEMORY_MULTIPLE} x memory", by_memory, f"   {memory}"),
+            ("files", f"{self.num_files:,}", f"   {files}"),
             ("total", f"{self.num_bytes / 2**30:,.1f}", " GiB"),
         ]
 
 
 def dataset_size(
-    workload: Workload,
-    *,
-    num_accelerators: int | None = None,
-    host_memory: int | str | None = None,
+    workload: Workload, *, num_accelerators: int | None = None, host_memory: int | str | None = None
 ) -> DatasetSize:
     """Return the dataset that a job needs: 500 steps an epoch, and five times the hosts' memory.
 
@@ -249,10 +239,8 @@ class SizeCheck:
         size = DatasetSize(workload, accelerators, self.memory)
         if have >= size.num_files:
             return
-        why = {
-            "steps": f"{STEPS_PER_EPOCH} steps an epoch",
-            "memory": f"{MEMORY_MULTIPLE} x memory",
-        }[size.decided_by]
+        by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
+        why = by_steps if size.decided_by == "steps" else by_memory
         asked = DatasetSize(workload, ahead, self.memory)
         raise DatasetError(
             f"{counted(size.num_files, 'file')} are needed for "

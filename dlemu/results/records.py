@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.storage.atomic import partial_path, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
-from dlemu.workload.compose import set_key
+from dlemu.workload.compose import read_yaml, set_key
 from dlemu.workload.model import Workload, check_workload
-from dlemu.workload.yaml_file import read_yaml
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"

@@ -22,10 +22,7 @@ _BASE = "unet3d_h100"
 
 
 def command(
-    name: str,
-    workload: Workload,
-    keys: Iterable[str],
-    more: Mapping[str, object] | None = None,
+    name: str, workload: Workload, keys: Iterable[str], more: Mapping[str, object] | None = None
 ) -> str:
     """Return `dlemu <name>` for a workload, with the keys that differ from the published one.
 

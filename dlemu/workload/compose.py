@@ -4,14 +4,17 @@ The command line's overrides are words in Hydra's grammar; the library's are Pyt
 imported for the first, and for files that only it can read: with `defaults`, or `${...}`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.yaml_file import read_yaml
 
 CONFIGS = Path(__file__).parents[1] / "workloads"
 
@@ -19,6 +22,30 @@ PATH_KEYS = frozenset(
     {"dataset.data_folder", "storage.storage_root", "output.folder", "predict.calibration"}
 )
 """Keys whose value is one path: on the command line it is taken as it stands."""
+
+# Workloads have some hundred values on four levels.
+_MOST_BYTES = 100_000
+_MOST_VALUES = 10_000
+_MOST_KEYS = 1_000
+_MOST_LEVELS = 50
+
+# All but the first are raised for a value that does not fit its tag: `!!int ""`, `2001-99-99`.
+_NOT_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e6 as a number, which YAML 1.1 takes for text, and bounds merged keys."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:
+            raise ValueError(f"it has a group of more than {_MOST_KEYS:,} keys")
+
+
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
@@ -89,9 +116,6 @@ def refuse_tilde(key: str, path: str) -> None:
         )
 
 
-# --- the file -------------------------------------------------------------------------------------
-
-
 def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
     """Return the file of the one workload that was named."""
     known = known_workloads(config_dir)
@@ -116,7 +140,48 @@ def _find(name: str, known: Mapping[str, Path]) -> Path:
     return known[name]
 
 
-# --- an override ----------------------------------------------------------------------------------
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file's mapping."""
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise WorkloadError(f"{path} has more than {_MOST_BYTES:,} bytes; is it a workload?")
+    try:
+        tree = yaml.load(text, _Loader)  # from bytes: UTF-8, whatever the locale
+        _check_extent(tree)
+    except RecursionError:
+        raise WorkloadError(f"{path} is nested too deeply for a workload") from None
+    except _NOT_YAML as error:
+        raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise WorkloadError(f"{path} holds no keys; a workload has dataset, reader and train")
+    return tree
+
+
+def _check_extent(tree: object) -> None:
+    """Refuse a tree that references make endless, or nearly so.
+
+    Raises:
+        ValueError: it has too many values; each counts as often as it is referred to.
+        RecursionError: it is nested too deeply.
+    """
+    found = 0
+    level: Iterable[object] = [tree]
+    for _ in range(_MOST_LEVELS):
+        values = list(islice(level, _MOST_VALUES))
+        found += len(values)
+        if found >= _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if not values:
+            return
+        level = chain.from_iterable(map(_inner, values))
+    raise RecursionError
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, (list, tuple, set)) else ()
 
 
 def _is(key: str, override: str) -> bool:
@@ -159,9 +224,6 @@ def _key_of(override: str) -> str:
             f"{key} has no effect here; output.folder=… is where the results of a run go"
         )
     return key
-
-
-# --- Hydra ----------------------------------------------------------------------------------------
 
 
 def _is_plain(value: object) -> bool:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from dlemu.errors import WorkloadError
 from dlemu.units import with_unit
-from dlemu.workload.compose import CONFIGS, compose, set_key
+from dlemu.workload.compose import CONFIGS, compose, read_yaml, set_key
 from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     DaliSection,
@@ -33,39 +33,22 @@ from dlemu.workload.sections import (
     WorkflowSection,
 )
 from dlemu.workload.sections import FormatName as FormatName
-from dlemu.workload.yaml_file import read_yaml
 
 # DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
 # Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
-_IGNORED = {
-    "checkpoint",
-    "evaluation",
-    "profiling",
-    "dataset.num_files_eval",
-    "dataset.num_subfolders_eval",
-    "dataset.keep_files",
-    "dataset.compression_level",
-    "dataset.generation_buffer_size",
-    "dataset.num_files_test",
-    "reader.batch_size_eval",
-    "reader.computation_threads",
-    "reader.pin_memory",
-    "reader.read_type",
-    "reader.file_access",
-    "reader.dont_use_mmap",
-    "reader.data_loader_classname",
-    "reader.data_loader_sampler",
-    "reader.reader_classname",
-    "train.seed_change_epoch",
-    "workflow.checkpoint",
-    "workflow.debug",
-    "workflow.evaluation",
-    "workflow.profiling",
-    "output.log_file",
-    "output.log_level",
-    "storage.storage_library",
-    "storage.storage_options",
-    "metric.exclude_end_epochs",
+_IGNORED_KEYS = {
+    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
+    "generation_buffer_size",
+    "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
+    "data_loader_classname data_loader_sampler reader_classname",
+    "train": "seed_change_epoch",
+    "workflow": "checkpoint debug evaluation profiling",
+    "output": "log_file log_level",
+    "storage": "storage_library storage_options",
+    "metric": "exclude_end_epochs",
+}
+_IGNORED = {"checkpoint", "evaluation", "profiling"} | {
+    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 
 
@@ -257,7 +240,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
 
 
 def _rename(raw: dict[str, Any]) -> None:
-    """Move DLIO's keys that have another place here."""
+    """Move DLIO's keys that have another place or another name here."""
     model = raw.get("model")
     if isinstance(model, dict):
         model = model.pop("name", None)
@@ -272,6 +255,19 @@ def _rename(raw: dict[str, Any]) -> None:
         metric = raw.setdefault("metric", {})
         if isinstance(metric, dict):
             raw["metric"] = output.pop("metric") | metric
+    dataset = raw.get("dataset")
+    if isinstance(dataset, dict):
+        for old in ("record_length", "record_length_stdev", "record_length_resize"):
+            if old in dataset:
+                dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
+        if dataset.get("record_length_bytes_resize") == 0:
+            dataset["record_length_bytes_resize"] = None
+    for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
+        group = raw.get(section)
+        if isinstance(group, dict) and f"{key}_stdev" in group:
+            stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
+            group[key] = mean if isinstance(mean, dict) else {"mean": mean}
+            group[key].setdefault("stdev", stdev)
 
 
 def _plain(value: Any) -> Any:

@@ -4,19 +4,11 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dlemu.units import ceil_div, parse_bytes
 
 FormatName = Literal["npz", "npy", "hdf5", "tfrecord"]
-ShuffleName = Literal["off", "seed", "random"]
 
 
 def _shuffle(value: object) -> object:
@@ -31,9 +23,7 @@ def _whole(value: object) -> object:
 
 def _size(value: object) -> object:
     """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
-    if isinstance(value, str):
-        return parse_bytes(value)
-    return _whole(value)
+    return parse_bytes(value) if isinstance(value, str) else _whole(value)
 
 
 _MOST_NAME_BYTES = 200
@@ -57,7 +47,7 @@ def _file_name(value: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_file_name)]
 """Part of a file's or folder's name."""
-Shuffle = Annotated[ShuffleName, BeforeValidator(_shuffle)]
+Shuffle = Annotated[Literal["off", "seed", "random"], BeforeValidator(_shuffle)]
 
 _LARGEST_SAMPLE = 10**11
 _MOST_SAMPLES = 10**10
@@ -162,17 +152,6 @@ def _distribution(value: object) -> object:
 Duration = Annotated[Distribution, BeforeValidator(_distribution)]
 
 
-def _with_stdev(section: Any, key: str) -> Any:
-    """Return a section with DLIO's separate `<key>_stdev` moved into its distribution."""
-    if not isinstance(section, dict) or f"{key}_stdev" not in section:
-        return section
-    section = dict(section)
-    stdev, mean = section.pop(f"{key}_stdev"), section.get(key, 0.0)
-    section[key] = {"mean": mean} if not isinstance(mean, dict) else dict(mean)
-    section[key].setdefault("stdev", stdev)
-    return section
-
-
 class WorkflowSection(Section):
     """Which parts of the job `dlemu run` does."""
 
@@ -180,6 +159,16 @@ class WorkflowSection(Section):
     """Generate the dataset first, unless it is complete already."""
     train: bool = True
     """Replay the reading."""
+
+
+def _element_type(value: str) -> str:
+    try:
+        kind: str = np.dtype(value).kind
+    except (TypeError, ValueError, SyntaxError):
+        kind = ""
+    if kind not in tuple("biufc"):  # bool, integers, floats, complex
+        raise ValueError(f"must be a NumPy type such as uint8 or float32, got {value!r}")
+    return value
 
 
 class DatasetSection(Section):
@@ -203,7 +192,7 @@ class DatasetSection(Section):
         tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
-    record_element_type: str = "uint8"
+    record_element_type: Annotated[str, AfterValidator(_element_type)] = "uint8"
     """NumPy name of a sample's element type."""
     num_subfolders_train: Natural = 0
     """Subfolders of `train/` that the files are spread over; 0: none."""
@@ -219,35 +208,6 @@ class DatasetSection(Section):
     """Bytes of an HDF5 chunk; has no effect."""
     seed: Seed = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_names(cls, value: Any) -> Any:
-        """Take DLIO's older names, and a size that YAML reads as a float."""
-        if isinstance(value, dict):
-            value = dict(value)
-            for old in ("record_length", "record_length_stdev", "record_length_resize"):
-                if old in value:
-                    value.setdefault(old.replace("length", "length_bytes"), value.pop(old))
-            resize = value.get("record_length_bytes_resize")
-            if isinstance(resize, float) and resize.is_integer():
-                value["record_length_bytes_resize"] = int(resize)
-            if value.get("record_length_bytes_resize") == 0:
-                value["record_length_bytes_resize"] = None
-        return value
-
-    @model_validator(mode="after")
-    def _element_type(self) -> Self:
-        try:
-            kind: str = np.dtype(self.record_element_type).kind
-        except (TypeError, ValueError, SyntaxError):
-            kind = ""
-        if kind not in tuple("biufc"):  # bool, integers, floats, complex
-            raise ValueError(
-                f"dataset.record_element_type must be a NumPy type such as uint8 or float32, "
-                f"got {self.record_element_type!r}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _products(self) -> Self:
@@ -320,11 +280,6 @@ class ReaderSection(Section):
     workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
     DataLoader job pays; `none` for the others."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _older_names(cls, value: Any) -> Any:
-        return _with_stdev(value, "preprocess_time")
-
     @model_validator(mode="after")
     def _buffers(self) -> Self:
         for key in ("piece_bytes", "transfer_size"):
@@ -364,6 +319,12 @@ class ReaderSection(Section):
         return self.read_threads * self.prefetch_factor
 
 
+def _steps(value: int) -> int:
+    if value < 2 and value != -1:
+        raise ValueError(f"must be -1 (all) or at least 2, got {value}")
+    return value
+
+
 class TrainSection(Section):
     """The emulated training."""
 
@@ -371,7 +332,7 @@ class TrainSection(Section):
     """Times that all samples are read."""
     computation_time: Duration = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    total_training_steps: Annotated[int, Whole, Field(le=10**9)] = -1
+    total_training_steps: Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Seed = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
@@ -380,20 +341,6 @@ class TrainSection(Section):
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _older_names(cls, value: Any) -> Any:
-        return _with_stdev(value, "computation_time")
-
-    @model_validator(mode="after")
-    def _steps(self) -> Self:
-        if self.total_training_steps != -1 and self.total_training_steps < 2:
-            raise ValueError(
-                "train.total_training_steps must be -1 (all) or at least 2, "
-                f"got {self.total_training_steps}"
-            )
-        return self
 
 
 class MetricSection(Section):

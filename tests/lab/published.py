@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, PublishedHost, predict
+from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, Workload, load_workload
-from dlemu.workload.yaml_file import read_yaml
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"

@@ -21,8 +21,8 @@ from dlemu.sizing.formula import (
     predict,
     step_overhead,
 )
+from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, load_workload
-from dlemu.workload.yaml_file import read_yaml
 from tests.lab import events, published
 
 UNET3D = PredictionInput(

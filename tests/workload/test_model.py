@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from dlemu.errors import WorkloadError
 from dlemu.results.records import dump_workload
+from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Workload, check_workload, load_workload
 from dlemu.workload.sections import Distribution, Section
-from dlemu.workload.yaml_file import read_yaml
 
 DATA = Path(__file__).parents[1] / "data"
 LEAST: dict[str, Any] = {"dataset": {"format": "npz", "num_files_train": 4}}
