@@ -286,7 +286,8 @@ def _reads(evidence: Evidence) -> Limit | None:
         return None
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
-    got = f"{_device(evidence)} gave {format_rate(given / _share_with_reads(evidence))}"
+    device = next((host.device for host in evidence.hosts if host.device), "the storage")
+    got = f"{device} gave {format_rate(given / _share_with_reads(evidence))}"
     if len(evidence.hosts) > 1:
         got += f" to {len(evidence.hosts)} hosts"
     got += " while it was read from"
@@ -312,9 +313,12 @@ def _reads(evidence: Evidence) -> Limit | None:
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
+    shares = [host.device_busy_share for host in evidence.hosts]
+    known = [share for share in shares if share is not None]
+    busy = f"; {device} was busy {100 * max(known):.0f}% of the time" if known else ""
     return Limit(
         "storage",
-        f"{got}; {_lost(evidence)}{_busy(evidence)}{_cpus(evidence)}",
+        f"{got}; {_lost(evidence)}{busy}{_cpus(evidence)}",
         "use more or faster drives, or fewer accelerators",
         explains * (1 - saved),
     )
@@ -378,16 +382,6 @@ def _part(evidence: Evidence, share: float) -> float:
 
 def _lost(evidence: Evidence) -> str:
     return f"accelerators lost {100 * evidence.losses.parts.total:.0f}% of the time"
-
-
-def _device(evidence: Evidence) -> str:
-    return next((host.device for host in evidence.hosts if host.device), "the storage")
-
-
-def _busy(evidence: Evidence) -> str:
-    shares = [host.device_busy_share for host in evidence.hosts]
-    known = [share for share in shares if share is not None]
-    return f"; {_device(evidence)} was busy {100 * max(known):.0f}% of the time" if known else ""
 
 
 def _cpus(evidence: Evidence) -> str:

@@ -110,21 +110,20 @@ def _run(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]:
     ]
     yield _table(heads, cells)
     numbers = [epoch.epoch + 1 for epoch in epochs]
-    rule = [epoch.au_percentage for epoch in epochs]
-    whole = [epoch.whole_epoch_au_percentage for epoch in epochs]
+    rule = [(epoch.epoch + 1, epoch.au_percentage) for epoch in epochs]
+    whole = [(epoch.epoch + 1, epoch.whole_epoch_au_percentage) for epoch in epochs]
     wanted = 100 * workload.metric.au
+    least = min(wanted, *(au for _, au in (*rule, *whole)))
     ends = (numbers[0] - 0.5, numbers[-1] + 0.5)
     yield _plot(
         "utilisation per epoch (%)",
         [
-            Series("by the rule", _BLUE, list(zip(numbers, rule, strict=True)), marked=True),
-            Series(
-                "with the first step", _ORANGE, list(zip(numbers, whole, strict=True)), marked=True
-            ),
+            Series("by the rule", _BLUE, rule, marked=True),
+            Series("with the first step", _ORANGE, whole, marked=True),
             Series(f"threshold {wanted:g}%", _GREY, [(x, wanted) for x in ends], dashed=True),
         ],
         x_range=ends,
-        y_range=(max(0.0, min(*rule, *whole, wanted) - 5), 100.0),
+        y_range=(max(0.0, least - 5), 100.0),
         x_ticks=[(number, str(number)) for number in numbers[:: ceil_div(len(numbers), 20)]],
     )
     for path in sorted(folder.glob("host.*.jsonl")):

@@ -131,7 +131,7 @@ def read_steps(folder: Path) -> Steps:
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json, whole or not at all."""
-    write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, dict(summary))  # a last act may add its error meanwhile
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

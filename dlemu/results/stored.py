@@ -43,13 +43,11 @@ class Stored:
     @property
     def text(self) -> str:
         """The report as the terminal shows it."""
-        parts = []
-        for name, outcome in self.outcomes.items():
-            status = outcome.summary["status"]
-            parts.append(
-                f"{self.folder / name}: {status}\n"
-                f"{render_run(self.workload, outcome.metrics, outcome.summary)}"
-            )
+        parts = [
+            f"{self.folder / name}: {outcome.summary['status']}\n"
+            f"{render_run(self.workload, outcome.metrics, outcome.summary)}"
+            for name, outcome in self.outcomes.items()
+        ]
         if self.together is not None:
             parts.append(render_runs(self.workload, self.together))
         return "\n\n".join(parts)
