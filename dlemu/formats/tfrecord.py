@@ -82,10 +82,7 @@ def _records(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[int, int]]:
-    """Return (offset, framed bytes) of each record, by the index `data` of a file of `file_bytes`.
-
-    The caller adds the path to the DatasetError of a damaged index.
-    """
+    """Return (offset, framed bytes) of each record, by the index of its file; check the index."""
     lines = data.splitlines()
     if len(lines) != num_samples:
         raise DatasetError(

@@ -11,8 +11,7 @@ from dlemu.workload.model import Workload
 OTHERS = 128
 """Descriptors for everything else in the process."""
 MOST_MESSAGES = 256
-"""Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each. If more can be under way,
-the queues to workers are multiprocessing's."""
+"""Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each."""
 FILES_KEPT = 8
 """Files of many samples that a stream keeps open if it reads several of them in turn."""
 

@@ -167,8 +167,7 @@ class _Records:
                 if tfrecord.masked_crc(google_crc32c.value(data)) != record[-4:]:
                     raise DatasetError("the checksum of its data is wrong; the file is damaged")
                 whole = frame + record
-                read = partial(_slice, whole)
-                place = tfrecord.locate(read, len(whole), num_samples=1)
+                place = tfrecord.locate(partial(_slice, whole), len(whole), num_samples=1)
             except DatasetError as error:
                 raise DatasetError(f"{self._file.path}: record at byte {at}: {error}") from None
             start = int(place.offsets[0])

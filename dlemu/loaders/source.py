@@ -187,16 +187,13 @@ class Slots:
 
 
 class Rows:
-    """Where one worker's samples go: into rows of the batch's slot; nowhere if there are no slots.
-
-    Attributes:
-        seconds: time spent copying and padding.
-    """
+    """Where one worker's samples go: into rows of the batch's slot; nowhere without slots."""
 
     def __init__(self, slots: Slots | None, *, resize: int | None) -> None:
         """`resize`: bytes that training gets of each sample; None: all of them."""
         self.slots = slots
         self.seconds = 0.0
+        """Time spent copying and padding."""
         self._resize = resize
         self._slot = 0
         self._row_of: dict[int, int] = {}

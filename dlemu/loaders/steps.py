@@ -119,10 +119,7 @@ class Takers:
     def steps(
         self, num_steps: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
     ) -> Iterator[list[Batch]]:
-        """Yield the batches of each step; the training loop has come there when it asks for them.
-
-        `look` is called every so many seconds while a step is waited for.
-        """
+        """Yield each step's batches when the loop comes to it; `look` is called while it waits."""
         for step in range(num_steps):
             self._begin()
             yield self._collector.take(step, look=look, every=every)

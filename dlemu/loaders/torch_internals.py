@@ -28,8 +28,8 @@ SHUT_DOWN, IS_SHUT_DOWN = "_shutdown_workers", "_shutdown"
 class Requests:
     """Holds back what this process puts into queues, until `send`.
 
-    torch's DataLoader requests one more batch in the same call that returns one. dlemu makes that
-    call earlier than the training loop that it emulates, so it delays the request.
+    torch's DataLoader requests one more batch in the same call that returns one; dlemu makes that
+    call earlier than the training loop that it emulates.
     """
 
     def __init__(self) -> None:

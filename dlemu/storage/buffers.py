@@ -30,10 +30,7 @@ class _HugePages:
         self._left = memoryview(b"")
 
     def cut(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that begins at a page, if possible in huge pages.
-
-        It is private to this process: a forked child gets a copy.
-        """
+        """Return zeroed memory of this process alone; it begins at a page, huge if possible."""
         taken = round_up(num_bytes)
         with self._lock:
             if taken > len(self._left):

@@ -400,10 +400,8 @@ def extent_reader(
     With O_DIRECT, `piece_bytes` is rounded up to a multiple of 4096.
     """
     if direct or io_depth > 1:
-        piece_bytes = round_up(piece_bytes) if direct else piece_bytes
-        return _InPieces(
-            direct=direct, piece_bytes=piece_bytes, io_depth=io_depth, max_open=max_open
-        )
+        size = round_up(piece_bytes) if direct else piece_bytes
+        return _InPieces(direct=direct, piece_bytes=size, io_depth=io_depth, max_open=max_open)
     return _Buffered(piece_bytes=piece_bytes, max_open=max_open)
 
 

@@ -62,7 +62,7 @@ def cached_share(
 
 
 def look(paths: Iterable[Path | str], *, at: OnFile = lambda path: None) -> Pages:
-    """Return how many of the files' pages are in memory. Raises as `cached_share` does."""
+    """Return how many of the files' pages are in memory."""
     return _add_up(_resident_pages, paths, at)
 
 
@@ -75,8 +75,7 @@ def drop(
     """Drop the files' pages from the page cache; the right to read the files is enough.
 
     Pages that other processes have mapped or locked stay, and are `resident` in what is returned.
-    The paths are not kept: there may be millions. `each_second` is called with the number of files
-    that are done. Raises as `cached_share` does.
+    `each_second` is called with the number of files that are done.
     """
     return _add_up(_drop, paths, at, each_second)
 

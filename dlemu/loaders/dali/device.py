@@ -98,18 +98,16 @@ class DeviceReader:
     """Reads the batches of one accelerator; the calling thread only waits."""
 
     def __init__(self, source: Source, driver: Driver, gpu: int, accelerator: int) -> None:
-        workload, layout = source.workload, source.layout
-        reader = workload.reader
+        workload, layout, reader = source.workload, source.layout, source.workload.reader
         self.host_bytes = 0
         """Bytes that were read into host memory so far: headers of foreign files."""
         self._source, self._driver, self._accelerator = source, driver, accelerator
         self._format = FORMATS[layout.format]
         self._places = lru_cache(256)(self._find_places)
-        piece = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
-        self._piece_bytes = round_up(piece)
+        one = layout.samples_per_file == 1
+        self._piece_bytes = round_up(reader.piece_bytes if one else reader.transfer_size)
         # From a file of one sample, only what training gets is kept.
-        resize = workload.dataset.record_length_bytes_resize
-        self._most = resize if layout.samples_per_file == 1 else None
+        self._most = workload.dataset.record_length_bytes_resize if one else None
         whole = workload.with_keys({"dataset.record_length_bytes_resize": None})
         room = sample_bytes(replace(source, dataset=replace(source.dataset, workload=whole)))
         if self._most is not None:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
@@ -70,7 +69,7 @@ class DaliLoader:
         try:
             for accelerator in accelerators:
                 gpu = gpus[accelerator % len(gpus)] if gpus else None
-                self._streams.append(self._open_stream(accelerator, gpu, bool(keep)))
+                self._streams.append(self._open_stream(accelerator, gpu))
         except BaseException:
             self.close()
             raise
@@ -108,7 +107,7 @@ class DaliLoader:
             self._takers.end()
             self._takers = None
 
-    def _open_stream(self, accelerator: int, gpu: int | None, keep: bool) -> "DaliReads | _Fed":
+    def _open_stream(self, accelerator: int, gpu: int | None) -> "DaliReads | _Fed":
         source, reader = self._source, self._source.workload.reader
         resize = source.workload.dataset.record_length_bytes_resize
         settings = Settings(reader.batch_size, reader.num_streams, gpu, resize)
@@ -122,9 +121,8 @@ class DaliLoader:
                 feed = DeviceReader(source, self._driver, gpu, accelerator)
             case way:
                 cufile = way == "numpy through cuFile"
-                return DaliReads(source, accelerator, settings, through_cufile=cufile, keep=keep)
-        pipeline = take_samples(settings, on_gpu=self.way == "GPU memory")
-        return _Fed(source.dataset.folder, feed, pipeline, keep=keep)
+                return DaliReads(source, accelerator, settings, through_cufile=cufile)
+        return _Fed(source, feed, take_samples(settings, on_gpu=self.way == "GPU memory"))
 
 
 class _FromHost:
@@ -155,10 +153,8 @@ class _FromHost:
 class _Fed:
     """Feeds a pipeline, and takes what comes out of it, batch by batch."""
 
-    def __init__(
-        self, folder: Path, feed: _FromHost | DeviceReader, pipeline: Pipeline, *, keep: bool
-    ) -> None:
-        self._folder, self._feed, self._pipeline, self._keep = folder, feed, pipeline, keep
+    def __init__(self, source: Source, feed: _FromHost | DeviceReader, pipeline: Pipeline) -> None:
+        self._source, self._feed, self._pipeline = source, feed, pipeline
         self.busy, self.close = feed.busy, feed.close
 
     @property
@@ -169,12 +165,12 @@ class _Fed:
         with closing(self._feed.batches(epoch, plan)) as batches:  # type: ignore[type-var]
             for batch, samples in batches:
                 begin = perf_counter()
-                with in_one_line(self._folder):
+                with in_one_line(self._source.dataset.folder):
                     self._pipeline.feed_input(INPUT, samples)
                     self._pipeline.schedule_run()
                     payload, _ = self._pipeline.outputs()  # waits for the GPU, too
                 ready = perf_counter()
-                data, lengths = collate(payload) if self._keep else (None, None)
+                data, lengths = collate(payload) if self._source.keep else (None, None)
                 yield replace(
                     batch,
                     ready=ready,

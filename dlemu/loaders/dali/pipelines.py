@@ -39,10 +39,7 @@ class Settings:
 def read_numpy(
     settings: Settings, paths: Sequence[str], *, depth: int, direct: bool, through_cufile: bool
 ) -> Pipeline:
-    """Return a pipeline of .npy files of one sample; it makes `depth` batches ahead.
-
-    A pipeline's paths are fixed when it is built.
-    """
+    """Return a pipeline of .npy files of one sample; it makes `depth` batches ahead."""
     with _pipeline(settings, depth) as pipeline:
         samples = dali.fn.readers.numpy(
             files=list(paths),

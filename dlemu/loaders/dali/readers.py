@@ -40,19 +40,13 @@ class DaliReads:
     """The batches of one accelerator."""
 
     def __init__(
-        self,
-        source: Source,
-        accelerator: int,
-        settings: Settings,
-        *,
-        through_cufile: bool,
-        keep: bool,
+        self, source: Source, accelerator: int, settings: Settings, *, through_cufile: bool
     ) -> None:
         self.host_bytes = 0
         """Bytes that were read into host memory so far."""
         self._source, self._layout = source, source.layout
         self._accelerator, self._settings = accelerator, settings
-        self._through_cufile, self._keep = through_cufile, keep
+        self._through_cufile = through_cufile
         self._index = lru_cache(_INDEXES_KEPT)(self._read_index)
         self._awaited: tuple[int, float] | None = None
 
@@ -86,7 +80,7 @@ class DaliReads:
                 num_bytes += self._num_bytes(order[0])
             if not self._through_cufile:
                 self.host_bytes += num_bytes
-            data, kept_bytes = collate(payload) if self._keep else (None, None)
+            data, kept_bytes = collate(payload) if self._source.keep else (None, None)
             yield Batch(
                 epoch=epoch,
                 step=step,
