@@ -241,7 +241,7 @@ class _History:
         return feeds, (feeds - spread, feeds + spread)
 
     def _contradicted(self, feeds: float, number: int) -> bool:
-        """Return whether AU at or above the answer differs from `feeds` by more than noise."""
+        """Return whether N* = `feeds` is off the AU at the answer or above it, beyond the noise."""
         ceiling = max(self.means.values())  # where AU is lower than N* alone promises
         promised = min(ceiling, self.threshold * feeds / self.fewest_failed)
         if self.means[self.fewest_failed] < promised - _DISTURBED_POINTS:
