@@ -17,19 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dlemu.errors import RunError
 from dlemu.host.devices import PROC, read_mounts, read_text
 
 Gds = Literal["require", "prefer"]
 
-PROBE_SECONDS = 60.0
-"""A driver that works opens in about a second; one that hangs never returns."""
-
 INSTALL = "pip install nvidia-cufile, or install the CUDA toolkit's libcufile"
-_NO_MODULES = (
-    "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for ever"
-)
-_NEVER_READ = ("tmpfs", "ramfs", "overlay")
-"""File systems that cuFile does not support."""
 
 
 class CufileError(ctypes.Structure):
@@ -98,24 +91,13 @@ def config(gds: Gds, log_folder: Path) -> dict[str, dict[str, object]]:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Something without which cuFile cannot read a folder."""
-
-    problem: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
-
-
-@dataclass(frozen=True)
 class Availability:
     """Whether cuFile can read files of one folder, and if not, why."""
 
     mode: str | None
     """The path to expect: p2pdma, nvidia-fs or compat; None if cuFile is not usable. Which path was
     taken, only cuFile's counters show."""
-    reasons: tuple[Missing, ...]
+    reasons: tuple[RunError, ...]
 
     @property
     def usable(self) -> bool:
@@ -127,24 +109,24 @@ class Availability:
         return "; ".join(map(str, self.reasons))
 
 
-def _missing_for(folder: Path, root: Path) -> Missing | None:
+def _missing_for(folder: Path, root: Path) -> RunError | None:
     """Return why cuFile will not register files of the folder; None if it will."""
     number = os.stat(folder).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     mounts = read_mounts(proc=root / "proc")
     file_system = next((mount.kind for mount in mounts if mount.number == device), "unknown")
-    if file_system in _NEVER_READ:
+    if file_system in ("tmpfs", "ramfs", "overlay"):
         problem = f"{folder} is on {file_system}, which cuFile never reads"
-        return Missing(problem, "use a folder on a drive")
+        return RunError(problem, remedy="use a folder on a drive")
     entry = root / f"run/udev/data/b{device}"
     # A network file system (major number 0) has no block device that udev could know.
     if os.major(number) == 0 or entry.exists():
         return None
     lines = "I:1000000\\nE:ID_FS_USAGE=filesystem\\n"
     lines += f"E:ID_FS_TYPE={file_system}\\nE:ID_FS_VERSION=1.0\\nV:1\\n"
-    return Missing(
+    return RunError(
         f"udev does not know {folder}'s block device: {entry} is missing",
-        "in a container mount /run/udev (-v /run/udev:/run/udev:ro), or as root: "
+        remedy="in a container mount /run/udev (-v /run/udev:/run/udev:ro), or as root: "
         f"mkdir -p {entry.parent} && printf '{lines}' > {entry}",
     )
 
@@ -188,8 +170,11 @@ print("opened", error.err, error.cu_err)
 
 
 @functools.cache
-def probe(library: str, gds: Gds, timeout: float = PROBE_SECONDS) -> str | None:
-    """Return why cuFile's driver does not open, tried in another process; None if it does."""
+def probe(library: str, gds: Gds, timeout: float = 60.0) -> str | None:
+    """Return why cuFile's driver does not open, tried in another process; None if it does.
+
+    A driver that works opens in about a second; one that hangs never returns.
+    """
     with tempfile.TemporaryDirectory(prefix="dlemu-cufile-") as folder:
         path = Path(folder, "cufile.json")
         path.write_text(json.dumps(config(gds, Path(folder))), encoding="utf-8")
@@ -222,13 +207,17 @@ def availability(
     missing = []
     library = find_library()
     if library is None:
-        missing.append(Missing("libcufile.so.0 was not found", INSTALL))
+        missing.append(RunError("libcufile.so.0 was not found", remedy=INSTALL))
     if not (root / "proc/modules").exists():
-        missing.append(Missing(_NO_MODULES, "run on a host whose kernel has CONFIG_MODULES"))
+        problem = (
+            "/proc/modules is missing (a kernel without modules), and cuFile would wait for it"
+        )
+        remedy = "run on a host whose kernel has CONFIG_MODULES"
+        missing.append(RunError(f"{problem} for ever", remedy=remedy))
     if (for_folder := _missing_for(Path(folder), root)) is not None:
         missing.append(for_folder)
     if library is None or missing:
         return Availability(None, tuple(missing))
-    if (problem := probe(library, gds)) is not None:
-        return Availability(None, (Missing(problem),))
+    if (why := probe(library, gds)) is not None:
+        return Availability(None, (RunError(why),))
     return Availability(expected_mode(Path(folder), library_version(library), root), ())

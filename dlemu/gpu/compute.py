@@ -6,6 +6,7 @@ them ahead, so that the GPU never waits for the host, which sleeps meanwhile.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from dlemu.clock import Clock
@@ -30,9 +31,6 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
 
     First measures how long a product takes, which needs about 0.1 s per GPU. The deadline is in
     seconds on `clock`.
-
-    Raises:
-        WorkloadError: PyTorch is missing, or sees no such GPU.
     """
     torch = find_torch(gpus)
     products = [_Product(torch, gpu) for gpu in gpus]
@@ -51,26 +49,23 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
             queued.append((count, [product.launch(count) for product in products]))
             if len(queued) > 2:
                 count, events = queued.popleft()
-                _wait(events)
+                for event in events:
+                    event.synchronize()
                 now = clock.now()
                 if ended is not None:
                     # A warm GPU gets slower. The bound leaves out a host that woke up late.
                     seen = min((now - ended) / count, _SLOWEST * longest)
                     pace = max(longest, pace + _FOLLOW * (seen - pace))
                 ended = now
-        for _, events in queued:
-            _wait(events)
+        for event in chain.from_iterable(events for _, events in queued):
+            event.synchronize()
         clock.sleep_until(deadline)
 
     return compute
 
 
 def find_torch(gpus: Sequence[int]) -> Any:
-    """Return PyTorch, if it sees these GPUs.
-
-    Raises:
-        WorkloadError: PyTorch is missing, or sees no such GPU.
-    """
+    """Return PyTorch, if it sees these GPUs; else raise WorkloadError."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -124,8 +119,3 @@ class _Product:
             end.record(self._stream)
             end.synchronize()
         return float(begin.elapsed_time(end)) / 1000 / _NUM_TIMED
-
-
-def _wait(events: Sequence[Any]) -> None:
-    for event in events:
-        event.synchronize()

@@ -39,11 +39,7 @@ _FUNCTIONS: dict[str, list[type]] = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Load the driver's library.
-
-    Raises:
-        RunError: there is no driver.
-    """
+    """Load the driver's library; raise RunError if there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -57,11 +53,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call a function of the driver; other threads run meanwhile.
-
-    Raises:
-        RunError: there is no driver, or the function failed.
-    """
+    """Call a function of the driver; raise RunError if it fails. Other threads run meanwhile."""
     library = _library()
     result = getattr(library, name)(*arguments)
     if result:
@@ -110,9 +102,6 @@ class Gpu(Closable):
     """One GPU's primary context.
 
     CUDA has a current context per thread: each thread must call `use` before it reads or copies.
-
-    Raises:
-        RunError: there is no driver, or no such GPU.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -160,14 +149,9 @@ class DeviceMemory(Closable):
 
 
 class Pinned:
-    """Host arrays in page-locked memory, which a GPU can copy from asynchronously."""
+    """Locks the pages of host arrays in memory, so that a GPU can copy them asynchronously."""
 
     def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
-        """Lock the arrays' pages in memory.
-
-        Raises:
-            RunError: there is no GPU, or the memory cannot be locked.
-        """
         self._gpu = Gpu()
         self._addresses: list[int] = []
         for array in arrays:

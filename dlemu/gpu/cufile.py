@@ -17,6 +17,8 @@ import struct
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from dlemu.errors import RunError
 from dlemu.gpu.availability import (
     INSTALL,
@@ -78,41 +80,33 @@ def _load(path: str) -> ctypes.CDLL:
     return library
 
 
-# --- the proof ------------------------------------------------------------------------------------
-
-
 STATS_BYTES = 16 * 1024
 """More than any version's CUfileStatsLevel3_t: 5000 bytes up to 1.18, 5112 since 1.19."""
 
-_READ_BYTES, _WRITE_BYTES = 96, 104  # in CUfileStatsLevel1_t, with which the structure begins
-_GPU_BYTES, _MAX_GPUS = 248, 16
-_GPU_READS, _GPU_WRITES = 56, 160  # n_p2p_*, n_nvfs_*, n_posix_*, one after another
+_TOTALS = 96  # bytes read and written, in CUfileStatsLevel1_t, with which the structure begins
+_MAX_GPUS, _GPU_NUMBERS = 16, 31  # of 64 bits each
+_GPU_READS, _GPU_WRITES = 7, 20  # n_p2p_*, n_nvfs_*, n_posix_*, one after another
 
 
 def decode_stats(stats: bytes, version: int) -> PathBytes:
     """Return the bytes of all reads and writes by path.
 
     cuFile counts bytes in total, but operations by path. If several paths were taken, the bytes are
-    divided in proportion to the operations.
-
-    Args:
-        stats: a CUfileStatsLevel3_t.
-        version: of the library, as `library_version` returns it.
+    divided in proportion to the operations. `stats` is a CUfileStatsLevel3_t of that version.
 
     Raises:
         RunError: bytes were moved and no path was counted, so the layout is unknown.
     """
     # 1.19 added 112 bytes, about readv and writev, before the GPUs.
-    gpus = 1144 if version >= 1190 else 1032
-    (num_gpus,) = struct.unpack_from("=I", stats, gpus - 8)
-    totals = struct.unpack_from("=QQ", stats, _READ_BYTES)
+    start = 1144 if version >= 1190 else 1032
+    (num_gpus,) = struct.unpack_from("=I", stats, start - 8)
+    gpus = np.frombuffer(stats, np.uint64, _MAX_GPUS * _GPU_NUMBERS, start)
+    gpus = gpus.reshape(_MAX_GPUS, _GPU_NUMBERS)[:num_gpus]
     shares = [0.0, 0.0, 0.0]  # P2PDMA, nvidia-fs, POSIX: the counters' order
-    num_paths = 0
+    estimated = False
+    totals = struct.unpack_from("=QQ", stats, _TOTALS)
     for total, place in zip(totals, (_GPU_READS, _GPU_WRITES), strict=True):
-        counts = [0, 0, 0]
-        for gpu in range(min(num_gpus, _MAX_GPUS)):
-            found = struct.unpack_from("=QQQ", stats, gpus + gpu * _GPU_BYTES + place)
-            counts = [count + more for count, more in zip(counts, found, strict=True)]
+        counts: list[int] = gpus[:, place : place + 3].sum(axis=0).tolist()
         if total and not any(counts):
             raise RunError(
                 f"cuFile {version} moved {total} bytes and counted no path; its statistics have a "
@@ -120,12 +114,9 @@ def decode_stats(stats: bytes, version: int) -> PathBytes:
             )
         if total:
             shares = [s + total * c / sum(counts) for s, c in zip(shares, counts, strict=True)]
-            num_paths = max(num_paths, sum(count > 0 for count in counts))
-    p2pdma, nvidia_fs, compat = (round(share) for share in shares)
-    return PathBytes(p2pdma, nvidia_fs, compat, estimated=num_paths > 1)
-
-
-# --- reading --------------------------------------------------------------------------------------
+            estimated = estimated or sum(count > 0 for count in counts) > 1
+    p2pdma, nvidia_fs, compat = map(round, shares)
+    return PathBytes(p2pdma, nvidia_fs, compat, estimated=estimated)
 
 
 class Driver(Closable):
@@ -133,9 +124,7 @@ class Driver(Closable):
 
     Open at most one at a time, before anything else opens cuFile, and do not fork afterwards.
 
-    Args:
-        folder: where the files lie; checked before cuFile is used.
-        gds: "require" forbids compatibility mode, "prefer" allows it.
+    First checks whether it can read files of the folder. gds="require" forbids compatibility mode.
 
     Raises:
         RunError: cuFile cannot work here; the message has the reason and the remedy.
@@ -147,9 +136,8 @@ class Driver(Closable):
             raise RunError(f"cuFile cannot read {folder}: {found.why}")
         path = find_library()
         assert path is not None, "availability has just found it"
-        self.gds = gds
-        self.expected_mode = found.mode
-        self.version = library_version(path)
+        self._gds = gds
+        self._version = library_version(path)
         self._folder = Path(tempfile.mkdtemp(prefix="dlemu-cufile-"))
         settings = self._folder / "cufile.json"
         settings.write_text(json.dumps(config(gds, self._folder)), encoding="utf-8")
@@ -157,7 +145,7 @@ class Driver(Closable):
         self._settings, self._users = str(settings), os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = self._settings
         try:
-            self._library = _load(path)
+            self.library = _load(path)
             self.call("cuFileDriverOpen")
             self.call("cuFileSetStatsLevel", 3)
             self.call("cuFileStatsStart")
@@ -176,32 +164,10 @@ class Driver(Closable):
         shutil.rmtree(self._folder)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function that returns a CUfileError_t.
-
-        Raises:
-            RunError: it failed.
-        """
-        error = getattr(self._library, name)(*arguments)
+        """Call a function that returns a CUfileError_t; raise RunError if it failed."""
+        error = getattr(self.library, name)(*arguments)
         if error.err:
             raise RunError(f"{name} failed: {describe(error.err, error.cu_err)}")
-
-    def move(self, name: str, *arguments: object) -> int:
-        """Call cuFileRead or cuFileWrite; return the number of bytes moved.
-
-        Raises:
-            OSError: the kernel reports an error.
-            RunError: cuFile reports an error.
-        """
-        done: int = getattr(self._library, name)(*arguments)
-        if done == -1:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
-        if done < 0:
-            raise RunError(f"{name} failed: {describe(-done)}")
-        return done
-
-    def forget(self, handle: ctypes.c_void_p) -> None:
-        self._library.cuFileHandleDeregister(handle)
 
     def path_bytes(self) -> PathBytes:
         """Return all bytes read and written since the driver was opened, by path.
@@ -211,8 +177,8 @@ class Driver(Closable):
         """
         stats = ctypes.create_string_buffer(STATS_BYTES)
         self.call("cuFileGetStatsL3", stats)
-        found = decode_stats(stats.raw, self.version)
-        if self.gds == "require" and found.compat:
+        found = decode_stats(stats.raw, self._version)
+        if self._gds == "require" and found.compat:
             raise RunError(
                 f"reader.gds=require, but cuFile moved {found.compat} bytes through host memory; "
                 "see `dlemu doctor`, or set reader.gds=prefer"
@@ -229,12 +195,7 @@ class Driver(Closable):
 class DeviceBuffer(Closable):
     """GPU memory that is registered with cuFile, to be read into many times.
 
-    Args:
-        address: of the GPU memory; a multiple of 4096, else cuFile silently uses the page cache.
-        num_bytes: its size; a multiple of 4096 as well.
-
-    Raises:
-        RunError: either is not aligned, or cuFile refuses.
+    Address and size must be multiples of 4096, else cuFile would silently use the page cache.
     """
 
     def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
@@ -243,9 +204,7 @@ class DeviceBuffer(Closable):
                 f"a buffer for cuFile must be aligned to {PAGE_BYTES} bytes, got {num_bytes} bytes "
                 f"at {address:#x}"
             )
-        self._driver = driver
-        self.address = address
-        self.num_bytes = num_bytes
+        self._driver, self.address, self.num_bytes = driver, address, num_bytes
         driver.call("cuFileBufRegister", address, num_bytes, 0)
 
     def close(self) -> None:
@@ -263,8 +222,7 @@ class DeviceFile(Closable):
     """
 
     def __init__(self, driver: Driver, path: str | Path, *, writable: bool = False) -> None:
-        self._driver = driver
-        self.path = Path(path)
+        self._driver, self._path = driver, path
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_DIRECT)
         self._handle = ctypes.c_void_p()
         descriptor = _Descriptor(_OPAQUE_FD, self._fd, None)
@@ -282,10 +240,6 @@ class DeviceFile(Closable):
         """Read into the buffer; return the bytes read, fewer than asked only at the file's end.
 
         All numbers are bytes and must be multiples of 4096.
-
-        Raises:
-            OSError: the kernel reports an error.
-            RunError: cuFile does, or a number is not aligned, or the buffer is too small.
         """
         return self._move("cuFileRead", buffer, num_bytes, file_offset, buffer_offset)
 
@@ -301,18 +255,24 @@ class DeviceFile(Closable):
         # In compatibility mode cuFile would read unaligned bytes through the page cache.
         if (num_bytes | file_offset | buffer_offset) % PAGE_BYTES:
             raise RunError(
-                f"{self.path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
+                f"{self._path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
                 f"{file_offset} into the buffer's {buffer_offset}"
             )
         if buffer_offset + num_bytes > buffer.num_bytes:
             raise RunError(
-                f"{self.path}: {num_bytes} bytes at {buffer_offset} overrun a buffer of "
+                f"{self._path}: {num_bytes} bytes at {buffer_offset} overrun a buffer of "
                 f"{buffer.num_bytes}"
             )
-        return self._driver.move(
-            name, self._handle, buffer.address, num_bytes, file_offset, buffer_offset
+        done: int = getattr(self._driver.library, name)(
+            self._handle, buffer.address, num_bytes, file_offset, buffer_offset
         )
+        if done == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        if done < 0:
+            raise RunError(f"{name} failed: {describe(-done)}")
+        return done
 
     def close(self) -> None:
-        self._driver.forget(self._handle)
+        self._driver.library.cuFileHandleDeregister(self._handle)
         os.close(self._fd)

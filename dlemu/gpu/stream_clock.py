@@ -19,19 +19,15 @@ class StreamClock(Protocol):
 
     def record(self) -> Any:
         """Mark the end of the work queued so far; return the mark without waiting."""
-        ...
 
     def passed(self, mark: Any) -> bool:
         """Return, without waiting, whether all work before the mark is done."""
-        ...
 
     def wait(self, mark: Any) -> None:
         """Wait until all work before the mark is done."""
-        ...
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Return the seconds between two marks; the work before both must be done."""
-        ...
 
 
 class HostStream:
@@ -88,11 +84,7 @@ class CudaStream:
         self.name = f"{torch.cuda.get_device_name(self._device)} (CUDA events)"
 
     def record(self) -> Any:
-        """Queue an event.
-
-        Raises:
-            RunError: the current stream is another one now, so the work is queued there.
-        """
+        """Queue an event; the current stream must still be the one that is timed."""
         if self._cuda.current_stream(self._device) != self._stream:
             raise RunError(
                 "the loop changed its CUDA stream, and the meter times the one that was current "

@@ -13,12 +13,16 @@ from pathlib import Path
 PROC = Path("/proc")
 SYS = Path("/sys")
 
+_WORD = r"([^ \n]*)"
+_MOUNT = re.compile(
+    rf"^{_WORD} {_WORD} {_WORD} {_WORD} {_WORD} .*? - {_WORD} {_WORD} {_WORD}", re.M
+)
 _SECTOR = 512  # bytes; stat files count these, whatever the drive's own sector size is
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo."""
+    """One line of mountinfo, without what the kernel has between `point` and `kind`."""
 
     id: str
     parent: str
@@ -64,15 +68,18 @@ class BlockDevice:
     def counters(self) -> DeviceCounters | None:
         """Return the drive's counters; None if the kernel does not provide them."""
         try:
-            paths = [parse_stat(path.read_text(encoding="utf-8")) for path in self.stats]
+            rows = [[int(word) for word in path.read_text().split()] for path in self.stats]
         except (OSError, ValueError):
             return None
+        columns = list(zip(*rows, strict=False))
+        if len(columns) < 11:
+            return None
         return DeviceCounters(
-            reads=sum(path.reads for path in paths),
-            read_bytes=sum(path.read_bytes for path in paths),
-            busy_ms=max(path.busy_ms for path in paths),
-            queue_ms=sum(path.queue_ms for path in paths),
-            in_flight=sum(path.in_flight for path in paths),
+            reads=sum(columns[0]),
+            read_bytes=sum(columns[2]) * _SECTOR,
+            busy_ms=max(columns[9]),
+            queue_ms=sum(columns[10]),
+            in_flight=sum(columns[8]),
         )
 
 
@@ -98,9 +105,9 @@ def lies_in_memory(folder: Path) -> bool:
     return mount is not None and mount.kind in ("tmpfs", "ramfs")
 
 
-def network_read_bytes(mount: Mount, *, proc: Path = PROC) -> int | None:
+def network_read_bytes(mount: Mount | None, *, proc: Path = PROC) -> int | None:
     """Return the bytes that an NFS mount has read from its server; None for other file systems."""
-    if not mount.kind.startswith("nfs"):
+    if mount is None or not mount.kind.startswith("nfs"):
         return None
     return parse_mountstats(read_text(proc / "self" / "mountstats")).get(mount.point)
 
@@ -112,17 +119,7 @@ def read_mounts(*, proc: Path = PROC) -> list[Mount]:
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """Return the mounts of a mountinfo file; lines of another form are skipped."""
-    mounts = []
-    for line in text.split("\n"):
-        before, separator, after = line.partition(" - ")
-        head, tail = before.split(" "), after.split(" ")
-        if not separator or len(head) < 6 or len(tail) < 3:
-            continue
-        root, point, source = (_unescape(word) for word in (head[3], head[4], tail[1]))
-        mounts.append(
-            Mount(head[0], head[1], head[2], root, point, tail[0], source, _unescape(tail[2]))
-        )
-    return mounts
+    return [Mount(*map(_unescape, words)) for words in _MOUNT.findall(text)]
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
@@ -158,30 +155,10 @@ def parse_mountstats(text: str) -> dict[str, int]:
     return read_bytes
 
 
-def parse_stat(text: str) -> DeviceCounters:
-    """Return the counters of a /sys/block/*/stat file.
-
-    Raises:
-        ValueError: the text is not of that form.
-    """
-    numbers = [int(word) for word in text.split()]
-    if len(numbers) < 11:
-        raise ValueError(f"a stat file has at least 11 numbers, not {len(numbers)}")
-    return DeviceCounters(
-        reads=numbers[0],
-        read_bytes=numbers[2] * _SECTOR,
-        busy_ms=numbers[9],
-        queue_ms=numbers[10],
-        in_flight=numbers[8],
-    )
-
-
 def _disks_under(path: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> Iterator[Path]:
-    """Yield the /sys folders of the drives that hold a path.
-
-    `seen` holds the ids of the mounts visited so far, to stop at a circle: in a container the paths
-    of layers and loop files are the host's, and may seem to lie on the mount that they belong to.
-    """
+    """Yield the /sys folders of the drives that hold a path; `seen` has the mounts on the way."""
+    # In a container the paths of layers and loop files are the host's, and may seem to lie on the
+    # mount that they belong to: stop at such a circle.
     mount = mount_of(path, mounts)
     if mount is None or mount.id in seen:
         return

@@ -9,21 +9,9 @@ from pydantic import TypeAdapter
 
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.limits import Throttling
-from dlemu.host.processes import ProcessCounters
+from dlemu.host.processes import HostCpu, ProcessCounters
 
 N = TypeVar("N", int, float)
-
-
-@dataclass(frozen=True, slots=True)
-class HostCpu:
-    """Seconds since the host started, summed over its CPUs."""
-
-    busy: float
-    idle: float
-    iowait: float
-    """Idle while a thread of that CPU waited for I/O."""
-    steal: float
-    """Ready to run, but the hypervisor gave the physical CPU to another virtual machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,71 +36,36 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """What one drive did during an interval."""
-
-    reads: int
-    """Requests completed."""
-    read_bytes: int
-    read_bytes_per_second: float
-    busy_share: float
-    """Share (0-1) of the time with at least one request in flight."""
-    mean_in_flight: float
-    """Mean number of requests in flight."""
-
-
-@dataclass(frozen=True, slots=True)
 class IntervalSummary:
     """What a host did between two observations; None where the kernel does not count it.
 
-    "The processes" are the ranks of the host with all their descendants.
+    "The processes" are the ranks of the host with all their descendants. What has no text here is
+    the growth of a counter of Observation, ProcessCounters or Throttling.
     """
 
     seconds: float
-    devices: dict[str, DeviceUse]
-    """By name of the drive."""
+    devices: dict[str, float]
+    """By name of the drive, the share (0-1) of the time with at least one request in flight."""
     device_read_bytes: int | None
     """Bytes read from all drives under the folder, by any process; None if no drive is visible."""
     network_read_bytes: int | None
-    """Bytes that the folder's network mount read from its server, for any process."""
     process_read_bytes: int | None
-    """Bytes that the processes had fetched from storage."""
     process_rchar: int | None
-    """Bytes that the processes' read calls returned, from the page cache as well."""
     host_cpu_share: float | None
     """Share (0-1) of the time of all the host's CPUs that was busy, for any process."""
-    host_iowait_share: float | None
-    """Share (0-1) of the same time that a CPU was idle while a thread waited for I/O."""
     host_steal_share: float | None
     """Share (0-1) of the same time that the hypervisor gave to other virtual machines."""
     usable_cpus: float
-    """CPUs that the processes may use, by affinity and cgroup quota."""
     process_cpu_seconds: float | None
-    """User and system time of the processes."""
     runqueue_seconds: float | None
-    """Time that threads were ready to run and had no CPU, summed over the threads."""
-    num_throttled: int | None
-    """Periods in which a cgroup's CPU quota was used up."""
     throttled_seconds: float | None
-    """Time that a cgroup's CPU quota stopped the processes, summed over CPUs."""
-    voluntary_switches: int | None
-    """Context switches because a thread had to wait."""
-    involuntary_switches: int | None
-    """Context switches because another thread got the CPU."""
-    max_processes: int
-    """Most processes alive at one observation."""
     max_pss_bytes: int | None
     """Most memory at one observation (proportional set size); None if it was never measured."""
 
     @property
-    def device_busy_share(self) -> float | None:
-        """Share (0-1) of the time that the busiest drive was busy."""
-        return max((use.busy_share for use in self.devices.values()), default=None)
-
-    @property
     def process_cpu_share(self) -> float | None:
         """Share (0-1) of the usable CPUs' time that the processes used."""
-        if self.process_cpu_seconds is None or not self.seconds:
+        if self.process_cpu_seconds is None:
             return None
         return self.process_cpu_seconds / (self.seconds * self.usable_cpus)
 
@@ -131,31 +84,27 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
     seconds = last.time - first.time
     assert seconds > 0, "needs two observations, in order of time"
     devices = {
-        name: _device_use(first.devices[name], after, seconds)
-        for name, after in last.devices.items()
+        name: (first.devices[name], now)
+        for name, now in last.devices.items()
         if name in first.devices
     }
+    reads = [now.read_bytes - begun.read_bytes for begun, now in devices.values()]
     before, after = first.processes, last.processes
     host = _host_shares(first.host, last.host)
-    throttled = _throttled(first.throttling, last.throttling)
+    throttled = [t.seconds if t else None for t in (first.throttling, last.throttling)]
     return IntervalSummary(
         seconds=seconds,
-        devices=devices,
-        device_read_bytes=sum(use.read_bytes for use in devices.values()) if devices else None,
+        devices={name: _busy_share(*pair, seconds) for name, pair in devices.items()},
+        device_read_bytes=sum(reads) if reads else None,
         network_read_bytes=_growth(first.network_read_bytes, last.network_read_bytes),
         process_read_bytes=_growth(before.read_bytes, after.read_bytes),
         process_rchar=_growth(before.rchar, after.rchar),
         host_cpu_share=host.busy if host else None,
-        host_iowait_share=host.iowait if host else None,
         host_steal_share=host.steal if host else None,
         usable_cpus=last.usable_cpus,
         process_cpu_seconds=_growth(before.cpu_seconds, after.cpu_seconds),
         runqueue_seconds=_growth(before.runqueue_seconds, after.runqueue_seconds),
-        num_throttled=throttled.num if throttled else None,
-        throttled_seconds=throttled.seconds if throttled else None,
-        voluntary_switches=_growth(before.voluntary_switches, after.voluntary_switches),
-        involuntary_switches=_growth(before.involuntary_switches, after.involuntary_switches),
-        max_processes=max(observation.processes.num for observation in observations),
+        throttled_seconds=_growth(*throttled),
         max_pss_bytes=max(
             (o.pss_bytes for o in observations if o.pss_bytes is not None), default=None
         ),
@@ -185,25 +134,9 @@ def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | Non
     return HostCpu(*(growth / total for growth in growths)) if total else None
 
 
-def _device_use(before: DeviceCounters, after: DeviceCounters, seconds: float) -> DeviceUse:
-    read_bytes = after.read_bytes - before.read_bytes
-    busy_ms, queue_ms = (
-        (last - first) % (1 << 32)  # both wrap around: queue_ms within hours
-        for first, last in ((before.busy_ms, after.busy_ms), (before.queue_ms, after.queue_ms))
-    )
-    return DeviceUse(
-        reads=after.reads - before.reads,
-        read_bytes=read_bytes,
-        read_bytes_per_second=read_bytes / seconds,
-        busy_share=min(1.0, busy_ms / 1000 / seconds),  # counted in whole clock ticks
-        mean_in_flight=queue_ms / 1000 / seconds,
-    )
-
-
-def _throttled(before: Throttling | None, after: Throttling | None) -> Throttling | None:
-    if before is None or after is None:
-        return None
-    return Throttling(after.num - before.num, after.seconds - before.seconds)
+def _busy_share(before: DeviceCounters, after: DeviceCounters, seconds: float) -> float:
+    busy_ms = (after.busy_ms - before.busy_ms) % (1 << 32)  # it wraps around
+    return min(1.0, busy_ms / 1000 / seconds)  # counted in whole clock ticks
 
 
 def _growth(first: N | None, last: N | None) -> N | None:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from dlemu.host.cpu import read_cpu_times
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
-from dlemu.host.intervals import HostCpu, Observation
+from dlemu.host.intervals import Observation
 from dlemu.host.limits import cgroup_folders, cpu_throttling, usable_cpus
-from dlemu.host.processes import ProcessTree
+from dlemu.host.processes import ProcessTree, read_host_cpu
 
 T = TypeVar("T")
 
@@ -54,10 +52,7 @@ class HostObserver:
         self.cpu_seconds = 0.0
         """CPU time that the observing thread has used."""
         self._mount = mount_under(folder, proc=proc)
-        self._pids = pids
-        self._path = path
-        self._period = period
-        self._proc = proc
+        self._pids, self._path, self._period, self._proc = pids, path, period, proc
         self._tree = ProcessTree(proc)
         self._cgroups: list[Path] = []
         self._usable_cpus = 0.0
@@ -76,12 +71,7 @@ class HostObserver:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -105,19 +95,15 @@ class HostObserver:
         return observation
 
     def between(self, first: str, last: str) -> list[Observation]:
-        """Return the observations from one label to another, both included.
-
-        Raises:
-            ValueError: there is no such label.
-        """
+        """Return the observations from one label to another, both included."""
         with self._lock:
             labels = [observation.label for observation in self.observations]
             start = labels.index(first)
             return self.observations[start : labels.index(last, start) + 1]
 
     def _observe(self) -> None:
-        refresh = _Paced(self._refresh, _SEARCH)
-        measure_memory = _Paced(self._tree.pss_bytes, _MEMORY)
+        refresh = _paced(self._refresh, _SEARCH)
+        measure_memory = _paced(self._tree.pss_bytes, _MEMORY)
         while not self._ending:
             start = time.thread_time()
             try:
@@ -148,8 +134,8 @@ class HostObserver:
             time=time.perf_counter(),
             label=label,
             devices={name: counts for name, counts in counters.items() if counts is not None},
-            network_read_bytes=self._network_read_bytes(),
-            host=self._host_cpu(),
+            network_read_bytes=network_read_bytes(self._mount, proc=self._proc),
+            host=read_host_cpu(proc=self._proc),
             usable_cpus=self._usable_cpus,
             processes=self._tree.counters(),
             throttling=cpu_throttling(self._cgroups),
@@ -159,30 +145,22 @@ class HostObserver:
         self._write(asdict(observation))
         return observation
 
-    def _host_cpu(self) -> HostCpu | None:
-        times = read_cpu_times(proc=self._proc)
-        return HostCpu(times.busy, times.idle, times.iowait, times.steal) if times else None
-
-    def _network_read_bytes(self) -> int | None:
-        return network_read_bytes(self._mount, proc=self._proc) if self._mount else None
-
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(record).encode() + b"\n")
 
 
-class _Paced(Generic[T]):
-    """Calls a function, or skips the call if it would use more than its share of a core."""
+def _paced(function: Callable[[], T], share: float) -> Callable[[], T | None]:
+    """Return the function; it skips calls that would use more than this share of a core."""
+    due = 0.0
 
-    def __init__(self, function: Callable[[], T], share: float) -> None:
-        self._function = function
-        self._share = share
-        self._due = 0.0
-
-    def __call__(self) -> T | None:
-        if time.perf_counter() < self._due:
+    def call() -> T | None:
+        nonlocal due
+        if time.perf_counter() < due:
             return None
         start = time.thread_time()
-        result = self._function()
-        self._due = time.perf_counter() + (time.thread_time() - start) / self._share
+        result = function()
+        due = time.perf_counter() + (time.thread_time() - start) / share
         return result
+
+    return call

@@ -1,4 +1,4 @@
-"""What processes and their descendants have used so far: CPU time, reads, waiting, memory.
+"""What a host's CPUs, and processes with their descendants, have used so far.
 
 Totals never decrease when a process ends. For the files see proc(5), and for schedstat the kernel's
 Documentation/scheduler/sched-stats.rst.
@@ -6,18 +6,51 @@ Documentation/scheduler/sched-stats.rst.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlemu.host.cpu import TICKS_PER_SECOND
-from dlemu.host.devices import PROC
+from dlemu.host.devices import PROC, read_text
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+"""The kernel counts CPU time in these."""
+_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 _SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s*(\d+)")  # also finds "nonvoluntary", second
 _READS = re.compile(rb"(?:rchar|read_bytes): (\d+)")
 _PSS = re.compile(rb"\nPss:\s*(\d+) kB")
 
 _Counts = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """Seconds since the host started, summed over its CPUs."""
+
+    busy: float
+    idle: float
+    iowait: float
+    """Idle while a thread of that CPU waited for I/O."""
+    steal: float
+    """Ready to run, but the hypervisor gave the physical CPU to another virtual machine."""
+
+
+def read_cpu_times(*, proc: Path = PROC) -> dict[str, float] | None:
+    """Return the same seconds by the kernel's kinds; None if it does not provide all of them."""
+    words = read_text(proc / "stat").partition("\n")[0].split()[1:]
+    if len(words) < len(_KINDS):
+        return None
+    return {kind: int(word) / _TICKS_PER_SECOND for kind, word in zip(_KINDS, words, strict=False)}
+
+
+def read_host_cpu(*, proc: Path = PROC) -> HostCpu | None:
+    """Return the counters now; None if the kernel does not provide them."""
+    times = read_cpu_times(proc=proc)
+    if times is None:
+        return None
+    busy = sum(times[kind] for kind in ("user", "nice", "system", "irq", "softirq"))
+    return HostCpu(busy, times["idle"], times["iowait"], times["steal"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +100,8 @@ class ProcessTree:
         self._parents: dict[int, int] = {}
         self._processes: dict[int, _Counts] = {}
         self._threads: dict[int, _Counts] = {}
-        self._ended_processes: _Counts = (None, None, None)
-        self._ended_threads: _Counts = (None, None, None)
-        self._highest: _Counts = (None, None, None)
+        nothing: _Counts = (None, None, None)
+        self._ended_processes = self._ended_threads = self._highest = nothing
 
     @property
     def pids(self) -> list[int]:
@@ -104,7 +136,7 @@ class ProcessTree:
         waits_ns, voluntary, involuntary = _sums([self._ended_threads, *self._threads.values()])
         return ProcessCounters(
             num=len(self._processes),
-            cpu_seconds=None if ticks is None else ticks / TICKS_PER_SECOND,
+            cpu_seconds=None if ticks is None else ticks / _TICKS_PER_SECOND,
             rchar=rchar,
             read_bytes=read_bytes,
             runqueue_seconds=None if waits_ns is None else waits_ns / 1e9,
@@ -125,17 +157,16 @@ class ProcessTree:
             parents[pid] = stat.parent
             reads = self._numbers(f"{pid}/io", _READS, 2)
             processes[pid] = (stat.ticks, *reads)
-            for thread, folder in self._thread_folders(pid, stat):
+            for thread, folder in self._thread_folders(pid, stat).items():
                 waits = _read(f"{self._proc}/{folder}/schedstat").split()
                 switches = self._numbers(f"{folder}/status", _SWITCHES, 2)
                 threads[thread] = (int(waits[1]) if len(waits) == 3 else None, *switches)
         orphans = [p for p in self._processes if p not in processes and not self._has_heir(p)]
+        ended = self._threads.keys() - threads
         self._ended_processes = _sums(
-            [self._ended_processes, *(self._processes[pid] for pid in orphans)]
+            [self._ended_processes, *(self._processes[p] for p in orphans)]
         )
-        self._ended_threads = _sums(
-            [self._ended_threads, *(self._threads[t] for t in self._threads.keys() - threads)]
-        )
+        self._ended_threads = _sums([self._ended_threads, *(self._threads[t] for t in ended)])
         self._parents, self._processes, self._threads = parents, processes, threads
 
     def pss_bytes(self) -> int | None:
@@ -149,22 +180,17 @@ class ProcessTree:
 
     def _has_heir(self, pid: int) -> bool:
         """Return whether a living ancestor in this tree has inherited an ended process's counts."""
-        while pid not in self._starts:
-            if pid not in self._parents:
-                return False
+        while pid not in self._starts and pid in self._parents:
             pid = self._parents[pid]
-        return True
+        return pid in self._starts
 
-    def _thread_folders(self, pid: int, stat: _Stat) -> Iterator[tuple[int, str]]:
+    def _thread_folders(self, pid: int, stat: _Stat) -> dict[int, str]:
         if stat.num_threads == 1:
-            yield pid, str(pid)
-            return
-        try:
+            return {pid: str(pid)}
+        with suppress(OSError):  # the process has just ended
             names = os.listdir(f"{self._proc}/{pid}/task")
-        except OSError:  # the process has just ended
-            return
-        for name in names:
-            yield int(name), f"{pid}/task/{name}"
+            return {int(name): f"{pid}/task/{name}" for name in names}
+        return {}
 
     def _stat(self, pid: int) -> _Stat | None:
         # The process's name, in brackets, may itself contain spaces and brackets.
@@ -191,11 +217,9 @@ def _read(path: str) -> bytes:
     # Thousands of these are read, and open() with its buffer and decoder is three times as slow.
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:
+        try:
+            return os.read(file, 1 << 16)
+        finally:
+            os.close(file)
+    except OSError:  # for instance, the process has ended meanwhile
         return b""
-    try:
-        return os.read(file, 1 << 16)
-    except OSError:  # the process has ended meanwhile
-        return b""
-    finally:
-        os.close(file)

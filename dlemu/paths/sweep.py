@@ -23,7 +23,7 @@ from dlemu.ending import last_act
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability
-from dlemu.host.cpu import CpuTimes, read_cpu_times
+from dlemu.host.processes import read_cpu_times
 from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
@@ -238,14 +238,14 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         file_bytes=file_bytes // asked.io_size * asked.io_size,
         seconds=asked.seconds,
     )
-    before: list[tuple[CpuTimes, Energy, float]] = []
+    before: list[tuple[dict[str, float], Energy, float]] = []
     done, elapsed = perform(work, lambda: before.append(_counters()))
     (cpu_before, energy_before, start), (cpu, energy, end) = before[0], _counters()
     num_bytes = done.latencies.num * work.io_size
 
     def host_share(*names: str) -> float:
-        seconds: float = sum(getattr(cpu, name) - getattr(cpu_before, name) for name in names)
-        return 100 * seconds / max(cpu.total - cpu_before.total, 1e-9)
+        seconds = {name: cpu[name] - cpu_before[name] for name in cpu}
+        return 100 * sum(seconds[name] for name in names) / max(sum(seconds.values()), 1e-9)
 
     def watts(joules: float | None) -> float | None:
         return None if joules is None else joules / (end - start)
@@ -277,7 +277,7 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
     )
 
 
-def _counters() -> tuple[CpuTimes, Energy, float]:
+def _counters() -> tuple[dict[str, float], Energy, float]:
     """Return the host's CPU times, its energy, and the time of the clock."""
     cpu = read_cpu_times()
     if cpu is None:

@@ -145,8 +145,8 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
     seconds = sum(epoch.seconds for epoch in host.epochs)
     busiest: dict[str, float] = {}
     for epoch in host.epochs:
-        for name, use in epoch.devices.items():
-            busiest[name] = busiest.get(name, 0.0) + use.busy_share * epoch.seconds / seconds
+        for name, busy_share in epoch.devices.items():
+            busiest[name] = busiest.get(name, 0.0) + busy_share * epoch.seconds / seconds
     device = max(busiest, key=lambda name: busiest[name], default=None)
     stored = _total([stored_bytes(epoch, host.file_system) for epoch in host.epochs])
     cpu = _total([epoch.process_cpu_seconds for epoch in host.epochs])

@@ -85,13 +85,6 @@ def reach(addresses: list[str], port: int, rank: int, secret: bytes) -> socket.s
     return None
 
 
-def listen(backlog: int) -> socket.socket:
-    """Return a TCP socket that listens on all addresses of this host."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
-
-
 def own_addresses() -> list[str]:
     """Return the addresses of this host's interfaces that are up: loopback last, IPv4 first."""
     import psutil
@@ -106,8 +99,7 @@ def own_addresses() -> list[str]:
         and name in states
         and states[name].isup
     ]
-    found.sort(key=lambda address: (address.is_loopback, address.version))
-    return [str(address) for address in found]
+    return [str(each) for each in sorted(found, key=lambda each: (each.is_loopback, each.version))]
 
 
 def _accept(server: socket.socket) -> socket.socket | None:

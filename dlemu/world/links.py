@@ -5,13 +5,13 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlemu.world import admission
 from dlemu.world.messages import Packets, Stream, Word
-from dlemu.world.tree import Tree
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,6 +20,39 @@ _HOST_SECONDS = 60.0
 """Time for the ranks of a host to connect."""
 _LAUNCHER_SECONDS = 0.2
 """Time for a launcher to notice that a process has ended."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One rank's place in the tree, in which each rank talks to its parent and its children.
+
+        rank 0 ─┬─ rank 1, rank 2, rank 3             host a
+                ├─ rank 4 ─── rank 5, rank 6, rank 7  host b
+                └─ rank 8 ─── rank 9                  host c
+
+    The first rank of a host is its leader: the parent of the host's other ranks. Rank 0 is the
+    parent of the other leaders.
+    """
+
+    leaders: list[int]
+    """The first rank of each host, in the order of host_index; the first is rank 0."""
+    local: list[int]
+    """The ranks of this rank's host; the first is its leader."""
+    parent: int | None
+    """None for rank 0."""
+    children: list[int]
+
+    @classmethod
+    def of(cls, rank: int, hosts: Sequence[str]) -> "Tree":
+        """Return the place of a rank, given the name of each rank's host."""
+        leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
+        local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        if rank == 0:
+            # Other hosts first: their leaders have ranks of their own to release.
+            return cls(leaders, local, None, leaders[1:] + local[1:])
+        if rank in leaders:
+            return cls(leaders, local, 0, local[1:])
+        return cls(leaders, local, local[0], [])
 
 
 class Links:
@@ -86,7 +119,11 @@ class Links:
     def _connect_leaders(self, group: "MPI.Comm", leaders: list[int], secret: bytes) -> None:
         """Connect the leaders of the hosts to rank 0; poll MPI for those that cannot connect."""
         if group.rank == 0:
-            with admission.listen(len(leaders)) as server:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            with socket.create_server(
+                ("", 0), family=family, backlog=len(leaders), dualstack_ipv6=both
+            ) as server:
                 group.bcast((admission.own_addresses(), server.getsockname()[1]))
                 self._add(
                     admission.admit(server, set(leaders[1:]), secret, admission.NETWORK_SECONDS)
@@ -102,7 +139,7 @@ class Links:
         if group.rank == 0:
             self.polled = [rank for rank, is_connected in others if not is_connected]
             for rank in set(self.polled) & self._carriers.keys():
-                self._drop(rank)
+                self._carriers.pop(rank).peer.close()
         elif not connected[group.rank]:
             self.polled = [0]
 
@@ -150,13 +187,14 @@ class Links:
             rank = self._ranks[file]
             messages += [(rank, message) for message in self._carriers[rank].read()]
             if messages[-1:] == [(rank, Word.GONE.value)]:
-                self._drop(rank)
+                self._carriers.pop(rank).peer.close()
         return messages
 
     def outlast(self, ranks: Iterable[int], seconds: float) -> None:
         """Wait until the processes of these neighbours have ended and their launcher knows.
 
-        Waits at most so many seconds, and not for neighbours without a socket.
+        Waits at most so many seconds, and not for neighbours without a socket. Leaves the sockets
+        to the kernel, which closes them only after this process has ended.
         """
         self.polled = []  # MPI has been finalised
         deadline = time.perf_counter() + seconds
@@ -166,9 +204,6 @@ class Links:
                 if message == Word.GONE.value:
                     pending.discard(rank)
         time.sleep(_LAUNCHER_SECONDS)
-
-    def leave_open(self) -> None:
-        """Leave the sockets to the kernel, which closes them only after this process has ended."""
         for carrier in self._carriers.values():
             carrier.peer.detach()
 
@@ -185,6 +220,3 @@ class Links:
             self._carriers[rank] = Packets(peer) if is_near else Stream(peer)
             self._ranks[peer.fileno()] = rank
             self._poll.register(peer, select.EPOLLIN)
-
-    def _drop(self, rank: int) -> None:
-        self._carriers.pop(rank).peer.close()

@@ -90,8 +90,7 @@ class Packets:
     """Messages over a Unix socket between two processes of a host; it keeps them apart itself."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self.peer = peer
-        self.send = peer.send
+        self.peer, self.send = peer, peer.send
 
     def read(self) -> list[bytes]:
         """Return the next message; b"" (GONE) at the end."""

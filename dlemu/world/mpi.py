@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dlemu.errors import LostRankError, RunError
-from dlemu.world.links import Links
+from dlemu.world.links import Links, Tree
 from dlemu.world.messages import Word, decode, encode
-from dlemu.world.tree import Tree
 from dlemu.world.world import Alone, PeerError, World
 
 if TYPE_CHECKING:
@@ -49,11 +48,7 @@ class Mpi(World):
     """
 
     def __init__(self, host: str | None = None) -> None:
-        """Join the others. `host` replaces the host's name, to test several hosts on one.
-
-        Raises:
-            RunError: MPI cannot be loaded, or the ranks of a host cannot reach each other.
-        """
+        """Join the others. `host` replaces the host's name, to test several hosts on one."""
         self._comm = _mpi_world().Dup()
         self.rank, self.num_ranks = self._comm.rank, self._comm.size
         self.host = host or socket.gethostname()
@@ -127,17 +122,15 @@ class Mpi(World):
             self._drop_links()
         else:
             signal.alarm(_EXIT_SECONDS)
-            _finalize()
+            from mpi4py import MPI
+
+            MPI.Finalize()
             self._links.outlast(self._children, _LAST_SECONDS)
-            self._links.leave_open()
         return (agreed or 0) if self.rank == 0 else 0
 
     def _agree_to_end(self, status: int) -> int | None:
-        """Return the job's exit status once all ranks are ready to end; None if a rank is not.
-
-        Up the tree goes the first status other than 0 of a rank and those below it; rank 0's result
-        comes down.
-        """
+        """Return the job's exit status once all ranks are ready to end; None if a rank is not."""
+        # Up the tree goes the first status other than 0; rank 0's result comes down.
         patience = _END_SECONDS if self.rank == 0 else 1.5 * _END_SECONDS
         deadline = time.perf_counter() + patience
         below = self._statuses(self._children, Word.ENDING, deadline)
@@ -230,12 +223,7 @@ class Mpi(World):
             yield rank, message
 
     def _cannot_go_on(self, rank: int, message: bytes) -> NoReturn:
-        """Tell the other neighbours why the job cannot go on.
-
-        Raises:
-            PeerError: a rank has failed, with its error.
-            LostRankError: the neighbour ended without an error, or sent what no rank sends here.
-        """
+        """Tell the other neighbours why the job cannot go on, and raise that as an error."""
         word, text = decode(message)
         match word:
             case Word.FAILED:
@@ -267,10 +255,7 @@ class Mpi(World):
         )
 
     def _drop_links(self) -> None:
-        """Close the connections: at the end, or in a forked child, which is no rank.
-
-        If a child kept the sockets open, the other ranks would not notice that this process died.
-        """
+        """Close the connections: at the end, or in a forked child, which would hide our death."""
         atexit.unregister(self._end_unclosed)
         self._links.close()
 
@@ -345,9 +330,3 @@ def _mpi_world() -> "MPI.Intracomm":
             "pip install 'dlemu[mpi]'"
         ) from error
     return MPI.COMM_WORLD
-
-
-def _finalize() -> None:
-    from mpi4py import MPI
-
-    MPI.Finalize()

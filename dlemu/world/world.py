@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
 
 from dlemu.errors import DlemuError, RunError
@@ -41,19 +40,15 @@ class World(Protocol):
             RunError: a rank's process has ended without an error, or some ranks have not arrived
                 after `timeout` seconds; the message names them.
         """
-        ...
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in order of rank, on rank 0; None on the others."""
-        ...
 
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in order of rank."""
-        ...
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value."""
-        ...
 
     def on_first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 alone; return its value on all ranks.
@@ -64,11 +59,9 @@ class World(Protocol):
 
     def fail(self, error: str) -> None:
         """Make every other rank raise PeerError from its current barrier, or its next one."""
-        ...
 
     def close(self) -> None:
         """Wait for all ranks a last time, after a job without failures."""
-        ...
 
     def end(self, status: int) -> int:
         """Leave the job, closed or failed; return the exit status for this process.
@@ -76,17 +69,11 @@ class World(Protocol):
         Rank 0 leaves last. It returns its own status, or if that is 0, another rank's; all other
         ranks return 0. So a launcher prints no error of its own below our last line.
         """
-        ...
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:

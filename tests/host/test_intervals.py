@@ -6,14 +6,12 @@ import pytest
 
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import (
-    DeviceUse,
-    HostCpu,
     IntervalSummary,
     Observation,
     summarize_interval,
 )
 from dlemu.host.limits import Throttling
-from dlemu.host.processes import ProcessCounters
+from dlemu.host.processes import HostCpu, ProcessCounters
 
 FIRST = Observation(
     time=100.0,
@@ -48,30 +46,22 @@ NOTHING = ProcessCounters(0, None, None, None, None, None, None)
 
 
 def test_a_summary_is_the_difference_of_its_ends() -> None:
-    between = replace(FIRST, label=None, pss_bytes=777, processes=replace(FIRST.processes, num=9))
+    between = replace(FIRST, label=None, pss_bytes=777)
     later = replace(between, pss_bytes=555)
 
     assert summarize_interval([FIRST, between, later, LAST]) == IntervalSummary(
         seconds=10.0,
-        devices={
-            "nvme0n1": DeviceUse(20, 20000, 2000.0, busy_share=0.75, mean_in_flight=4.0),
-            "nvme1n1": DeviceUse(5, 10000, 1000.0, busy_share=0.1, mean_in_flight=0.5),
-        },
+        devices={"nvme0n1": 0.75, "nvme1n1": 0.1},
         device_read_bytes=30000,
         network_read_bytes=None,
         process_read_bytes=32000,
         process_rchar=40000,
         host_cpu_share=0.5,
-        host_iowait_share=0.0,
         host_steal_share=0.125,
         usable_cpus=4.0,
         process_cpu_seconds=14.0,
         runqueue_seconds=0.5,
-        num_throttled=2,
         throttled_seconds=0.25,
-        voluntary_switches=100,
-        involuntary_switches=5,
-        max_processes=9,
         max_pss_bytes=777,
     )
 
@@ -79,7 +69,6 @@ def test_a_summary_is_the_difference_of_its_ends() -> None:
 def test_what_follows_from_a_summary() -> None:
     summary = summarize_interval([FIRST, LAST])
 
-    assert summary.device_busy_share == 0.75, "of the busiest drive"
     assert summary.process_cpu_share == pytest.approx(14 / 40)
     assert summary.max_pss_bytes is None, "never measured"
 
@@ -103,8 +92,5 @@ def test_what_was_never_told_stays_none() -> None:
 
     summary = summarize_interval([nothing, replace(nothing, time=101.0)])
 
-    assert summary == IntervalSummary(
-        1.0, {}, *(None,) * 7, 4.0, *(None,) * 6, max_processes=0, max_pss_bytes=None
-    )
-    assert summary.device_busy_share is None
+    assert summary == IntervalSummary(1.0, {}, *(None,) * 6, 4.0, *(None,) * 3, max_pss_bytes=None)
     assert summary.process_cpu_share is None

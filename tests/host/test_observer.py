@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from dlemu.host.intervals import (
-    HostCpu,
     IntervalSummary,
     read_observations,
     summarize_interval,
 )
 from dlemu.host.observer import HostObserver
+from dlemu.host.processes import HostCpu
 from dlemu.storage.pagecache import drop
 from tests.lab.cgroups import Group, cpu_quota, throttled_reads
 from tests.lab.drives import drive_folder, own_drive
@@ -104,8 +103,7 @@ def test_bytes_read_past_the_page_cache_are_the_drives(disk_file: Path) -> None:
         assert summary.device_read_bytes is not None
         assert summary.process_read_bytes is not None
         ratios = (summary.device_read_bytes / 64 / MIB, summary.process_read_bytes / 64 / MIB)
-        assert summary.device_busy_share is not None
-        assert summary.device_busy_share > 0
+        assert max(summary.devices.values()) > 0
         return all(1 <= ratio < 1.02 for ratio in ratios), f"drive, processes: {ratios}"
 
     in_three_tries(check)
@@ -132,7 +130,8 @@ def test_a_throttled_drive_reads_at_the_rate_it_is_held_to(disk_file: Path) -> N
     def check() -> tuple[bool, str]:
         with throttled_reads(disk_file.parent, rate) as group:
             summary = observe(READ, disk_file, folder=disk_file.parent, group=group)
-        measured = sum(use.read_bytes_per_second for use in summary.devices.values())
+        assert summary.device_read_bytes is not None
+        measured = summary.device_read_bytes / summary.seconds
         # The kernel lets the first tenth of a second pass: 4 of 64 MiB.
         return 0.97 < measured / rate < 1.09, f"{measured / rate:.3f} of the rate"
 
@@ -141,13 +140,10 @@ def test_a_throttled_drive_reads_at_the_rate_it_is_held_to(disk_file: Path) -> N
 
 def test_a_process_that_burns_a_core_shows() -> None:
     def check() -> tuple[bool, str]:
-        # Other tests may have left children of this process: multiprocessing's servers stay.
-        others = len(psutil.Process().children(recursive=True))
         summary = observe(BURN, "1")
         assert summary.process_cpu_seconds is not None
         assert summary.host_cpu_share is not None
         assert summary.runqueue_seconds is not None
-        assert summary.max_processes == 2 + others
         # What it does not get of the time, it waits for; this process may wait meanwhile, too.
         share = (summary.process_cpu_seconds + summary.runqueue_seconds) / summary.seconds
         cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
@@ -163,13 +159,12 @@ def test_a_cpu_quota_shows_as_throttling_and_as_fewer_cpus() -> None:
         with cpu_quota(0.05) as group:  # less than the busiest host gives it
             summary = observe(BURN, "3", group=group)
         assert summary.process_cpu_seconds is not None
-        assert summary.num_throttled is not None
         assert summary.throttled_seconds is not None
         run, not_run = (
             each / summary.seconds
             for each in (summary.process_cpu_seconds, summary.throttled_seconds)
         )
-        right = run < 0.2 and 0.3 < not_run < 1.05 and summary.num_throttled > 3
+        right = run < 0.2 and 0.3 < not_run < 1.05
         return right, f"{run:.3f} of the time run, {not_run:.3f} not"
 
     in_three_tries(check)

@@ -533,7 +533,7 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
 def interval_of(**seen: Any) -> IntervalSummary:
     """Return what a host counted in an epoch; what is not given is not known."""
     unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
-    return IntervalSummary(**(unknown | {"devices": {}, "max_processes": 1} | seen))
+    return IntervalSummary(**(unknown | {"devices": {}} | seen))
 
 
 def host_report(interval: IntervalSummary, **changes: Any) -> HostReport:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.host.intervals import DeviceUse, IntervalSummary
+from dlemu.host.intervals import IntervalSummary
 from dlemu.results.cached import stored_bytes, vouched_bytes
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.records import STEP
@@ -20,10 +20,8 @@ from tests.lab.bench import folder_in_memory
 from tests.lab.commands import QUICK, generate
 from tests.lab.slow_files import slow_files
 
-NOTHING = IntervalSummary(
-    1.0, {}, *(None,) * 7, 4.0, *(None,) * 6, max_processes=1, max_pss_bytes=None
-)
-DRIVE = {"sda": DeviceUse(10, 800, 800.0, 0.5, 1.0)}
+NOTHING = IntervalSummary(1.0, {}, *(None,) * 6, 4.0, *(None,) * 3, max_pss_bytes=None)
+DRIVE = {"sda": 0.5}
 READ = 1000
 KINDS_THAT_COUNT_SOME = ["lustre", "ceph", "beegfs", "fuse.sshfs", "virtiofs", "cifs", "overlay"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.host.intervals import DeviceUse, IntervalSummary
+from dlemu.host.intervals import IntervalSummary
 from dlemu.results.bottleneck import HostEvidence
 from dlemu.results.evidence import Gathered, HostReport, combine
 from dlemu.results.records import STEP
@@ -20,13 +20,13 @@ READ = 1000
 def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
     """Return what a host counted in an epoch; what is not given is not known."""
     unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
-    least = {"seconds": seconds, "devices": {}, "usable_cpus": 4.0, "max_processes": 1}
+    least = {"seconds": seconds, "devices": {}, "usable_cpus": 4.0}
     return IntervalSummary(**(unknown | least | seen))
 
 
-def busy(**shares: float) -> dict[str, DeviceUse]:
+def busy(**shares: float) -> dict[str, float]:
     """Return drives that were busy for these shares of the time."""
-    return {name: DeviceUse(1, 1, 1.0, share, 1.0) for name, share in shares.items()}
+    return shares
 
 
 def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from dlemu.world import admission, links
 from dlemu.world.admission import admit, introduce, own_addresses, reach
-from dlemu.world.links import Links
+from dlemu.world.links import Links, Tree
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
-from dlemu.world.tree import Tree
 
 SECRET = bytes(32)
 LONG = 60.0
