@@ -459,7 +459,7 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     bare = Dataset(workload, replace(found, largest_bytes=None), known_places=False)
     other = replace(source, dataset=bare)
     wanted = sample_bytes(other)
-    monkeypatch.setattr("dlemu.loaders.slots.largest_file", None)
+    monkeypatch.setattr("dlemu.loaders.source.largest_file", None)
     monkeypatch.setattr(Path, "stat", None)
     assert sample_bytes(source) == wanted
     with pytest.raises(TypeError):
