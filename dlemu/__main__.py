@@ -22,7 +22,7 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on, it would show a traceback
     if status:
-        from dlemu.ending import end_soon
+        from dlemu.world.ending import end_soon
 
         end_soon(status)
     from dlemu.world.mpi import leave

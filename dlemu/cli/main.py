@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.words import Words, parse
-from dlemu.ending import Interrupts
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import complain, open_streams, say, shown_line
 from dlemu.units import counted
 from dlemu.workload.compose import compose_words, known_workloads
+from dlemu.world.ending import Interrupts
 from dlemu.world.mpi import make_world
 from dlemu.world.world import PeerError, World
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter
 
-from dlemu.ending import last_act
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability
@@ -29,6 +28,7 @@ from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
 from dlemu.units import PAGE_BYTES, format_bytes, format_seconds
+from dlemu.world.ending import last_act
 
 _LARGEST_FILE = 2 << 30
 """Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""

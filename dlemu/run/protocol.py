@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 from dlemu.dataset.rule import required_size
-from dlemu.ending import last_act
 from dlemu.errors import WorkloadError
 from dlemu.results.folders import hold_for_runs
 from dlemu.results.judgement import EXIT_STATUS
@@ -21,6 +20,7 @@ from dlemu.run.closed import check_closed
 from dlemu.run.job import Say, run_job, write_failure
 from dlemu.terminal import say
 from dlemu.workload.model import Workload
+from dlemu.world.ending import last_act
 from dlemu.world.world import World
 
 

@@ -9,10 +9,10 @@ from signal import SIGKILL
 from typing import Self
 
 from dlemu.clock import Clock
-from dlemu.ending import end_process, last_act
 from dlemu.errors import RunError
 from dlemu.terminal import complain
 from dlemu.units import format_seconds
+from dlemu.world.ending import end_process, last_act
 from dlemu.world.world import World
 
 _LAST_WORDS = 2.0

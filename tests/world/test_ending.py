@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.ending import Interrupts
+from dlemu.world.ending import Interrupts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _BEGIN = """
 import os, signal, sys, threading, time
-from dlemu.ending import Interrupts, end_soon, last_act
+from dlemu.world.ending import Interrupts, end_soon, last_act
 def act(error):
     print("act", type(error).__name__, flush=True)
 """
@@ -134,8 +134,8 @@ def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
 
 def test_an_exit_that_waits_for_a_stuck_thread_comes_to_an_end() -> None:
     program = """
-import dlemu.ending
-dlemu.ending._EXIT_SECONDS = 0.5
+import dlemu.world.ending
+dlemu.world.ending._EXIT_SECONDS = 0.5
 threading.Thread(target=time.sleep, args=(100,)).start()
 print("begun", flush=True)
 end_soon(3)
