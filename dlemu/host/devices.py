@@ -68,7 +68,10 @@ class BlockDevice:
     def counters(self) -> DeviceCounters | None:
         """Return the drive's counters; None if the kernel does not provide them."""
         try:
-            rows = [[int(word) for word in path.read_text().split()] for path in self.stats]
+            rows = [
+                [int(word) for word in path.read_text(encoding="ascii").split()]
+                for path in self.stats
+            ]
         except (OSError, ValueError):
             return None
         columns = list(zip(*rows, strict=False))

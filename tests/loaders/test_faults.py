@@ -158,7 +158,8 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     )
     loader = case.open()
     epoch = loader.epoch(0, case.plan(0))
-    next(epoch)
+    for _ in range(3):  # one of each worker: now all have said which one they are
+        next(epoch)
     pids = loader.pids()
     assert len(pids) == 3
     os.kill(pids[2], signal.SIGKILL)
@@ -277,6 +278,10 @@ def _runs(pid: int) -> bool:
     return state != "Z"
 
 
+# Servers that earlier tests of this process started, and that serve all of its tests.
+_SERVERS = ("tests.lab.warm", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
 def _nothing_runs() -> None:
     """Check that no process was left; a reader's thread may still be on its way out."""
     mine = str(os.getpid())
@@ -284,6 +289,8 @@ def _nothing_runs() -> None:
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
-            assert not (fields[1] == mine and fields[0] != "Z"), (entry / "cmdline").read_text()
+            if not any(server in command for server in _SERVERS):
+                assert not (fields[1] == mine and fields[0] != "Z"), command
