@@ -251,7 +251,7 @@ class _Run:
         seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
         own = host_file(folder, world.rank)
         unseen = world.local_rank == 0 and own.name not in seen
-        hosts = world.gather(own.read_text() if unseen else None)
+        hosts = world.gather(own.read_text(encoding="utf-8") if unseen else None)
         for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
             if f"steps.{rank}.npy" not in seen:
                 write_steps(folder, rank, steps)
