@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dlemu import ending
 from dlemu.errors import RunError
 from dlemu.run import watchdog
 from dlemu.run.watchdog import Watchdog
 from dlemu.workload.sections import Distribution
+from dlemu.world import ending
 from dlemu.world.world import Alone
 from tests.lab.virtual import VirtualClock
 
