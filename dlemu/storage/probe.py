@@ -57,11 +57,13 @@ def probe_rate(
     Reads bypass the page cache if the file system allows that. None if nothing could be read.
     """
     came: list[tuple[float, int]] = []
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def read(reader: int) -> None:
         generator = np.random.default_rng((seed, reader))
         buffer = aligned_buffer(_PIECE)
+        # Readers that begin at once would keep the interpreter from starting hundreds of others.
+        begun.wait()
         while not ended.is_set():
             path = paths[int(generator.integers(len(paths)))]
             with suppress(OSError, DatasetError):
@@ -79,9 +81,10 @@ def probe_rate(
     threads = [
         threading.Thread(target=read, args=(number,), daemon=True) for number in range(num_readers)
     ]
-    start = time.perf_counter()
     for thread in threads:
         thread.start()
+    start = time.perf_counter()
+    begun.set()
     time.sleep(seconds)
     while len(came) < num_readers and time.perf_counter() < start + _LONGER * seconds:
         time.sleep(0.05)

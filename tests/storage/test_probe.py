@@ -112,6 +112,18 @@ def test_all_readers_read_and_from_everywhere_in_a_file(
     assert (len(reads.readers), reads.offsets) == (4, everywhere)
 
 
+def test_no_reader_begins_before_all_are_started(
+    sparse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that reads takes the interpreter from the one that starts the rest: half a minute."""
+    before = threading.active_count()
+    others: list[int] = []
+    reads = Reads(lambda seen: others.append(threading.active_count() - before) is None)
+    replace_reads(monkeypatch, reads)
+    assert probe_rate([sparse], num_readers=100, seconds=1e6)
+    assert others[0] == 100
+
+
 def test_the_rate_is_that_up_to_the_last_piece_that_came(
     sparse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
