@@ -31,7 +31,14 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "dlemu"]
 _IMPORTED = (
-    *("dlemu.__main__", "dlemu.cli.main", "dlemu.cli.doctor", "dlemu.cli.report", "dlemu.run.job"),
+    *(
+        "dlemu.__main__",
+        "dlemu.cli.main",
+        "dlemu.cli.runs",
+        "dlemu.cli.sizes",
+        "dlemu.cli.report",
+        "dlemu.run.job",
+    ),
     *("dlemu.sizing.measured", "dlemu.sizing.calibrate", "dlemu.sizing.predict", "h5py"),
     *("dlemu.loaders.pytorch", "dlemu.loaders.threads", "dlemu.paths", "dlemu.sizing.plots"),
 )

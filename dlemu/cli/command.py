@@ -1,0 +1,101 @@
+"""What stands behind the name of a command: which function does it, and what it takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dlemu.cli.words import Words, parse
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.terminal import complain, say
+from dlemu.workload.compose import compose_words, known_workloads
+from dlemu.world.world import World
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone."""
+
+    module: str
+
+    def help(self, name: str) -> str:
+        """Return its usage."""
+        return str(import_module(self.module).HELP).rstrip()
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        return int(import_module(self.module).main(words)) if world.rank == 0 else 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for a workload: all ranks call its function, once rank 0 has composed it."""
+
+    place: str
+    """Where its function is: "dlemu.cli.runs:run"; the module is imported for this command only."""
+    options: tuple[str, ...] = ()
+    reads: str = ""
+    """The command's name if it replays the workload: keys without effect are then printed."""
+    takes_folder: bool = False
+    """Whether a data folder may be given instead of a workload, which is then None."""
+
+    def help(self, name: str) -> str:
+        """Return what the command does, in one line."""
+        return f"dlemu {name}: {self._function.__doc__}"
+
+    @property
+    def _function(self) -> Callable[[Any, World, Words], int]:
+        module, _, name = self.place.partition(":")
+        function: Callable[[Any, World, Words], int] = getattr(import_module(module), name)
+        return function
+
+    def __call__(self, words: Sequence[str], world: World) -> int:
+        """Return the exit status."""
+        composed = world.on_first(lambda: self._compose(words, world))
+        if composed is None:
+            return 1
+        workload, parsed = composed
+        if workload is not None and "--cfg" in parsed.options:
+            from dlemu.results.records import dump_workload
+
+            if world.rank == 0:
+                say(dump_workload(workload).rstrip("\n"))
+            return 0
+        return self._function(workload, world, parsed)
+
+    def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
+        """Return the workload and the words; None, after a line on stderr, if they are wrong."""
+        try:
+            parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
+            if self.takes_folder and (parsed.others or not parsed.overrides):
+                if len(parsed.others) != 1 or parsed.overrides:
+                    raise WorkloadError(
+                        "one data folder is needed, and no key: dlemu verify FOLDER"
+                    )
+                return None, parsed
+            workload = self._workload(parsed, world)
+        except DlemuError as error:
+            complain(str(error))
+            return None
+        if workload.ignored and "--cfg" not in parsed.options:
+            say(f"ignored: {', '.join(workload.ignored)}")
+        return workload, parsed
+
+    def _workload(self, words: Words, world: World) -> Any:
+        from dlemu.workload.idle import idle_keys
+        from dlemu.workload.model import check_workload
+
+        if words.others:
+            word = words.others[0]
+            wanted = f"workload={word}" if word in known_workloads() else "key=value"
+            raise WorkloadError(f"{word!r} is no override; write {wanted}")
+        if words.options.get("--cfg", "job") != "job":
+            raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
+        folder = words.options.get("--config-dir")
+        tree = compose_words(words.overrides, None if folder is None else Path(folder))
+        workload = check_workload(tree)
+        if not self.reads:
+            return workload
+        idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
+        return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})

@@ -1,0 +1,62 @@
+"""`dlemu datasize`, `datagen` and `verify`: how large a dataset must be, written, checked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlemu.cli.progress import show_progress
+from dlemu.cli.words import Words
+from dlemu.terminal import say, shown_line
+from dlemu.units import counted
+from dlemu.world.world import World
+
+
+def datasize(workload: Any, world: World, words: Words) -> int:
+    """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.dataset.rule import required_size
+
+    size = required_size(workload, world)
+    if world.rank == 0:
+        say(str(size))
+    return 0
+
+
+def datagen(workload: Any, world: World, words: Words) -> int:
+    """write the dataset; killed at any moment and started again, it continues"""
+    from dlemu.datagen import generate
+    from dlemu.dataset.rule import resolve_auto
+
+    workload = resolve_auto(workload, world)
+    with show_progress("datagen", quiet=world.rank != 0) as progress:
+        manifest = generate(workload, world=world, on_progress=progress)
+    if world.rank == 0:
+        say(f"{workload.data_folder}: {manifest.describe()}")
+    return 0
+
+
+def verify(workload: Any, world: World, words: Words) -> int:
+    """check a data folder by its manifest; --full its content too, --repair mends it"""
+    from dlemu.datagen import verify as find_faults
+
+    folder = Path(words.others[0]) if workload is None else workload.data_folder
+    full, repair = ("--full" in words.options), ("--repair" in words.options)
+    with show_progress("verify", quiet=world.rank != 0) as progress:
+        faults = find_faults(folder, full=full, repair=repair, world=world, on_progress=progress)
+    if world.rank == 0:
+        for fault in faults:
+            again = ", written again" if fault.repaired else ""
+            say(shown_line(f"{fault.path}: {fault.problem}{again}"))
+        say(f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked")
+    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _found(faults: Sequence[Any]) -> str:
+    """Return "2 bad files, 1 written again, 1 extra file"."""
+    bad = [fault for fault in faults if not fault.extra]
+    repaired = sum(fault.repaired for fault in bad)
+    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
+    if repaired:
+        parts.append(f"{repaired:,} written again")
+    if len(faults) > len(bad):
+        parts.append(counted(len(faults) - len(bad), "extra file"))
+    return ", ".join(parts)
