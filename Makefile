@@ -35,11 +35,12 @@ demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its v
 quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
-# Most tests wait, so more of them than cores run at a time. Those that compare times run alone at
-# the end.
+# Most tests wait, so more of them than cores run at a time. Those that compare times follow: three
+# at a time where they wait for a slow device, then one at a time.
 test: $(VENV)/test.done ## all tests
-	$(PYTEST) -n 4 --dist loadfile -m "not clock"
-	$(PYTEST) -m clock
+	$(PYTEST) -n 6 --dist worksteal -m "not clock"
+	$(PYTEST) -n 3 --dist worksteal -m "clock and waits"
+	$(PYTEST) -m "clock and not waits"
 
 lint: $(VENV)/test.done ## form and common mistakes
 	$(BIN)/ruff format --check .
@@ -57,7 +58,7 @@ check: lint types test ## what must pass before a change lands
 # Processes that tests start, and workers that these fork, are counted; setup.cfg has the floor.
 coverage: $(VENV)/test.done ## all tests but those of the clock, and the lines that none reaches
 	$(BIN)/python -m coverage erase
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 4 --dist loadfile -m "not clock"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 6 --dist worksteal -m "not clock"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

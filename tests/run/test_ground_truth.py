@@ -37,6 +37,17 @@ _ONE_LOADER = {
     "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": "threads",
 }
 """Where one is enough for a suite; benchmarks/truth runs both."""
+_NEED_CPUS = ("files in memory, a fifth of a core", "4 workers on one core")
+_NEED_CPUS += ("others' work on all cores",)
+"""Cases in which CPUs are what is short."""
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(*case, marks=[] if case[0] in _NEED_CPUS else [pytest.mark.waits])
+        for case in CASES
+        if _ONE_LOADER.get(case[0], case[1]) == case[1]
+    ]
 
 
 def alone(*seconds: float) -> list[list[Read]]:
@@ -99,9 +110,7 @@ def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
 
 @pytest.mark.clock
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("name", "loader"), [case for case in CASES if _ONE_LOADER.get(case[0], case[1]) == case[1]]
-)
+@pytest.mark.parametrize(("name", "loader"), _cases())
 def test_what_is_found_is_the_truth(name: str, loader: str) -> None:
     for attempt in range(1, _TRIES + 1):
         found = CASES[name, loader]()

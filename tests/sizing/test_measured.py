@@ -94,6 +94,7 @@ def sizing_of(workload: Workload) -> dict[str, object]:
 
 
 @pytest.mark.clock
+@pytest.mark.waits
 @pytest.mark.root
 @pytest.mark.parametrize(("name", "true"), [("unet3d", 3), ("cosmoflow", 5)])
 def test_the_true_number_is_found_on_a_device_held_to_a_rate(
