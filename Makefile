@@ -35,11 +35,11 @@ demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its v
 quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
-# Most tests wait, so more of them than cores run at a time. Those that compare times follow: three
+# Most tests wait, so more of them than cores run at a time. Those that compare times follow: four
 # at a time where they wait for a slow device, then one at a time.
 test: $(VENV)/test.done ## all tests
 	$(PYTEST) -n 6 --dist worksteal -m "not clock"
-	$(PYTEST) -n 3 --dist worksteal -m "clock and waits"
+	$(PYTEST) -n 4 --dist worksteal -m "clock and waits"
 	$(PYTEST) -m "clock and not waits"
 
 lint: $(VENV)/test.done ## form and common mistakes

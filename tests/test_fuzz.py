@@ -20,7 +20,7 @@ BAD = {
 }
 
 
-SHARE = 0.2
+SHARE = 0.06
 """Of a minute's inputs, which is enough for a suite; make fuzz goes on as long as it is told."""
 
 

@@ -112,7 +112,7 @@ def files_of(name: FormatName) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("name", ["npy", "npz", "tfrecord"])
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(seed=st.integers(0, 2**32))
 def test_damaged_files(name: FormatName, seed: int) -> None:
     randomly = random.Random(seed)
@@ -121,7 +121,7 @@ def test_damaged_files(name: FormatName, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["npy", "npz", "tfrecord"])
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=300), num_samples=st.integers(1, 4))
 def test_files_of_anything(name: FormatName, data: bytes, num_samples: int) -> None:
     check(name, data, num_samples)
@@ -129,7 +129,7 @@ def test_files_of_anything(name: FormatName, data: bytes, num_samples: int) -> N
     check(name, start + data, num_samples)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     text=st.one_of(
         st.text(max_size=60),

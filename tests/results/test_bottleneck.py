@@ -466,7 +466,7 @@ def test_cpu_time_that_other_guests_took_is_told() -> None:
 shares = st.none() | st.floats(0, 1)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     waits=st.lists(st.floats(0, 2), min_size=1, max_size=4),
     compute=st.floats(1, 1.5),

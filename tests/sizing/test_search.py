@@ -61,7 +61,7 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
     assert 8.3 < low < 8.4 < high < 8.5
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     feeds=st.floats(0.2, 300),
     start=st.integers(1, 300),
@@ -302,7 +302,7 @@ def test_an_interrupted_search_goes_on_as_if_nothing_happened(seed: int) -> None
         assert resumed == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), start=st.integers(1, 40))
 def test_any_storage_however_odd_ends_the_search(data: st.DataObject, start: int) -> None:
     def measure(number: int) -> Point:
