@@ -2,8 +2,14 @@
 
 import os
 import re
+import shlex
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+
+from dlemu.errors import WorkloadError
 
 # Control characters (C0, DEL, C1), marks of the writing direction, separators of lines and
 # paragraphs, and surrogates, which stand for bytes that are not UTF-8.
@@ -29,9 +35,94 @@ def _written_out(found: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
+class Answer(str):
+    """A text that a command was started for; the quiet mode prints its short form, and no other."""
+
+    short: str
+
+    def __new__(cls, text: str, short: str | None = None) -> "Answer":
+        """Make the text; without a short form it is printed whole."""
+        made = super().__new__(cls, text)
+        made.short = text.lstrip("\n") if short is None else short
+        return made
+
+
+@dataclass
+class _Mode:
+    """How much is printed by this process."""
+
+    quiet: bool = False
+    verbose: bool = False
+    log: str | None = None
+
+
+_mode = _Mode()
+
+
+def set_mode(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Print answers and errors only, or what is decided on the way as well; end the log."""
+    _mode.quiet, _mode.verbose, _mode.log = quiet, verbose, None
+
+
+def begin_log(path: str | None, words: Sequence[str]) -> None:
+    """Write the command line to the log's file.
+
+    Raises:
+        WorkloadError: the file cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise WorkloadError(
+            f"output.log {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+    log_to(path)
+    _append(f"$ {shlex.join(['dlemu', *words])}")
+
+
+def log_to(path: str | None) -> None:
+    """Append to a file from now on what is printed, also what the quiet mode hides."""
+    _mode.log = path
+
+
 def say(text: str, *, to_stderr: bool = False) -> None:
     """Print a text of one or more lines, and flush."""
+    _append(text)
+    if _mode.quiet:
+        if not isinstance(text, Answer):
+            return
+        text = text.short
+    if text:
+        _print(text, to_stderr)
+
+
+def detail(text: str) -> None:
+    """Print to stderr what was decided on the way, in the verbose mode only."""
+    if _mode.verbose:
+        _append(text)
+        _print(text, to_stderr=True)
+
+
+def is_verbose() -> bool:
+    """Return whether details are printed."""
+    return _mode.verbose
+
+
+def _print(text: str, to_stderr: bool) -> None:
     print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+
+
+def _append(text: str) -> None:
+    """Append lines to the log; a log that cannot be written any more ends no run."""
+    if _mode.log is None:
+        return
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    lines = "".join(f"{now} {line}\n" for line in shown(text).splitlines() if line)
+    with suppress(OSError), open(_mode.log, "a", encoding="utf-8", errors="backslashreplace") as f:
+        f.write(lines)
 
 
 def silent(text: str) -> None:
@@ -43,8 +134,9 @@ def complain(text: str) -> None:
     line = shown_line(text)
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+    _append(f"dlemu: {line}")
     with suppress(BrokenPipeError):  # nobody is left to be told
-        say(f"dlemu: {line}", to_stderr=True)
+        _print(f"dlemu: {line}", to_stderr=True)
 
 
 def open_streams() -> None:

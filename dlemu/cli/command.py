@@ -8,7 +8,7 @@ from typing import Any
 
 from dlemu.cli.words import Words, parse
 from dlemu.errors import DlemuError, WorkloadError
-from dlemu.terminal import complain, say
+from dlemu.terminal import begin_log, complain, detail, is_verbose, log_to, say
 from dlemu.workload.compose import compose_words, known_workloads
 from dlemu.world.world import World
 
@@ -19,8 +19,8 @@ class Tool:
 
     module: str
 
-    def help(self, name: str) -> str:
-        """Return its usage."""
+    def help(self, name: str, *, whole: bool = False) -> str:
+        """Return its usage, which has all its keys."""
         return str(import_module(self.module).HELP).rstrip()
 
     def __call__(self, words: Sequence[str], world: World) -> int:
@@ -40,9 +40,11 @@ class Command:
     takes_folder: bool = False
     """Whether a data folder may be given instead of a workload, which is then None."""
 
-    def help(self, name: str) -> str:
-        """Return what the command does, in one line."""
-        return f"dlemu {name}: {self._function.__doc__}"
+    def help(self, name: str, *, whole: bool = False) -> str:
+        """Return what the command does, its usage, and its most used keys, or all of them."""
+        from dlemu.cli.help import help_of
+
+        return help_of(name, str(self._function.__doc__), self.options, whole=whole)
 
     @property
     def _function(self) -> Callable[[Any, World, Words], int]:
@@ -62,6 +64,12 @@ class Command:
             if world.rank == 0:
                 say(dump_workload(workload).rstrip("\n"))
             return 0
+        if workload is not None:
+            log_to(workload.output.log)
+            if world.rank == 0 and is_verbose():
+                from dlemu.cli.decided import decided
+
+                detail(decided(workload))
         return self._function(workload, world, parsed)
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
@@ -75,6 +83,7 @@ class Command:
                     )
                 return None, parsed
             workload = self._workload(parsed, world)
+            begin_log(workload.output.log, words)
         except DlemuError as error:
             complain(str(error))
             return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlemu.cli.progress import show_progress
 from dlemu.cli.words import Words
-from dlemu.terminal import say, shown_line
+from dlemu.terminal import Answer, say, shown_line
 from dlemu.units import counted
 from dlemu.world.world import World
 
@@ -17,7 +17,7 @@ def datasize(workload: Any, world: World, words: Words) -> int:
 
     size = required_size(workload, world)
     if world.rank == 0:
-        say(str(size))
+        say(Answer(str(size)))
     return 0
 
 
@@ -45,8 +45,9 @@ def verify(workload: Any, world: World, words: Words) -> int:
     if world.rank == 0:
         for fault in faults:
             again = ", written again" if fault.repaired else ""
-            say(shown_line(f"{fault.path}: {fault.problem}{again}"))
-        say(f"{folder}: {_found(faults)}; {'sizes and content' if full else 'sizes'} were checked")
+            say(Answer(shown_line(f"{fault.path}: {fault.problem}{again}")))
+        checked = "sizes and content" if full else "sizes"
+        say(Answer(f"{folder}: {_found(faults)}; {checked} were checked"))
     return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
 
 

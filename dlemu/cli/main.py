@@ -5,8 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from dlemu.cli.command import Command, Tool
+from dlemu.cli.spellings import command_of
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
-from dlemu.terminal import complain, open_streams, say
+from dlemu.terminal import complain, open_streams, say, set_mode
 from dlemu.workload.compose import known_workloads
 from dlemu.world.ending import Interrupts
 from dlemu.world.mpi import make_world
@@ -15,7 +16,7 @@ from dlemu.world.world import PeerError, World
 USAGE = """\
 dlemu - how many GPUs will this storage feed?
 
-  dlemu COMMAND [workload=NAME] [key=value ...] [--config-dir FOLDER] [--cfg job] [--help]
+  dlemu COMMAND [workload=NAME] [key=value ...] [options]
 
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
@@ -25,8 +26,10 @@ dlemu - how many GPUs will this storage feed?
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
   report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
-  paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
+  paths      compare the data paths to memory and to the GPU: dlemu paths FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
+  completion what makes a shell complete dlemu's words: dlemu completion bash|zsh|fish
+  help       dlemu help COMMAND, dlemu help KEY, dlemu help keys
 
   JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
   dlemu datasize $JOB num_accelerators=8
@@ -35,7 +38,10 @@ dlemu - how many GPUs will this storage feed?
 
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
+Options: -h --help, -q --quiet (verdict and errors only), -v --verbose, -V --version.
 Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
+
+_MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         open_streams()
         world: World | None = None
         try:
+            arguments = _without_modes(arguments)
             text = _answer(arguments)
             if text is not None:
                 say(text)
@@ -81,20 +88,39 @@ def _line(error: Exception, world: World | None) -> str:
     return f"{type(error).__name__}: {why}"
 
 
+def _without_modes(arguments: Sequence[str]) -> list[str]:
+    """Set how much is printed by -q and -v; return the other words."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    modes = {_MODES[word] for word in arguments[:end] if word in _MODES}
+    set_mode(**dict.fromkeys(modes, True))
+    if len(modes) > 1:
+        raise WorkloadError("-q and -v exclude each other; give one of them")
+    return [word for word in arguments[:end] if word not in _MODES] + [*arguments[end:]]
+
+
 def _answer(arguments: Sequence[str]) -> str | None:
     """Return what is asked for with --help or --version, None where it is work."""
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        return _usage()
-    if arguments[0] == "--version":
+    name, *words = arguments or ["--help"]
+    if name in ("--help", "-h", "help"):
+        return _help_on(words)
+    if name in ("--version", "-V"):
         from importlib.metadata import version
 
         return f"dlemu {version('dlemu')}"
-    name, *words = arguments
-    if name in _COMMANDS and ("--help" in words or "-h" in words):
-        command = _COMMANDS[name]
-        text = command.help(name)
-        return text if isinstance(command, Tool) else f"{text}\n\n{_usage()}"
+    if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
+        return COMMANDS[name].help(name, whole="--help-all" in words)
     return None
+
+
+def _help_on(words: Sequence[str]) -> str:
+    """Return the help on a command or on keys; without a word, on all commands."""
+    if not words or words[0].startswith("-"):
+        return _usage()
+    if words[0] in COMMANDS:
+        return COMMANDS[words[0]].help(words[0], whole="--help-all" in words)
+    from dlemu.cli.help import help_on
+
+    return help_on(words, COMMANDS)
 
 
 def _usage() -> str:
@@ -102,15 +128,16 @@ def _usage() -> str:
 
 
 def _run_command(name: str, words: Sequence[str], world: World) -> int:
-    if name in _COMMANDS:
-        return _COMMANDS[name](words, world)
+    if name in COMMANDS:
+        return COMMANDS[name](words, world)
     if world.rank == 0:
-        hint = did_you_mean(name, _COMMANDS)
-        complain(f"unknown command {name}{hint} (dlemu --help lists them)")
+        hint = did_you_mean(name, COMMANDS)
+        known = f"unknown command {name}{hint} (dlemu --help lists them)"
+        complain(command_of(name) or known)
     return 1
 
 
-_COMMANDS: dict[str, Command | Tool] = {
+COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command("dlemu.cli.datasets:datasize"),
     "datagen": Command("dlemu.cli.datasets:datagen"),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), takes_folder=True),
@@ -121,4 +148,5 @@ _COMMANDS: dict[str, Command | Tool] = {
     "report": Tool("dlemu.cli.report"),
     "paths": Tool("dlemu.cli.paths"),
     "doctor": Tool("dlemu.cli.doctor"),
+    "completion": Tool("dlemu.cli.completion"),
 }

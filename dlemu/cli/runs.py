@@ -3,7 +3,7 @@
 from typing import Any
 
 from dlemu.cli.words import Words
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.world.world import World
 
 
@@ -11,7 +11,7 @@ def run(workload: Any, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
     from dlemu.cli.datasets import datagen
     from dlemu.results.judgement import EXIT_STATUS
-    from dlemu.results.text import render_run
+    from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
 
     if workload.workflow.generate_data:
@@ -27,7 +27,8 @@ def run(workload: Any, world: World, words: Words) -> int:
     outcome = run_job(workload, world=world, say=say)
     status = 0
     if outcome is not None:
-        say(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")
+        verdict = verdict_line(workload, outcome.metrics, outcome.summary)
+        say(Answer(f"\n{render_run(workload, outcome.metrics, outcome.summary)}", verdict))
         say(f"results: {outcome.folder}")
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)

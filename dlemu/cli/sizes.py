@@ -3,7 +3,7 @@
 from typing import Any
 
 from dlemu.cli.words import Words
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.world.world import World
 
 
@@ -19,7 +19,7 @@ def predict(workload: Any, world: World, words: Words) -> int:
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank == 0:
-        say(str(foretell(workload)))
+        say(Answer(str(foretell(workload))))
     return 0
 
 

@@ -4,12 +4,37 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.compose import refuse_tilde
 
 _KEY = re.compile(r"[+~]*[\w.@]*", re.ASCII)
-_VALUED = ("--config-dir", "--cfg", "--html")
-_SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
+
+
+@dataclass(frozen=True)
+class Option:
+    """A word that begins with a dash."""
+
+    meaning: str
+    value: str = ""
+    """Name of its value, "" if it has none."""
+    short: str = ""
+
+
+OPTIONS: dict[str, Option] = {
+    "--config-dir": Option("look for workload files there too, as DLIO does", "FOLDER", "-cd"),
+    "--cfg": Option("show all keys with their values, and do nothing else", "job", "-c"),
+    "--full": Option("read every byte, not only the sizes"),
+    "--repair": Option("write bad files again"),
+    "--html": Option("write a page", "FILE"),
+    "--json": Option("print JSON"),
+    "--quiet": Option("print the verdict or the answer only, and errors", short="-q"),
+    "--verbose": Option("print what is decided on the way", short="-v"),
+    "--help": Option("show this", short="-h"),
+    "--help-all": Option("show the rarely used keys too"),
+}
+_VALUED = tuple(name for name, option in OPTIONS.items() if option.value)
+_SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
 
 
 @dataclass(frozen=True)
@@ -37,10 +62,11 @@ def is_key_value(word: str) -> bool:
 def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = False) -> Words:
     """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
 
-    With `deletes`, a word such as ~train.seed is an override, as in Hydra.
+    With `deletes`, a word such as ~train.seed is an override, as in Hydra, and the spellings of
+    DLIO and MLPerf Storage are taken as well.
     """
     parsed = Words()
-    left = iter(words)
+    left = iter(translated(words) if deletes else words)
     for word in left:
         if word == "--":
             parsed.others.extend(left)

@@ -13,12 +13,12 @@ from dlemu.results.folders import hold_for_runs
 from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import write_summary
-from dlemu.results.several import LABEL, judge_runs, render_runs, row_of
+from dlemu.results.several import LABEL, judge_runs, render_runs, row_of, runs_verdict_line
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed
 from dlemu.run.job import Say, run_job, write_failure
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
 from dlemu.world.world import World
@@ -71,7 +71,8 @@ class _Runs:
             judged = judge_runs(self._summary, outcomes)
             self._summary = {**judged, "end": time_of_day()}
             self._write()
-            self._say(f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}")
+            text = f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}"
+            self._say(Answer(text, runs_verdict_line(self._workload, self._summary)))
             status = EXIT_STATUS[judged["verdict"]]
         return self._world.broadcast(status)
 

@@ -56,13 +56,18 @@ class Sized(Sizing):
         """AU of each of the shown runs, in percent."""
         return [point.au_percentage for point in self.shown]
 
+    @property
+    def line(self) -> str:
+        """The answer in one line."""
+        return f"{self.target.name}: {_answer(self)}"
+
     def __str__(self) -> str:
         """Return the answer, what it rests on, and what to know about it."""
         runs = ", ".join(f"{au:.2f}" for au in self.au_percentages)
         which = "confirming runs" if self.confirmations else "last run"
         evidence = [p.evidence for p in self.points if p.limit == self.limit and p.evidence]
         lines = [
-            f"{self.target.name}: {_answer(self)}",
+            self.line,
             f"at {self.shown[-1].num_accelerators}: {format_rate(self.read_bytes_per_second)}, "
             f"{self.samples_per_second:.1f} samples/s, AU of the {which} {runs}%",
             ". ".join([f"limit: {self.limit}", *evidence[-1:]]),

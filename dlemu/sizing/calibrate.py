@@ -30,7 +30,7 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
 from dlemu.sizing.start import cold_rate
 from dlemu.storage.locks import locked
-from dlemu.terminal import say, silent
+from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
@@ -67,7 +67,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
         memory, target, scratch = world.on_first(prepare)
         calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
         if calibration is not None:
-            say(f"\n{render_calibration(workload, calibration)}")
+            say(Answer(f"\n{render_calibration(workload, calibration)}"))
             file = CalibrationFile(host=world.host, calibrations=(calibration,))
             write_json(path, file.model_dump(mode="json"))
             more: dict[str, object] = {"predict.calibration": path}

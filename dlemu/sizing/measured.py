@@ -34,7 +34,7 @@ from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, search
 from dlemu.sizing.start import first_number
 from dlemu.sizing.targets import Target, find_jobs
-from dlemu.terminal import say, silent
+from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
@@ -71,7 +71,9 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
 
 def size_storage(workload: Workload, world: World, say: Say = say) -> int:
     """Size every target and workload, and show the answers; return 2 if one alone fails, else 0."""
-    answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
+    answers = _size_all(
+        workload, world, say, lambda answer: say(Answer(f"\n{answer}", answer.line))
+    )
     if world.rank == 0:
         if len(answers) > 1:
             say(f"\n{render_table(answers)}")

@@ -19,7 +19,13 @@ from dlemu.errors import WorkloadError, did_you_mean
 CONFIGS = Path(__file__).parents[1] / "workloads"
 
 PATH_KEYS = frozenset(
-    {"dataset.data_folder", "storage.storage_root", "output.folder", "predict.calibration"}
+    {
+        "dataset.data_folder",
+        "storage.storage_root",
+        "output.folder",
+        "output.log",
+        "predict.calibration",
+    }
 )
 """Keys whose value is one path: on the command line it is taken as it stands."""
 

@@ -64,9 +64,13 @@ class Drive(Section):
     name: str = "drive"
     """As it is shown."""
     read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)]
+    """Sequential reads; this is what a prediction computes with."""
     write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
+    """Sequential writes; for the reader only."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    """Random reads of 4 KiB per second; for the reader only."""
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    """Random writes of 4 KiB per second; for the reader only."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
     source: str | None = None
@@ -113,7 +117,7 @@ class Workload(Section):
     num_hosts: Positive = 1
     """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
     host_memory: Annotated[Size, _memory, Field(gt=0, le=2**50)] | None = None
-    """Memory of each host in bytes; None: what the host has."""
+    """Memory of each host; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
     runs: Positive = 1

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlemu.errors import did_you_mean
 
-_NO_KEYS = ("ignored", "given")
+NO_KEYS = ("ignored", "given")
 """Fields of a workload that a user cannot set."""
 
 _BOUNDS = {
@@ -70,7 +70,7 @@ def unknown_key(key: str, model: type[BaseModel], ignored: Iterable[str]) -> str
 
 def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if name not in _NO_KEYS:
+        if name not in NO_KEYS:
             yield f"{above}{name}"
             group = _group(field.annotation)
             if group is not None:

@@ -26,6 +26,20 @@ def _size(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else _whole(value)
 
 
+def _sample_size(value: object) -> object:
+    """Accept "1MB" for a mean size, which may be a fraction of a byte."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return float(parse_bytes(value))
+
+
+SIZES = (_size, _sample_size)
+"""What reads sizes with a unit."""
+
+
 _MOST_NAME_BYTES = 200
 """File systems allow 255; a number, a date or a format is appended to such a name."""
 
@@ -60,7 +74,7 @@ Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
 Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
 """A number of things that may be none."""
 Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
-SampleBytes = Annotated[float, Field(ge=1, le=_LARGEST_SAMPLE)]
+SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
@@ -184,9 +198,11 @@ class DatasetSection(Section):
     """Samples in each file."""
     record_length_bytes: SampleBytes = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
-    record_length_bytes_stdev: Annotated[float, Field(ge=0, le=_LARGEST_SAMPLE)] = 0.0
+    record_length_bytes_stdev: Annotated[
+        float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)
+    ] = 0.0
     """Standard deviation of that size over the samples."""
-    record_length_bytes_resize: Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
+    record_length_bytes_resize: Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
         tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
@@ -204,7 +220,7 @@ class DatasetSection(Section):
     """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
     enable_chunking: Literal[False] = False
     """HDF5 chunks; only `false` is supported."""
-    chunk_size: Annotated[int, Whole, Field(ge=0, le=2**40)] = 0
+    chunk_size: Annotated[Size, Field(ge=0, le=2**40)] = 0
     """Bytes of an HDF5 chunk; has no effect."""
     seed: Seed = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
@@ -373,6 +389,8 @@ class OutputSection(Section):
 
     folder: str | None = None
     """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
+    log: str | None = None
+    """File that gets a copy of what is printed, each line with its time; None: no copy."""
     stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
     """A run that makes no progress for this time is ended; computing is progress."""
     drop_caches: bool = True

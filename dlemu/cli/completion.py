@@ -1,0 +1,246 @@
+"""`dlemu completion SHELL`: a script that completes dlemu's words; it starts no process itself."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from dlemu.cli.help import OPTIONS_OF_ALL, USAGES, keys_of
+from dlemu.cli.words import parse
+from dlemu.errors import WorkloadError
+from dlemu.terminal import say
+from dlemu.workload.keys import all_keys
+
+SHELLS = ("bash", "zsh", "fish")
+HELP = """\
+dlemu completion bash|zsh|fish
+
+Prints a script for the shell. It completes commands, options, keys, their values, workloads,
+drives and folders. The words stand in the script, so it is as fast as the shell.
+
+  bash   dlemu completion bash > ~/.local/share/bash-completion/completions/dlemu
+         or, for this shell only: source <(dlemu completion bash)
+  zsh    dlemu completion zsh > _dlemu        in a folder of $fpath
+         or, for this shell only: source <(dlemu completion zsh)
+  fish   dlemu completion fish > ~/.config/fish/completions/dlemu.fish
+"""
+
+_TOOLS = {
+    "report": ("--html --json", "metric.au metric.edition"),
+    "paths": ("", "target seconds io_sizes workers patterns paths file_size output"),
+    "doctor": ("", "reader.data_loader reader.gds"),
+    "completion": ("bash zsh fish", ""),
+}
+"""Words and keys of the commands without a workload."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu completion` with its arguments; return the exit status."""
+    words = parse(arguments)
+    if len(words.others) != 1 or words.others[0] not in SHELLS:
+        raise WorkloadError(f"name a shell: dlemu completion {'|'.join(SHELLS)}")
+    say(script(words.others[0]))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Return the script for a shell."""
+    words, values = words_of_commands(), values_of_keys()
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words, values)
+
+
+def words_of_commands() -> dict[str, list[str]]:
+    """Return what may follow each command: options, and keys with their =."""
+    from dlemu.cli.main import COMMANDS
+
+    found: dict[str, list[str]] = {}
+    for name, command in COMMANDS.items():
+        if name in USAGES:
+            options = dict.fromkeys([*getattr(command, "options", ()), *OPTIONS_OF_ALL])
+            found[name] = [*options, *(f"{key.name}=" for key in keys_of(name))]
+        else:
+            more, keys = _TOOLS.get(name, ("", ""))
+            found[name] = [*more.split(), "--help", *(f"{key}=" for key in keys.split())]
+    groups = {f"{key.rpartition('.')[0]}" for key in all_keys()} - {""}
+    found["help"] = [*found, *all_keys(), *sorted(groups), "keys"]
+    return found
+
+
+def values_of_keys() -> dict[str, list[str]]:
+    """Return the values of each key that has few; a path is marked by a single /."""
+    found = {}
+    for key in all_keys().values():
+        values = [*key.choices, *(["/"] if key.is_path else [])]
+        if values:
+            found[key.name] = values
+    return found | {"target": ["/"], "output": ["/"], "size.targets": ["/"]}
+
+
+def _cases(table: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for name, words in table.items():
+        yield f"    {name}) echo {shlex.quote(' '.join(words))} ;;"
+
+
+_TABLES = """\
+_dlemu_words() {{
+  case "$1" in
+{words}
+  esac
+}}
+_dlemu_values() {{
+  case "$1" in
+{values}
+  esac
+}}
+"""
+
+_BASH = """\
+# bash completion of dlemu; made by: dlemu completion bash
+{tables}
+_dlemu() {{
+  # The shell may split words at = and :, so the line itself is read.
+  local line="${{COMP_LINE:0:COMP_POINT}}" cur known key head item i
+  local -a before
+  cur="${{line##*[[:space:]]}}"
+  read -ra before <<< "${{line%"$cur"}}"
+  COMPREPLY=()
+  for ((i = 0; i < ${{#before[@]}}; i++)); do
+    [[ ${{before[i]##*/}} == dlemu ]] && break
+  done
+  local command="${{before[i + 1]-}}" last="${{before[${{#before[@]}} - 1]-}}"
+  if [[ -z $command ]]; then
+    COMPREPLY=($(compgen -W "{commands}" -- "$cur"))
+  elif [[ $cur == *=* ]]; then
+    key="${{cur%%=*}}" head="${{cur%%=*}}=" known=""
+    key="${{key##+}}"
+    known="$(_dlemu_values "${{key##+}}")"
+    while read -r item; do
+      [[ -n $item ]] && COMPREPLY+=("$head$item")
+    done < <(
+      compgen -W "${{known%/}}" -- "${{cur#"$head"}}"
+      [[ $known == */ || $key == --* ]] && compgen -f -- "${{cur#"$head"}}"
+    )
+    [[ $known == */ || $key == --* ]] && compopt -o filenames -o nospace 2> /dev/null
+    # What stands before the last = is kept by the shell, where it splits words there.
+    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${{COMPREPLY[@]#"$head"}}")
+  elif [[ $last == --config-dir || $last == -cd || $last == --html ]]; then
+    compopt -o filenames 2> /dev/null
+    COMPREPLY=($(compgen -f -- "$cur"))
+  elif [[ $last == --cfg || $last == -c ]]; then
+    COMPREPLY=($(compgen -W job -- "$cur"))
+  else
+    COMPREPLY=($(compgen -W "$(_dlemu_words "$command")" -- "$cur"))
+    if [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *= ]]; then
+      compopt -o nospace 2> /dev/null
+    elif [[ $cur != -* && $command != help ]]; then
+      while read -r item; do
+        [[ -n $item ]] && COMPREPLY+=("$item/")
+      done < <(compgen -d -- "$cur")
+      compopt -o nospace 2> /dev/null
+    fi
+  fi
+}}
+complete -F _dlemu dlemu
+"""
+
+
+def _tables(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
+    return _TABLES.format(words="\n".join(_cases(words)), values="\n".join(_cases(values)))
+
+
+def _bash(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
+    return _BASH.format(tables=_tables(words, values), commands=" ".join(words)).rstrip()
+
+
+_ZSH = """\
+#compdef dlemu
+# zsh completion of dlemu; made by: dlemu completion zsh
+{tables}
+_dlemu() {{
+  local cur="${{words[CURRENT]}}" last="${{words[CURRENT-1]}}" known
+  local -a found equal
+  if (( CURRENT == 2 )); then
+    compadd -- {commands}
+  elif [[ $cur == *=* ]]; then
+    known="$(_dlemu_values "${{${{cur%%=*}}##+}}")"
+    compset -P 1 '*='
+    found=(${{=known%/}})
+    compadd -- $found
+    [[ $known == */ || $cur == --* ]] && _files
+  elif [[ $last == (--config-dir|-cd|--html) ]]; then
+    _files
+  elif [[ $last == (--cfg|-c) ]]; then
+    compadd -- job
+  else
+    found=(${{=$(_dlemu_words "${{words[2]}}")}})
+    equal=(${{(M)found:#*=}})
+    found=(${{found:#*=}})
+    compadd -- $found
+    compadd -S '' -- $equal
+    [[ ${{words[2]}} != help && $cur != -* ]] && _files -/
+  fi
+  return 0
+}}
+(( $+functions[compdef] )) && compdef _dlemu dlemu
+[[ $funcstack[1] == _dlemu ]] && _dlemu
+"""
+
+
+def _zsh(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
+    return _ZSH.format(tables=_tables(words, values), commands=" ".join(words)).rstrip()
+
+
+_FISH = """\
+# fish completion of dlemu; made by: dlemu completion fish
+function __dlemu_words
+  switch $argv[1]
+{words}
+  end
+end
+function __dlemu_values
+  switch $argv[1]
+{values}
+  end
+end
+function __dlemu_complete
+  set -l before (commandline -opc)
+  set -l cur (commandline -ct)
+  if test (count $before) -lt 2
+    printf '%s\\n' {commands}
+    return
+  end
+  switch $before[-1]
+    case --config-dir -cd --html
+      __fish_complete_path $cur
+      return
+    case --cfg -c
+      echo job
+      return
+  end
+  if string match -q -- '*=*' $cur
+    set -l parts (string split -m 1 = -- $cur)
+    for value in (__dlemu_values (string trim -l -c + -- $parts[1]))
+      if test $value = /
+        for path in (__fish_complete_path $parts[2])
+          printf '%s=%s\\n' $parts[1] (string split -f 1 \\t -- $path)
+        end
+      else
+        printf '%s=%s\\n' $parts[1] $value
+      end
+    end
+    return
+  end
+  __dlemu_words $before[2]
+  test $before[2] != help; and __fish_complete_directories $cur
+end
+complete -c dlemu -f -a '(__dlemu_complete)'
+"""
+
+
+def _fish(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
+    def cases(table: Mapping[str, Sequence[str]]) -> str:
+        return "\n".join(
+            f"    case {name}\n      printf '%s\\n' {' '.join(inner)}"
+            for name, inner in table.items()
+            if inner
+        )
+
+    return _FISH.format(words=cases(words), values=cases(values), commands=" ".join(words)).rstrip()

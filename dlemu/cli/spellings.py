@@ -1,0 +1,128 @@
+"""The words of DLIO, `mlpstorage` and MLPerf Storage v1.0's `benchmark.sh`, in dlemu's words.
+
+Where the meaning is the same the word works. Where it is not, one line says what to write.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from dlemu.errors import WorkloadError
+from dlemu.workload.compose import known_workloads, refuse_tilde
+
+_KEYS = {
+    "--num-accelerators": "num_accelerators",
+    "--max-accelerators": "num_accelerators",
+    "--num-client-hosts": "num_hosts",
+    "--data-dir": "dataset.data_folder",
+}
+"""Options whose value is that of a key."""
+_GIB = "--client-host-memory-in-gb"
+_NAMES = ("--workload", "--model")
+_TYPE = "--accelerator-type"
+_PARAMS = ("--params", "--param", "-p")
+_FLAGS = {
+    "--open": ["division=open"],
+    "--closed": ["division=closed"],
+    "--allow-invalid-params": [],
+    "-aip": [],
+}
+_VALUED = (*_KEYS, _GIB, *_NAMES, _TYPE)
+
+_ANSWERS = {
+    "--results-dir": "write output.folder=FOLDER, which is the folder of this one run",
+    "--hosts": "start the ranks yourself: mpirun -n RANKS --host A,B --bind-to none dlemu run ...",
+    "--num-processes": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu datagen ...",
+    "--num-parallel": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu datagen ...",
+    "--mpi-bin": "start the ranks yourself, with any MPI: mpirun -n RANKS dlemu run ...",
+    "--mpi-params": "start the ranks yourself, with any option: mpirun ... dlemu run ...",
+    "--exec-type": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu run ...",
+    "--oversubscribe": "give it to mpirun: mpirun --oversubscribe ... dlemu run ...",
+    "--allow-run-as-root": "give it to mpirun: mpirun --allow-run-as-root ... dlemu run ...",
+    "--loops": "write runs=N",
+    "--what-if": "write --cfg job, which shows all keys with their values",
+    "--ssh-username": "leave it out: dlemu reads what it needs of a host in its own ranks there",
+    "--stream-log-level": "write -v for more lines, -q for fewer",
+    "--debug": "write -v",
+}
+_GROUPS = {
+    "training": "it has no groups of commands; leave the word out: dlemu run ...",
+    "checkpointing": "it does not emulate checkpoints",
+    "vectordb": "it does not emulate vector databases",
+    "kvcache": "it does not emulate key-value caches",
+    "reports": "write dlemu report FOLDER",
+    "reportgen": "write dlemu report FOLDER",
+    "configview": "write dlemu run ... --cfg job",
+    "history": "results lie below outputs/; write dlemu report FOLDER",
+    "closed": "write division=closed behind the command: dlemu run ... division=closed",
+    "open": "leave the word out: dlemu run ...",
+    "whatif": "write dlemu run ... --cfg job",
+}
+
+
+def command_of(name: str) -> str:
+    """Return what to write instead of a command of mlpstorage; "" if it has none of that name."""
+    return f"{name} is mlpstorage's; dlemu: {_GROUPS[name]}" if name in _GROUPS else ""
+
+
+def translated(words: Sequence[str]) -> list[str]:
+    """Return words with the spellings of the others replaced by dlemu's.
+
+    Raises:
+        WorkloadError: a word means something else here, or lacks its value.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    own, named = [], dict[str, str]()
+    for word, value in _paired(words[:end]):
+        if word in (*_NAMES, _TYPE):
+            named[word] = value
+        elif word == _GIB:
+            own.append(f"host_memory={value}GiB")
+        elif word in _KEYS:
+            refuse_tilde(word, value)
+            own.append(f"{_KEYS[word]}={value}")
+        else:
+            own += _FLAGS.get(word, [_without_group(word)])
+    return [*_workload(named), *own, *words[end:]]
+
+
+def _paired(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word, and the value of those that have one there."""
+    left = iter(words)
+    for word in left:
+        option, is_set, value = word.partition("=")
+        if option in _ANSWERS:
+            raise WorkloadError(f"{option} is mlpstorage's; {_ANSWERS[option]}")
+        if option in _PARAMS:
+            if is_set:  # --param=key=value
+                yield value, ""
+        elif option in _VALUED:
+            value = value if is_set else next(left, "")
+            if not value or value.startswith("-"):
+                raise WorkloadError(f"{option} needs a value")
+            yield option, value
+        else:
+            yield word, ""
+
+
+def _workload(named: dict[str, str]) -> list[str]:
+    """Return workload=NAME for --workload or --model with --accelerator-type."""
+    if not named:
+        return []
+    known = known_workloads()
+    model = next((named[option] for option in _NAMES if option in named), "")
+    name = f"{model}_{named[_TYPE]}" if _TYPE in named else model
+    if not model:
+        raise WorkloadError(f"{_TYPE} {named[_TYPE]} needs --model, or write workload=NAME")
+    if name not in known and _TYPE not in named:
+        kinds = [each.rpartition("_")[2] for each in known if each.startswith(f"{model}_")]
+        if kinds:
+            raise WorkloadError(
+                f"--model {model} needs {_TYPE} {' or '.join(kinds)}; or write "
+                f"workload={model}_{kinds[-1]}"
+            )
+    return [f"workload={name}"]
+
+
+def _without_group(word: str) -> str:
+    """Return ++workload.train.epochs=1, as DLIO has it, as train.epochs=1."""
+    bare = word.lstrip("+")
+    return bare.removeprefix("workload.") if bare.startswith("workload.") else word
