@@ -49,11 +49,16 @@ _LOCK_SECONDS = 2.0
 
 
 def generate(
-    workload: Workload, *, world: World, on_progress: OnProgress | None = None
+    workload: Workload,
+    *,
+    world: World,
+    on_progress: OnProgress | None = None,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write what is missing of a workload's dataset; all ranks call it and return its manifest.
 
-    `on_progress` is called on rank 0, about once a second.
+    `on_begin` is called on rank 0, once it is clear that the dataset may be written, and
+    `on_progress` about once a second.
 
     Raises:
         DatasetError: the folder holds another dataset, or another datagen writes it.
@@ -64,6 +69,8 @@ def generate(
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
         todo = world.on_first(lambda: prepare(folder, wanted))
+        if world.rank == 0:
+            on_begin()
         if todo.older is not None:
             newer = todo.recipe.layout
             renamers = [_Renamer(folder, todo.older, newer) for _ in range(FILES_IN_FLIGHT)]

@@ -1,6 +1,7 @@
 """`dlemu datasize`, `datagen` and `verify`: how large a dataset must be, written, checked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,27 @@ def datagen(workload: Any, world: World, words: Words) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
+    from dlemu.results.header import introduction
 
     workload = resolve_auto(workload, world)
-    with show_progress("datagen", quiet=world.rank != 0) as progress:
-        manifest = generate(workload, world=world, on_progress=progress)
+    shown: list[Callable[[Any], None]] = []
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            say(introduction(workload, host=world.host, num_hosts=world.num_hosts))
+            bar = stack.enter_context(show_progress("datagen"))
+            assert bar is not None
+            shown.append(bar)
+
+        def progress(done: Any) -> None:
+            shown[0](done)
+
+        manifest = generate(
+            workload,
+            world=world,
+            on_begin=begin,
+            on_progress=progress if world.rank == 0 else None,
+        )
     if world.rank == 0:
         say(f"{workload.data_folder}: {manifest.describe()}")
     return 0

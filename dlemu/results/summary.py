@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
+from dlemu.results.header import DatasetFields, PlaceFields
+
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
 
@@ -92,6 +94,9 @@ class Summary(TypedDict, total=False):
     num_hosts: int
     hostname: str
     """Of rank 0."""
+    place: PlaceFields
+    """The storage and the host; older runs do not have it, nor `dataset`."""
+    dataset: DatasetFields
     start: str
     """By `time_of_day`, as `end`."""
     metric: Metric
@@ -152,6 +157,9 @@ class RunsSummary(TypedDict, total=False):
     division: str
     """"closed" or "open"."""
     workload: str
+    place: PlaceFields
+    """As in the first run's Summary, and `dataset` too."""
+    dataset: DatasetFields
     start: str
     runs: Sequence[RunRow]
     error: str

@@ -24,6 +24,7 @@ from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
+from dlemu.results.header import dataset_fields, header, place_fields
 from dlemu.results.metrics import epochs_of_all, measure_run
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
@@ -68,14 +69,18 @@ def run_job(
     world: World,
     clock: Clock | None = None,
     say: Say = say,
+    introduce: bool = True,
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
+
+    With `introduce`, the first lines name workload, dataset, storage and host.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
-        return _Run(workload, world, clock or WallClock.calibrate(), say, watchdog).run()
+        run = _Run(workload, world, clock or WallClock.calibrate(), say, watchdog)
+        return run.run(introduce=introduce)
 
 
 class _Run:
@@ -94,11 +99,13 @@ class _Run:
         self._num_accelerators = num_accelerators(workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
-    def run(self) -> Outcome | None:
+    def run(self, *, introduce: bool) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         self._prepare()
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
+            if introduce:
+                self._say(header(self._summary))
             try:
                 if world.rank == 0:
                     with self._writing():
@@ -124,6 +131,14 @@ class _Run:
             self._plan(epoch=0)
         notes = (*world.notes, *self._dataset.notes)
         self._summary = _summary_start(self._workload, world, started, notes)
+        if world.rank == 0:
+            folder, layout = self._workload.data_folder, self._dataset.layout
+            self._summary["place"] = place_fields(
+                folder, host=world.host, num_hosts=world.num_hosts
+            )
+            self._summary["dataset"] = dataset_fields(
+                folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
+            )
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:

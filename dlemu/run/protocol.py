@@ -89,10 +89,14 @@ class _Runs:
                 "output.folder": str(self._folder / name),
                 "train.seed": workload.train.seed + number,
             }
-            outcome = run_job(workload.with_keys(keys), world=self._world, say=self._say)
+            outcome = run_job(
+                workload.with_keys(keys), world=self._world, say=self._say, introduce=number == 0
+            )
             if outcome is None:
                 continue
             self._say(render_run(workload, outcome.metrics, outcome.summary))
+            self._summary["place"] = outcome.summary["place"]
+            self._summary["dataset"] = outcome.summary["dataset"]
             if not warming:
                 outcomes.append(outcome)
             self._add(row_of(workload, name, outcome))

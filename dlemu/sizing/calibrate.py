@@ -24,6 +24,7 @@ from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.folders import hold
+from dlemu.results.header import introduction
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.job import Say, check_job, run_job
@@ -65,6 +66,9 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
             return _for_memory(workload, world, scratch), _find_target(workload), scratch
 
         memory, target, scratch = world.on_first(prepare)
+        if world.rank == 0:
+            num_files = target.num_files if target else None
+            say(introduction(workload, host=world.host, num_files=num_files))
         calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
         if calibration is not None:
             say(Answer(f"\n{render_calibration(workload, calibration)}"))

@@ -24,6 +24,7 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.folders import hold
+from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
@@ -118,6 +119,8 @@ class _Search:
         """Look at the dataset, read the log and search; return the answer, on all ranks."""
         world, given = self._world, self._workload
         self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
+        if world.rank == 0:
+            self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
         self._log = world.on_first(self._open_log)

@@ -1,0 +1,153 @@
+"""The first lines of a command: workload, dataset, storage, host. summary.json keeps the same."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from dlemu.host.limits import host_memory_bytes, usable_cpus
+from dlemu.host.place import find_place
+from dlemu.units import counted, format_bytes, format_rate
+from dlemu.workload.model import Workload
+
+
+class PlaceFields(TypedDict, total=False):
+    """Where the data lay, and on which host: `place` in summary.json."""
+
+    file_system: str
+    """Type of the file system: "ext4", "nfs4"; "" if unknown, as all text here."""
+    mount: str
+    """Folder on which it is mounted."""
+    source: str
+    """What is mounted: a device, or a server's export."""
+    device: str
+    """Names of the drives, with commas: "nvme0n1, nvme1n1"; "" for networks and memory."""
+    model: str
+    """Their models, each once, with commas; "" for virtual drives."""
+    firmware: str
+    """Their firmware, each once, with commas."""
+    size_bytes: int
+    """Of all drives together; 0 where there is none."""
+    is_root: bool
+    """Whether one of the drives also holds /, the host's own system."""
+    in_memory: bool
+    """Whether the folder lies on tmpfs or ramfs: no drive is read."""
+    host: str
+    """Name of the host of rank 0."""
+    num_hosts: int
+    cpus: float
+    """CPUs that rank 0 may use, by affinity and cgroup quota."""
+    memory_bytes: int
+    """Memory of that host, or its cgroup's limit; 0 if unknown."""
+
+
+class DatasetFields(TypedDict, total=False):
+    """What was read: `dataset` in summary.json."""
+
+    folder: str
+    num_files: int
+    num_bytes: float
+    """Of all samples, without what a format adds."""
+    format: str
+
+
+def place_fields(folder: Path, *, host: str, num_hosts: int = 1) -> PlaceFields:
+    """Return the facts about a folder's storage and this host; the folder may be missing."""
+    place = find_place(folder)
+    try:
+        memory = host_memory_bytes()[0]
+    except OSError:
+        memory = 0
+    return PlaceFields(
+        file_system=place.file_system,
+        mount=place.mount,
+        source=place.source,
+        device=_each_once(drive.name for drive in place.drives),
+        model=_each_once(drive.model for drive in place.drives),
+        firmware=_each_once(drive.firmware for drive in place.drives),
+        size_bytes=sum(drive.size_bytes for drive in place.drives),
+        is_root=place.is_root,
+        in_memory=place.in_memory,
+        host=host,
+        num_hosts=num_hosts,
+        cpus=usable_cpus(),
+        memory_bytes=memory,
+    )
+
+
+def dataset_fields(folder: Path, form: str, num_files: int, num_bytes: float) -> DatasetFields:
+    """Return the facts about a dataset; `form` is the files' format."""
+    return DatasetFields(folder=str(folder), format=form, num_files=num_files, num_bytes=num_bytes)
+
+
+def _each_once(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(word for word in words if word))
+
+
+def introduction(
+    workload: Workload, *, host: str, num_hosts: int = 1, num_files: int | None = None
+) -> str:
+    """Return the header of a command that makes no summary. The data folder may be missing.
+
+    `num_files` is needed where the workload's number is "auto".
+    """
+    if not workload.dataset.data_folder:
+        here = place_fields(Path(), host=host, num_hosts=num_hosts)
+        of_host = {key: here.get(key) for key in ("host", "num_hosts", "cpus", "memory_bytes")}
+        return header({"workload": workload.name, "place": of_host})
+    folder, dataset = workload.data_folder, workload.dataset
+    files = workload.num_files if num_files is None else num_files
+    size = files * dataset.num_samples_per_file * dataset.mean_bytes
+    return header(
+        {
+            "workload": workload.name,
+            "place": place_fields(folder, host=host, num_hosts=num_hosts),
+            "dataset": dataset_fields(folder, dataset.format, files, size),
+        }
+    )
+
+
+def header(summary: Mapping[str, Any]) -> str:
+    """Return up to three lines: workload and dataset, storage, host.
+
+    It needs `workload`, `place` and `dataset` of a summary; what is not there is left out.
+    """
+    place, dataset = summary.get("place"), summary.get("dataset")
+    lines = [f"workload: {summary.get('workload')}{_dataset(dataset or {})}"]
+    if place and "file_system" in place:
+        lines.append(f"storage:  {_storage(place)}")
+    if place and "host" in place:
+        lines.append(f"host:     {_host(place)}")
+    return "\n".join(lines)
+
+
+def _dataset(dataset: Mapping[str, Any]) -> str:
+    if not dataset:
+        return ""
+    files = counted(dataset["num_files"], f"{dataset['format']} file")
+    return f" on {files}, {format_bytes(dataset['num_bytes'])}, in {dataset['folder']}"
+
+
+def _storage(place: Mapping[str, Any]) -> str:
+    """Return "ext4 at /mnt/d1, nvme0n1 (model, 3.84 TB)"."""
+    where = f"{place.get('file_system') or 'unknown file system'} at {place.get('mount') or '?'}"
+    if place.get("in_memory"):
+        return f"{where}, in memory: no drive is read"
+    if not place.get("device"):
+        return f"{where}, from {place.get('source') or 'an unknown source'}"
+    # A drive is sold by decimal units, as a rate has them.
+    size = place.get("size_bytes") or 0
+    facts = [place.get("model"), format_rate(size).removesuffix("/s") if size else ""]
+    about = ", ".join(fact for fact in facts if fact)
+    about = f" ({about})" if about else ""
+    root = ", the root disk" if place.get("is_root") else ""
+    return f"{where}, {place['device']}{about}{root}"
+
+
+def _host(place: Mapping[str, Any]) -> str:
+    """Return "node1, 16 CPUs, 64.0 GiB of memory"."""
+    more = place.get("num_hosts", 1) - 1
+    others = f", and {counted(more, 'other host')}" if more > 0 else ""
+    cpus = f"{place.get('cpus', 0):g} CPU{'' if place.get('cpus') == 1 else 's'}"
+    memory = place.get("memory_bytes")
+    memory = f", {format_bytes(memory)} of memory" if memory else ""
+    return f"{place.get('host')}{others}, {cpus}{memory}"

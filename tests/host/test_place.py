@@ -1,0 +1,66 @@
+"""A folder's storage is named by what small copies of /proc and /sys say of it."""
+
+from pathlib import Path
+
+import pytest
+
+from dlemu.host.place import Drive, find_place
+from tests.host.test_devices import Host
+
+
+def describe(disk: Path, size: int, **attributes: str) -> None:
+    """Give a drive of `size` sectors, and its device folder these attributes."""
+    (disk / "size").write_text(f"{size}\n")
+    (disk / "device").mkdir()
+    for name, value in attributes.items():
+        (disk / "device" / name).write_text(f"{value}\n")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    host = Host(tmp_path)
+    describe(host.disk("sda", "8:0"), 2000, model="QEMU   HARDDISK   ", rev="2.5+")
+    host.disk("sda2", "8:2", within="sda")
+    nvme = host.disk("nvme0n1", "259:0")
+    describe(nvme, 7501476528, model="SOLIDIGM SB5PH27X038T", firmware_rev="G70YG030")
+    host.mount("/", "8:2")
+    return host
+
+
+def test_a_drive_is_named_with_model_firmware_and_size(host: Host, tmp_path: Path) -> None:
+    host.mount(tmp_path, "259:0", "xfs", "/dev/nvme0n1 rw")
+
+    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
+
+    assert (place.file_system, place.mount, place.source) == ("xfs", str(tmp_path), "/dev/nvme0n1")
+    assert place.drives == (
+        Drive("nvme0n1", "SOLIDIGM SB5PH27X038T", "G70YG030", 3_840_755_982_336),
+    )
+    assert not place.is_root and not place.in_memory
+
+
+def test_a_folder_that_is_not_there_lies_where_it_would_be_made(host: Host, tmp_path: Path) -> None:
+    host.mount(tmp_path, "259:0")
+
+    place = find_place(tmp_path / "a" / "b", proc=host.proc, sys=host.sys)
+
+    assert [drive.name for drive in place.drives] == ["nvme0n1"]
+
+
+def test_the_drive_of_the_system_is_told(host: Host, tmp_path: Path) -> None:
+    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
+
+    assert place.is_root
+    assert place.drives == (Drive("sda", "QEMU HARDDISK", "2.5+", 2000 * 512),)
+
+
+@pytest.mark.parametrize(("kind", "in_memory"), [("tmpfs", True), ("nfs4", False)])
+def test_memory_and_networks_have_no_drive(
+    kind: str, in_memory: bool, host: Host, tmp_path: Path
+) -> None:
+    host.mount(tmp_path, "0:40", kind, "server:/export rw")
+
+    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
+
+    assert (place.drives, place.is_root, place.in_memory) == ((), False, in_memory)
+    assert place.source == "server:/export"
