@@ -3,7 +3,9 @@
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import TextIO
 
 # Control characters (C0, DEL, C1), marks of the writing direction, separators of lines and
 # paragraphs, and surrogates, which stand for bytes that are not UTF-8.
@@ -12,6 +14,8 @@ _ACTS = re.compile(
 )
 _LONGEST_LINE = 10_000
 """Characters: two of the longest paths of Linux, and what is said of them."""
+_kept: list[TextIO] = []
+"""The stdout that `keep_stdout` keeps."""
 
 
 def shown(text: str) -> str:
@@ -32,6 +36,25 @@ def _written_out(found: re.Match[str]) -> str:
 def say(text: str, *, to_stderr: bool = False) -> None:
     """Print a text of one or more lines, and flush."""
     print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+
+
+@contextmanager
+def keep_stdout(kept: bool = True) -> Iterator[None]:
+    """Keep stdout for `answer`, where `kept`: whatever else is printed goes to stderr."""
+    if not kept:
+        yield
+        return
+    _kept.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def answer(text: str) -> None:
+    """Print to the stdout that is kept, for programs: the text is taken as it is."""
+    print(text, file=_kept[-1], flush=True)
 
 
 def silent(text: str) -> None:

@@ -92,6 +92,8 @@ class Summary(TypedDict, total=False):
     num_hosts: int
     hostname: str
     """Of rank 0."""
+    system: Sequence[Mapping[str, Any]]
+    """The fields of System, of each host; older runs do not have it."""
     start: str
     """By `time_of_day`, as `end`."""
     metric: Metric
