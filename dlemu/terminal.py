@@ -5,9 +5,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 from dlemu.errors import WorkloadError
 
@@ -18,6 +19,8 @@ _ACTS = re.compile(
 )
 _LONGEST_LINE = 10_000
 """Characters: two of the longest paths of Linux, and what is said of them."""
+_kept: list[TextIO] = []
+"""The stdout that `keep_stdout` keeps."""
 
 
 def shown(text: str) -> str:
@@ -123,6 +126,25 @@ def _append(text: str) -> None:
     lines = "".join(f"{now} {line}\n" for line in shown(text).splitlines() if line)
     with suppress(OSError), open(_mode.log, "a", encoding="utf-8", errors="backslashreplace") as f:
         f.write(lines)
+
+
+@contextmanager
+def keep_stdout(kept: bool = True) -> Iterator[None]:
+    """Keep stdout for `answer`, where `kept`: whatever else is printed goes to stderr."""
+    if not kept:
+        yield
+        return
+    _kept.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def answer(text: str) -> None:
+    """Print to the stdout that is kept, for programs: the text is taken as it is."""
+    print(text, file=_kept[-1], flush=True)
 
 
 def silent(text: str) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 
 from dlemu.cli.words import Words, parse
 from dlemu.errors import DlemuError, WorkloadError
-from dlemu.terminal import begin_log, complain, detail, is_verbose, log_to, say
+from dlemu.terminal import (
+    answer,
+    begin_log,
+    complain,
+    detail,
+    is_verbose,
+    keep_stdout,
+    log_to,
+    say,
+)
 from dlemu.workload.compose import compose_words, known_workloads
 from dlemu.world.world import World
 
@@ -54,15 +63,17 @@ class Command:
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
+        with keep_stdout("--json" in words):
+            return self._call(words, world)
+
+    def _call(self, words: Sequence[str], world: World) -> int:
         composed = world.on_first(lambda: self._compose(words, world))
         if composed is None:
             return 1
         workload, parsed = composed
         if workload is not None and "--cfg" in parsed.options:
-            from dlemu.results.records import dump_workload
-
             if world.rank == 0:
-                say(dump_workload(workload).rstrip("\n"))
+                self._show(workload, as_json="--json" in parsed.options)
             return 0
         if workload is not None:
             log_to(workload.output.log)
@@ -71,6 +82,17 @@ class Command:
 
                 detail(decided(workload))
         return self._function(workload, world, parsed)
+
+    def _show(self, workload: Any, *, as_json: bool) -> None:
+        """Print all keys with their values."""
+        from dlemu.results.records import dump_workload
+
+        if not as_json:
+            say(dump_workload(workload).rstrip("\n"))
+            return
+        from dlemu.cli.scripts import json_text
+
+        answer(json_text(workload.model_dump(mode="json", exclude={"given", "ignored"})))
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
         """Return the workload and the words; None, after a line on stderr, if they are wrong."""

@@ -14,11 +14,14 @@ from dlemu.world.world import World
 
 def datasize(workload: Any, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.cli.scripts import DATASIZE, Script, datasize_document, datasize_row
     from dlemu.dataset.rule import required_size
 
+    script = world.on_first(lambda: Script.of(words, DATASIZE))
     size = required_size(workload, world)
     if world.rank == 0:
         say(Answer(str(size)))
+        script.tell(datasize_document(size), [datasize_row(size)])
     return 0
 
 

@@ -26,6 +26,7 @@ dlemu - how many GPUs will this storage feed?
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
   report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
+  compare    results side by side, and what differs: dlemu compare A B [compare.max_loss=5%]
   paths      compare the data paths to memory and to the GPU: dlemu paths FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
   completion what makes a shell complete dlemu's words: dlemu completion bash|zsh|fish
@@ -39,6 +40,7 @@ dlemu - how many GPUs will this storage feed?
 Workloads: {workloads},
 or the path of a YAML file (DLIO's as they are). --cfg job shows all keys with their values.
 Options: -h --help, -q --quiet (verdict and errors only), -v --verbose, -V --version.
+For scripts: run, size, predict, datasize and paths take --json, --csv FILE and --label TEXT.
 Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
@@ -137,15 +139,17 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     return 1
 
 
+_FOR_SCRIPTS = ("--json", "--csv", "--label")
 COMMANDS: dict[str, Command | Tool] = {
-    "datasize": Command("dlemu.cli.datasets:datasize"),
+    "datasize": Command("dlemu.cli.datasets:datasize", _FOR_SCRIPTS),
     "datagen": Command("dlemu.cli.datasets:datagen"),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), takes_folder=True),
-    "run": Command("dlemu.cli.runs:run", reads="run"),
-    "size": Command("dlemu.cli.sizes:size", reads="size"),
-    "predict": Command("dlemu.cli.sizes:predict"),
+    "run": Command("dlemu.cli.runs:run", _FOR_SCRIPTS, reads="run"),
+    "size": Command("dlemu.cli.sizes:size", _FOR_SCRIPTS, reads="size"),
+    "predict": Command("dlemu.cli.sizes:predict", _FOR_SCRIPTS),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
     "report": Tool("dlemu.cli.report"),
+    "compare": Tool("dlemu.cli.compare"),
     "paths": Tool("dlemu.cli.paths"),
     "doctor": Tool("dlemu.cli.doctor"),
     "completion": Tool("dlemu.cli.completion"),

@@ -1,15 +1,20 @@
 """`dlemu paths`: words to a plan, and its cells as a table and files."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.words import parse
+from dlemu.cli.scripts import OPTIONS, Script, drive_models, short_hash
+from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.report import render_table, write_report
-from dlemu.paths.sweep import Sweep, run_paths
-from dlemu.terminal import say
+from dlemu.paths.sweep import Cell, Sweep, run_paths
+from dlemu.results.summary import time_of_day
+from dlemu.results.table import Row
+from dlemu.terminal import keep_stdout, say
 from dlemu.units import parse_bytes
 from dlemu.workload.compose import refuse_tilde
 
@@ -29,23 +34,40 @@ them. The same command goes on where it was interrupted.
                            host_direct_gpu_copy, cufile
   file_size=2GiB           of each worker's file; less where space is short
   output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg
+  --json                   print the content of paths.json, and nothing else
+  --csv FILE               append a row for each cell; --label TEXT goes into a column
 """
+
+COLUMNS = (
+    *("time", "id", "label"),
+    *(field.name for field in fields(Cell)),
+    *("host", "drive_model", "dlemu_version", "folder"),
+)
+"""Of --csv; new ones come last."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu paths` with its arguments; return the exit status."""
-    plan = parse_plan(arguments)
-    cells = run_paths(plan, say)
-    say(f"\n{render_table(cells)}")
-    if not write_report(cells, plan.output):
-        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
-    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
+    words = parse(arguments, OPTIONS)
+    plan = plan_of(words)
+    script = Script.of(words, COLUMNS)
+    with keep_stdout(script.as_json):
+        cells = run_paths(plan, say)
+        say(f"\n{render_table(cells)}")
+        if not write_report(cells, plan.output):
+            say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
+        script.tell([asdict(cell) for cell in cells], _rows(cells, plan.output))
     return 0
 
 
 def parse_plan(arguments: Sequence[str]) -> Sweep:
     """Return the plan that command-line arguments mean."""
-    words = parse(arguments)
+    return plan_of(parse(arguments))
+
+
+def plan_of(words: Words) -> Sweep:
+    """Return the plan that words mean."""
     values: dict[str, Any] = {}
     if words.others:
         values["targets"] = (Path(words.others[-1]),)
@@ -60,6 +82,22 @@ def parse_plan(arguments: Sequence[str]) -> Sweep:
     if "targets" not in values:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
     return Sweep(**values)
+
+
+def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
+    """Return the rows of measured cells, in the units of paths.csv."""
+    here = {cell.target: asdict(find_system(Path(cell.target))) for cell in cells}
+    return [
+        {
+            **asdict(cell),
+            "time": time_of_day(),
+            "id": short_hash(folder.resolve(), cell.asked),
+            "host": here[cell.target]["host"],
+            "drive_model": drive_models([here[cell.target]]),
+            "folder": folder,
+        }
+        for cell in cells
+    ]
 
 
 def _list_of(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

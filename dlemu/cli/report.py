@@ -10,7 +10,7 @@ import yaml
 
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.results.records import SUMMARY, plain
+from dlemu.results.records import SUMMARY, plain, read_ranks, read_summary
 from dlemu.results.stored import Stored, read_folder
 from dlemu.terminal import complain, say, shown_line
 
@@ -21,15 +21,18 @@ Shows runs again, computed anew from their stored steps; metric.edition=v2.0 app
 definition to them. Folders of several runs (runs=5, division=closed) show the table too.
 
   --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
+  --series FILE the table of one run over time, as series.csv in its folder: for older runs
   --json        what summary.json would say, as one JSON object a folder
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, ("--html", "--json"))
+    words = parse(arguments, ("--html", "--json", "--series"))
     if not words.others:
         raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
+    if "--series" in words.options:
+        return _series(words.others, Path(words.options["--series"]))
     page = words.options.get("--html")
     return report_folders(
         list(map(Path, words.others)),
@@ -37,6 +40,19 @@ def main(arguments: Sequence[str]) -> int:
         html=None if page is None else Path(page),
         as_json="--json" in words.options,
     )
+
+
+def _series(folders: Sequence[str], path: Path) -> int:
+    """Write the series of the one run; return the exit status."""
+    from dlemu.results.series import write_series
+
+    if len(folders) != 1:
+        raise WorkloadError("--series takes one run: dlemu report FOLDER --series FILE")
+    folder = Path(folders[0])
+    read_summary(folder)  # of no run, it names what is missing
+    write_series(folder, path, read_ranks(folder))
+    say(f"series: {shown_line(str(path))}")
+    return 0
 
 
 def report_folders(

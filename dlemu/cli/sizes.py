@@ -9,17 +9,28 @@ from dlemu.world.world import World
 
 def size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
+    from dlemu.cli.scripts import SIZE, Script, size_row
+    from dlemu.sizing.answers import as_json
     from dlemu.sizing.measured import size_storage
 
-    return size_storage(workload, world, say)
+    script = world.on_first(lambda: Script.of(words, SIZE))
+
+    def tell(answers: list[Any]) -> None:
+        script.tell(as_json(answers), [size_row(answer) for answer in answers])
+
+    return size_storage(workload, world, say, on_end=tell)
 
 
 def predict(workload: Any, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.cli.scripts import PREDICT, Script, predict_row
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank == 0:
-        say(Answer(str(foretell(workload))))
+        script = Script.of(words, PREDICT)
+        found = foretell(workload)
+        say(Answer(str(found)))
+        script.tell(found.fields, [predict_row(found)])
     return 0
 
 

@@ -15,14 +15,14 @@ SYS = Path("/sys")
 
 _WORD = r"([^ \n]*)"
 _MOUNT = re.compile(
-    rf"^{_WORD} {_WORD} {_WORD} {_WORD} {_WORD} .*? - {_WORD} {_WORD} {_WORD}", re.M
+    rf"^{_WORD} {_WORD} {_WORD} {_WORD} {_WORD} {_WORD} (?:.*? )?- {_WORD} {_WORD} {_WORD}", re.M
 )
 _SECTOR = 512  # bytes; stat files count these, whatever the drive's own sector size is
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo, without what the kernel has between `point` and `kind`."""
+    """One line of mountinfo, without what the kernel has between `flags` and `kind`."""
 
     id: str
     parent: str
@@ -32,6 +32,8 @@ class Mount:
     """The part of the file system that is mounted: "/", or the folder of a bind mount."""
     point: str
     """The folder on which it is mounted."""
+    flags: str
+    """Options of the mount, as "rw,noatime"."""
     kind: str
     """File system type: ext4, nfs4, overlay."""
     source: str

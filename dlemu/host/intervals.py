@@ -33,6 +33,8 @@ class Observation:
     throttling: Throttling | None
     pss_bytes: int | None
     """Memory of the processes; None in most observations, because measuring it is slow."""
+    page_cache_bytes: int | None = None
+    """Memory of the host that holds files, tmpfs included; None in observations of older runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
     return min(limits, key=lambda limit: limit[0])
 
 
+def page_cache_bytes(*, proc: Path = PROC) -> int | None:
+    """Return the bytes of the host's memory that hold files; None if the kernel does not tell."""
+    match = re.search(r"^Cached:\s+(\d+) kB", read_text(proc / "meminfo"), re.M)
+    return None if match is None else int(match[1]) * 1024
+
+
 def cpu_throttling(folders: Iterable[Path]) -> Throttling | None:
     """Return the sum over cgroups; None if none of them has a CPU quota."""
     num, seconds, found = 0, 0.0, False

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
 from dlemu.host.intervals import Observation
-from dlemu.host.limits import cgroup_folders, cpu_throttling, usable_cpus
+from dlemu.host.limits import cgroup_folders, cpu_throttling, page_cache_bytes, usable_cpus
 from dlemu.host.processes import ProcessTree, read_host_cpu
 
 T = TypeVar("T")
@@ -140,6 +140,7 @@ class HostObserver:
             processes=self._tree.counters(),
             throttling=cpu_throttling(self._cgroups),
             pss_bytes=pss_bytes,
+            page_cache_bytes=page_cache_bytes(proc=self._proc),
         )
         self.observations.append(observation)
         self._write(asdict(observation))

@@ -19,7 +19,7 @@ _EMPTY_RUN = re.compile(
     r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
     r"|\..+\.part"  # temporary files of earlier versions
 )
-_RECORDS = re.compile(r"steps\.\d+\.npy|(run|warmup)\.\d+(\.attempt-\d+)?")
+_RECORDS = re.compile(r"steps\.\d+\.npy|series\.csv|(run|warmup)\.\d+(\.attempt-\d+)?")
 
 
 @contextmanager

@@ -109,11 +109,16 @@ def read_steps(folder: Path) -> Steps:
     Raises:
         RunError: the folder holds none, or a damaged file.
     """
+    return np.concatenate([part.ravel() for part in read_ranks(folder).values()])
+
+
+def read_ranks(folder: Path) -> dict[int, Steps]:
+    """Return the records of a run by rank, in order; raises as `read_steps`."""
     paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
-    parts = []
-    for path in paths:
+    parts: dict[int, Steps] = {}
+    for number, path in enumerate(paths):
         try:
             check_regular(path, error=RunError)
             # Mapped: a damaged header with a large shape then takes no memory.
@@ -125,8 +130,9 @@ def read_steps(folder: Path) -> Steps:
             part = require_fields(part, STEP)
         if part.dtype != STEP:
             raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
-        parts.append(part.ravel())
-    return np.concatenate(parts)
+        rank = path.name.split(".")[1]
+        parts[int(rank) if rank.isdecimal() else -1 - number] = part
+    return parts
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -97,6 +97,8 @@ class Summary(TypedDict, total=False):
     place: PlaceFields
     """The storage and the host; older runs do not have it, nor `dataset`."""
     dataset: DatasetFields
+    system: Sequence[Mapping[str, Any]]
+    """The fields of System, of each host; older runs do not have it."""
     start: str
     """By `time_of_day`, as `end`."""
     metric: Metric

@@ -20,6 +20,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.host.system import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.evidence import combine
@@ -36,6 +37,7 @@ from dlemu.results.records import (
     write_summary,
     write_text,
 )
+from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import RunsSummary, Summary, time_of_day
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
@@ -139,6 +141,10 @@ class _Run:
             self._summary["dataset"] = dataset_fields(
                 folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
             )
+        with watchdog.phase("while looking at the host"):
+            system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
+        hosts = world.gather(system)
+        self._summary["system"] = [asdict(host) for host in hosts or () if host is not None]
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:
@@ -295,6 +301,7 @@ class _Run:
                 "notes": [*self._summary["notes"], *seen.notes],
             }
             self._summary = with_metrics(summary, self._workload, metrics)
+            self._write_series(steps)
             self._summary["end"] = time_of_day()
             with self._writing():
                 write_summary(self._folder, self._summary)
@@ -302,6 +309,14 @@ class _Run:
             self._record(error)
             raise
         return Outcome(self._folder, metrics, self._summary)
+
+    def _write_series(self, steps: Sequence[Steps]) -> None:
+        """Write series.csv; a run is not lost because of it."""
+        try:
+            with self._writing():
+                write_series(self._folder, self._folder / SERIES, dict(enumerate(steps)))
+        except RunError as error:
+            self._summary["notes"] = [*self._summary["notes"], f"no {SERIES}: {error}"]
 
     def _record(self, error: BaseException) -> None:
         """Write on rank 0 why the run did not end."""

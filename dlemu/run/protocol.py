@@ -3,6 +3,7 @@
 Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish is an MLPerf result.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +24,15 @@ from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
 from dlemu.world.world import World
 
+OnEnd = Callable[[Path, RunsSummary, Sequence[Outcome]], None]
 
-def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
+
+def run_protocol(
+    workload: Workload, *, world: World, say: Say = say, on_end: OnEnd | None = None
+) -> int:
     """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
+
+    Rank 0 calls `on_end` with the folder, the summary and the runs that count.
 
     Raises:
         WorkloadError: division=closed does not allow a key or a value.
@@ -40,7 +47,7 @@ def run_protocol(workload: Workload, *, world: World, say: Say = say) -> int:
     with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as own:
         base = world.broadcast(own)
         assert base is not None
-        return _Runs(base, workload, world, say).run()
+        return _Runs(base, workload, world, say).run(on_end)
 
 
 class _Runs:
@@ -57,7 +64,7 @@ class _Runs:
             runs=[],
         )
 
-    def run(self) -> int:
+    def run(self, on_end: OnEnd | None = None) -> int:
         """Make the runs; return the exit status."""
         self._write()
         try:
@@ -73,6 +80,8 @@ class _Runs:
             self._write()
             text = f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}"
             self._say(Answer(text, runs_verdict_line(self._workload, self._summary)))
+            if on_end is not None:
+                on_end(self._folder, self._summary, outcomes)
             status = EXIT_STATUS[judged["verdict"]]
         return self._world.broadcast(status)
 

@@ -70,8 +70,17 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
     return answer
 
 
-def size_storage(workload: Workload, world: World, say: Say = say) -> int:
-    """Size every target and workload, and show the answers; return 2 if one alone fails, else 0."""
+def size_storage(
+    workload: Workload,
+    world: World,
+    say: Say = say,
+    *,
+    on_end: Callable[[list[Sized]], None] = lambda answers: None,
+) -> int:
+    """Size every target and workload, and show the answers; return 2 if one alone fails, else 0.
+
+    Rank 0 calls `on_end` with all answers.
+    """
     answers = _size_all(
         workload, world, say, lambda answer: say(Answer(f"\n{answer}", answer.line))
     )
@@ -79,6 +88,7 @@ def size_storage(workload: Workload, world: World, say: Say = say) -> int:
         if len(answers) > 1:
             say(f"\n{render_table(answers)}")
         say(f"results: {answers[0].folder}")
+        on_end(answers)
     return 2 if any(answer.num_accelerators == 0 for answer in answers) else 0
 
 

@@ -1,6 +1,7 @@
 """Predicts how many accelerators a storage feeds: the formula's answer, always with its range."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 from dlemu.errors import WorkloadError
@@ -31,6 +32,17 @@ class Predicted(Prediction):
     workload: Workload
     drive: Drive
     """One of the `workload.drives` drives."""
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The content of predict.json."""
+        own = {field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)}
+        return {
+            "workload": self.workload.name,
+            "drive": self.drive.name,
+            "drives": self.workload.drives,
+            **own,
+        }
 
     def __str__(self) -> str:
         """Return number, range, AU, rate and limit, and what they rest on."""
@@ -125,11 +137,11 @@ def predict(workload: Workload) -> Predicted:
             f"{ways} calibrate again with dataset.data_folder"
         )
     prediction = formula.predict(PredictionInput.of(workload, drive), calibration)
+    predicted = Predicted(**vars(prediction), workload=workload, drive=drive)
     if workload.output.folder is not None:
-        fields = {"workload": workload.name, "drive": drive.name, "drives": workload.drives}
         with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", fields | asdict(prediction))
-    return Predicted(**vars(prediction), workload=workload, drive=drive)
+            write_json(folder / "predict.json", predicted.fields)
+    return predicted
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:

@@ -1,0 +1,227 @@
+"""For scripts: an answer as one JSON document (--json), and as rows of a CSV file (--csv)."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlemu.cli.words import Words
+from dlemu.errors import WorkloadError
+from dlemu.host.system import find_system
+from dlemu.results.records import plain
+from dlemu.results.summary import time_of_day
+from dlemu.results.table import Row, append_rows, check_table
+from dlemu.terminal import answer
+from dlemu.workload.commands import value_of
+
+if TYPE_CHECKING:
+    from dlemu.dataset.rule import DatasetSize
+    from dlemu.results.outcome import Outcome
+    from dlemu.results.summary import RunsSummary, Summary
+    from dlemu.sizing.answers import Sized
+    from dlemu.sizing.predict import Predicted
+    from dlemu.workload.model import Workload
+
+OPTIONS = ("--json", "--csv", "--label")
+_FIRST = ("time", "id", "label", "workload")
+_LAST = ("host", "drive_model", "dlemu_version", "overrides_hash", "folder")
+# New columns come last, whatever they are: scripts rely on the order.
+RUN = (
+    *(*_FIRST, "num_accelerators", "au_percent", "min_accelerator_au_percent"),
+    *("samples_per_second", "read_MB_per_second", "verdict", "limit"),
+    *(*_LAST, "runs"),
+)
+SIZE = (
+    *(*_FIRST, "target", "drives", "num_accelerators", "at_least", "real_accelerators"),
+    *("interval_low", "interval_high", "threshold_percent", "au_percent", "samples_per_second"),
+    *("read_MB_per_second", "limit", "quick", "runs", "seconds"),
+    *_LAST,
+)
+PREDICT = (
+    *(*_FIRST, "drive", "drives", "num_accelerators", "low", "high", "at_least"),
+    *("real_accelerators", "au_percent", "read_MB_per_second", "limit", "calibrated"),
+    *("dlemu_version", "overrides_hash"),
+)
+DATASIZE = (
+    *(*_FIRST, "num_accelerators", "num_files", "num_samples", "num_bytes", "decided_by"),
+    *("memory_bytes", "dlemu_version", "overrides_hash"),
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Where the answer of a command goes, beside the terminal."""
+
+    as_json: bool
+    table: Path | None
+    columns: Sequence[str]
+    label: str
+
+    @classmethod
+    def of(cls, words: Words, columns: Sequence[str]) -> "Script":
+        """Return what the words ask for; a file that will not take the rows is refused now.
+
+        Raises:
+            WorkloadError: --label stands without --csv, or the file cannot be appended to.
+        """
+        name = words.options.get("--csv")
+        if name is None and "--label" in words.options:
+            raise WorkloadError("--label is a column of --csv FILE; name the file as well")
+        table = None if name is None else Path(name)
+        if table is not None:
+            check_table(table, columns)
+        label = words.options.get("--label", "")
+        return cls("--json" in words.options, table, columns, label)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a script waits for an answer."""
+        return self.as_json or self.table is not None
+
+    def tell(self, document: Any, rows: Sequence[Row]) -> None:
+        """Append the rows and print the document, as far as asked for."""
+        if self.table is not None:
+            common = {"label": self.label, "dlemu_version": version("dlemu")}
+            append_rows(self.table, self.columns, [common | dict(row) for row in rows])
+        if self.as_json:
+            answer(json_text(document))
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in ASCII without control characters; what is not finite becomes null."""
+    return json.dumps(plain(value), indent=2).replace("\x7f", "\\u007f")
+
+
+def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what --json prints of a run or of several: as `dlemu report --json`."""
+    return {"folder": str(folder)} | dict(summary)
+
+
+def run_row(workload: "Workload", outcome: "Outcome") -> Row:
+    """Return a run's row."""
+    return _run_row(workload, outcome.folder, outcome.summary, [outcome])
+
+
+def runs_row(
+    workload: "Workload", folder: Path, summary: "RunsSummary", outcomes: Sequence["Outcome"]
+) -> Row:
+    """Return the row of several runs: the means of those that count."""
+    limits = dict.fromkeys(outcome.summary["limit"]["name"] for outcome in outcomes)
+    first: Summary = {
+        **outcomes[0].summary,
+        "start": summary["start"],
+        "verdict": summary["verdict"],
+        "limit": {"name": ", ".join(limits)},
+    }
+    return _run_row(workload, folder, first, outcomes)
+
+
+def _run_row(
+    workload: "Workload", folder: Path, summary: "Summary", outcomes: Sequence["Outcome"]
+) -> Row:
+    """Return the row of the runs that count; what they share is taken from `summary`."""
+    metrics = [outcome.metrics for outcome in outcomes]
+    # Of each run and accelerator the mean over epochs.
+    au = [np.mean([epoch.accelerator_au for epoch in each.epochs], axis=0) for each in metrics]
+    return {
+        **_common(workload, folder.resolve(), summary["start"]),
+        "time": summary["start"],
+        "num_accelerators": summary["num_accelerators"],
+        "au_percent": fmean(each.au_percentage for each in metrics),
+        "min_accelerator_au_percent": min(float(each.min()) for each in au),
+        "samples_per_second": fmean(each.samples_per_second for each in metrics),
+        "read_MB_per_second": fmean(each.read_bytes_per_second for each in metrics) / 1e6,
+        "verdict": summary["verdict"],
+        "limit": summary["limit"]["name"],
+        "host": summary["hostname"],
+        "drive_model": drive_models(summary.get("system", ())),
+        "folder": folder,
+        "runs": len(outcomes),
+    }
+
+
+def size_row(answer: "Sized") -> Row:
+    """Return the row of one target and workload."""
+    low, high = answer.interval or (None, None)
+    here = asdict(find_system(Path(answer.target.folder)))
+    same = ("num_accelerators", "at_least", "real_accelerators", "samples_per_second", "limit")
+    return {
+        **_common(answer.workload, answer.folder.resolve(), answer.target.name),
+        **{name: getattr(answer, name) for name in same},
+        "target": answer.target.name,
+        "drives": answer.target.num_drives,
+        "interval_low": low,
+        "interval_high": high,
+        "threshold_percent": answer.threshold,
+        "au_percent": fmean(answer.au_percentages),
+        "read_MB_per_second": answer.read_bytes_per_second / 1e6,
+        "quick": answer.workload.size.quick,
+        "runs": len(answer.points),
+        "seconds": answer.seconds,
+        "host": here["host"],
+        "drive_model": drive_models([here]),
+        "folder": answer.folder,
+    }
+
+
+def predict_row(answer: "Predicted") -> Row:
+    """Return the row of a prediction."""
+    same = ("num_accelerators", "low", "high", "at_least", "real_accelerators", "calibrated")
+    return {
+        **_common(answer.workload, time.time_ns()),
+        **{name: getattr(answer, name) for name in (*same, "limit")},
+        "drive": answer.drive.name,
+        "drives": answer.workload.drives,
+        "au_percent": answer.au_percentage,
+        "read_MB_per_second": answer.read_bytes_per_second / 1e6,
+    }
+
+
+def datasize_document(size: "DatasetSize") -> dict[str, Any]:
+    """Return what --json prints of a dataset's size."""
+    same = ("samples_for_steps", "samples_for_memory", "decided_by", "num_files", "num_samples")
+    return {
+        "workload": size.workload.name,
+        "num_accelerators": size.num_accelerators,
+        "memory": asdict(size.memory),
+        **{name: getattr(size, name) for name in (*same, "num_bytes")},
+    }
+
+
+def datasize_row(size: "DatasetSize") -> Row:
+    """Return the row of a dataset's size."""
+    return {
+        **datasize_document(size),
+        **_common(size.workload, time.time_ns()),
+        "memory_bytes": size.memory.num_bytes,
+    }
+
+
+def _common(workload: "Workload", *identity: object) -> dict[str, Any]:
+    """Return the first columns, and the hash of what the user asked for."""
+    tree = workload.model_dump(mode="json")
+    asked = {key: value_of(tree, key) for key in workload.given if not key.startswith("output.")}
+    return {
+        "time": time_of_day(),
+        "id": short_hash(workload.name, *identity),
+        "workload": workload.name,
+        "overrides_hash": short_hash(workload.name, sorted(asked.items())),
+    }
+
+
+def drive_models(hosts: Iterable[Mapping[str, Any]]) -> str:
+    """Return the models of all drives, each once."""
+    models = [drive["model"] for host in hosts for drive in host["drives"]]
+    return ", ".join(dict.fromkeys(filter(None, models)))
+
+
+def short_hash(*parts: object) -> str:
+    """Return twelve letters that stand for some values."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

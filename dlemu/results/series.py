@@ -1,0 +1,188 @@
+"""series.csv: what each host did over time, one row per host and interval of about a second.
+
+It is made from the records that a run leaves anyway: host.<rank>.jsonl and steps.<rank>.npy.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.host.intervals import Observation, read_observations, summarize_interval
+from dlemu.results.records import Steps, host_file, read_summary, write_text
+
+SERIES = "series.csv"
+COLUMNS = (
+    "seconds",
+    "host",
+    "epoch",
+    "drive_read_MB_per_s",
+    "drive_reads_per_s",
+    "drive_util_percent",
+    "drive_queue",
+    "network_read_MB_per_s",
+    "read_calls_MB_per_s",
+    "page_cache_bytes",
+    "host_cpu_percent",
+    "process_cpu_percent",
+    "au_percent",
+)
+"""New columns come last. docs/usage.md says what each one is."""
+
+_LEAST_SECONDS = 0.5
+"""Between the observations of a second lie those at the borders of epochs, too close for rates."""
+_WRAP = 1 << 32
+"""The kernel's times of drives wrap around at so many milliseconds."""
+
+
+def write_series(folder: Path, path: Path, steps: Mapping[int, Steps]) -> None:
+    """Write the series of a run's folder; `steps` are the records of each rank, any shape.
+
+    Raises:
+        RunError: the folder has no host.<rank>.jsonl, one is damaged, or `path` cannot be written.
+    """
+    ranks = sorted(int(file.name.split(".")[1]) for file in folder.glob("host.*.jsonl"))
+    if not ranks:
+        raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
+    names = [str(host.get("host", "")) for host in read_summary(folder).get("system", ())]
+    if len(names) != len(ranks):  # an older run
+        names = [f"of rank {rank}" for rank in ranks]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    began: float | None = None
+    for rank, name in zip(ranks, names, strict=True):
+        try:
+            to_unix, observations = _read(host_file(folder, rank))
+            if began is None and observations:
+                began = to_unix + observations[0].time
+            offset = to_unix - (began or 0.0)
+            writer.writerows(_rows(name, observations, steps.get(rank), offset))
+        except DAMAGE as error:
+            raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
+    write_text(path, text.getvalue())
+
+
+def _read(path: Path) -> tuple[float, list[Observation]]:
+    """Return what makes a time of the host's clock a Unix time, and the observations."""
+    with path.open("rb") as file:
+        head = json.loads(file.readline())
+    return head["unix_time"] - head["time"], _apart(read_observations(path))
+
+
+def _apart(observations: Sequence[Observation]) -> list[Observation]:
+    """Return the observations that are far enough from each other for rates."""
+    kept = list(observations[:1])
+    for each in observations[1:]:
+        if each.time - kept[-1].time >= _LEAST_SECONDS:
+            kept.append(each)
+    return kept
+
+
+def _rows(
+    host: str, observations: Sequence[Observation], steps: Steps | None, offset: float
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each interval; `offset` makes a time the seconds since the run's start."""
+    times = np.array([each.time for each in observations])
+    au = _au_percentages(times, steps)
+    epochs = _epochs(times, steps)
+    for number, (first, last) in enumerate(pairwise(observations)):
+        part = summarize_interval((first, last))
+        seconds = part.seconds
+        yield {
+            "seconds": f"{round(first.time + offset, 3) + 0.0:.3f}",
+            "host": host,
+            "epoch": epochs[number],
+            "drive_read_MB_per_s": _rate(part.device_read_bytes, seconds),
+            **_drives(first, last, seconds),
+            "drive_util_percent": _percent(max(part.devices.values(), default=None)),
+            "network_read_MB_per_s": _rate(part.network_read_bytes, seconds),
+            "read_calls_MB_per_s": _rate(part.process_rchar, seconds),
+            "page_cache_bytes": "" if last.page_cache_bytes is None else last.page_cache_bytes,
+            "host_cpu_percent": _percent(part.host_cpu_share),
+            "process_cpu_percent": _percent(part.process_cpu_share),
+            "au_percent": au[number],
+        }
+
+
+def _drives(first: Observation, last: Observation, seconds: float) -> dict[str, str]:
+    """Return requests per second and mean requests in flight, over all drives."""
+    pairs = [
+        (first.devices[name], now) for name, now in last.devices.items() if name in first.devices
+    ]
+    if not pairs:
+        return {}
+    reads = sum(now.reads - begun.reads for begun, now in pairs)
+    queued = sum((now.queue_ms - begun.queue_ms) % _WRAP for begun, now in pairs)
+    return {
+        "drive_reads_per_s": f"{reads / seconds:.1f}",
+        "drive_queue": f"{queued / 1000 / seconds:.2f}",
+    }
+
+
+def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[str]:
+    """Return the AU between each two times, "" where no step ran.
+
+    The emulated compute counts over the time that its compute took, first steps included.
+    """
+    credited = np.zeros(len(times))
+    elapsed = np.zeros(len(times))
+    if steps is not None and steps.size:
+        flat = steps.ravel()
+        for accelerator in np.unique(flat["accelerator"]):
+            own = flat[flat["accelerator"] == accelerator]
+            own = own[np.argsort(own["start"])]
+            begin = own["start"] + own["wait"] + own["overhead"]
+            done = begin + own["compute"]
+            credited += _grown(times, begin, done, own["computation_time"])
+            end = done + own["barrier"]
+            elapsed += _grown(times, own["start"], end, end - own["start"])
+    shares = zip(np.diff(credited), np.diff(elapsed), strict=True)
+    return [f"{100 * part / whole:.2f}" if whole > 1e-9 else "" for part, whole in shares]
+
+
+def _grown(
+    times: NDArray[np.float64],
+    begin: NDArray[np.float64],
+    end: NDArray[np.float64],
+    amount: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return at each time what has grown: evenly by `amount` from each begin to its end."""
+    after = np.cumsum(amount)
+    points = np.maximum.accumulate(np.stack([begin, end], axis=1).ravel())
+    return np.interp(times, points, np.stack([after - amount, after], axis=1).ravel())
+
+
+def _epochs(times: NDArray[np.float64], steps: Steps | None) -> list[str]:
+    """Return for each interval the epoch, from 1 on, that its middle lies in; "" between two."""
+    if steps is None or not steps.size:
+        return [""] * (len(times) - 1)
+    flat = steps.ravel()
+    end = flat["start"] + flat["wait"] + flat["overhead"] + flat["compute"] + flat["barrier"]
+    spans = {
+        int(epoch) + 1: (
+            flat["start"][flat["epoch"] == epoch].min(),
+            end[flat["epoch"] == epoch].max(),
+        )
+        for epoch in np.unique(flat["epoch"])
+    }
+    middles = (times[1:] + times[:-1]) / 2
+    return [
+        next((str(epoch) for epoch, (low, high) in spans.items() if low <= middle <= high), "")
+        for middle in middles
+    ]
+
+
+def _rate(num_bytes: int | None, seconds: float) -> str:
+    return "" if num_bytes is None else f"{num_bytes / seconds / 1e6:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"

@@ -1,0 +1,110 @@
+"""A CSV file to which commands append rows, several at once too: a header, then one row each.
+
+A row is written by one call while the file is locked. If that fails, the file is as it was.
+"""
+
+import csv
+import fcntl
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import WorkloadError
+from dlemu.results.records import named, plain
+from dlemu.storage.regular import check_regular
+
+Row = Mapping[str, Any]
+_MOST_HEADER = 1 << 16
+
+
+def check_table(path: Path, columns: Sequence[str]) -> None:
+    """Refuse a file to which rows of these columns cannot be appended, before hours are spent.
+
+    Raises:
+        WorkloadError: it has other columns, is no file, or cannot be written.
+    """
+    check_regular(path, error=WorkloadError)
+    try:
+        if path.exists():
+            with path.open("a+b") as file:  # opened as for a row, and not changed
+                file.seek(0)
+                _columns_of(path, file.read(_MOST_HEADER), columns)
+        elif not os.access(path.absolute().parent, os.W_OK):
+            raise OSError(0, "its folder is missing or read-only")
+    except OSError as error:
+        raise WorkloadError(
+            f"--csv {path} cannot be written ({error.strerror}); name another file"
+        ) from None
+
+
+def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Append rows, all or none; a new file gets the header first.
+
+    A file of another version may have more columns at the end, or fewer: it keeps its own.
+
+    Raises:
+        WorkloadError: the file has other columns.
+        RunError: it cannot be written.
+    """
+    with named(path), path.open("a+b", buffering=0) as file, _locked(file.fileno()):
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        head = file.read(_MOST_HEADER)
+        held = _columns_of(path, head, columns)
+        lines = [list(map(_cells(row).get, held)) for row in rows]
+        data = _text([*([] if head.strip() else [held]), *lines])
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # edited by hand
+            data = b"\n" + data
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(size)
+            raise
+
+
+def _columns_of(path: Path, head: bytes, columns: Sequence[str]) -> Sequence[str]:
+    """Return the columns that the rows of a file have, by its first bytes; it may be empty."""
+    if not head.strip():
+        return columns
+    line = head.partition(b"\n")[0].decode("utf-8-sig", errors="replace")
+    held = next(csv.reader([line.rstrip("\r")]), [])
+    both = min(len(held), len(columns))
+    if both == 0 or held[:both] != list(columns[:both]):
+        raise WorkloadError(
+            f"--csv {path} has other columns ({line[:60]!a}), not {columns[0]},{columns[1]},...; "
+            "name another file"
+        )
+    return held
+
+
+def _text(rows: Iterable[Iterable[str | None]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """Return a row as text: true and false as JSON has them, what is not known as nothing."""
+    cells = {}
+    for name, value in plain(row).items():
+        if isinstance(value, bool):
+            value = str(value).lower()
+        cells[name] = "" if value is None else str(value)
+    return cells
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Wait for the lock of an open file, and hold it; some network file systems have no locks."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
