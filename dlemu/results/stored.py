@@ -1,11 +1,14 @@
-"""Reads stored runs back, and computes their metrics from the steps again."""
+"""Reads stored results back, and computes their metrics from the steps again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from dlemu.errors import RunError
+from dlemu.results.foreign import is_foreign, read_foreign
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import epochs_of_all, measure_run
 from dlemu.results.outcome import Outcome, with_metrics
@@ -17,11 +20,41 @@ from dlemu.results.records import (
     read_steps,
     read_summary,
 )
+from dlemu.results.rows import ResultRow
 from dlemu.results.several import judge_runs, render_runs, row_of
+from dlemu.results.sizings import is_sizing, read_sizing
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.text import render_run
 from dlemu.units import counted
 from dlemu.workload.model import Workload
+
+
+class Result(Protocol):
+    """What a folder holds: `Stored`, `StoredSizing` or `Foreign`."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def kind(self) -> str:
+        """ "run", "series", "sizing", "DLIO" or "mlpstorage"."""
+
+    @property
+    def text(self) -> str:
+        """The report as the terminal shows it."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The fields that `dlemu report --json` prints."""
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 passed, 1 no verdict, 2 under the threshold."""
+
+    @property
+    def rows(self) -> Sequence[ResultRow]:
+        """Its rows in a table of all results."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +69,26 @@ class Stored:
     """Of several runs."""
 
     @property
-    def summary(self) -> Summary | RunsSummary:
-        """The fields of summary.json, computed again."""
+    def kind(self) -> str:
+        """ "run" or "series"."""
+        return "run" if self.together is None else "series"
+
+    @property
+    def _judged(self) -> Summary | RunsSummary:
         return self.outcomes[""].summary if self.together is None else self.together
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The fields of summary.json, computed again."""
+        return self._judged
+
+    @property
+    def rows(self) -> Sequence[ResultRow]:
+        """A row for each run."""
+        return [
+            _row(self.workload, self.folder / name, outcome)
+            for name, outcome in self.outcomes.items()
+        ]
 
     @property
     def text(self) -> str:
@@ -55,7 +105,23 @@ class Stored:
     @property
     def status(self) -> int:
         """As `dlemu run` exits: 0 passed, 1 failed or no verdict, 2 under the threshold."""
-        return EXIT_STATUS[self.summary["verdict"]]
+        return EXIT_STATUS[self._judged["verdict"]]
+
+
+def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Result:
+    """Return what a folder holds, whichever command or tool has written it.
+
+    `keys` are those of `metric`, for another definition.
+
+    Raises:
+        RunError: it holds no result, the run did not end, or a file is damaged.
+        WorkloadError: a key or value of `keys` is refused.
+    """
+    if is_sizing(folder):
+        return read_sizing(folder)
+    if is_foreign(folder):
+        return read_foreign(folder, keys or {})
+    return read_folder(folder, keys)
 
 
 def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
@@ -89,6 +155,24 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         judged["status"], judged["reasons"] = summary["status"], [reason]
         judged["verdict"], judged["passed"] = "NO VERDICT", False
     return Stored(folder, workload, outcomes, judged)
+
+
+def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
+    metrics = outcome.metrics
+    rate = float(np.mean([epoch.true_samples_per_second for epoch in metrics.epochs]))
+    return ResultRow(
+        name=str(folder),
+        tool="dlemu",
+        workload=workload.name,
+        num_accelerators=metrics.num_accelerators,
+        au_percentage=metrics.au_percentage,
+        told_au_percentage=metrics.au_percentage,
+        whole_au_percentage=metrics.whole_epoch_au_percentage,
+        samples_per_second=rate,
+        nominal_bytes_per_second=rate * workload.dataset.mean_bytes,
+        first_step_seconds=float(np.mean([e.first_step_seconds for e in metrics.epochs])),
+        verdict=outcome.summary["verdict"],
+    )
 
 
 def _read_run(
