@@ -62,7 +62,7 @@ WRONG_WORDS = [
     ),
     (["run", "--bogus"], "unknown option --bogus (dlemu --help lists them)"),
     (["run", "-m"], "unknown option -m (dlemu --help lists them)"),
-    (["run", "--full"], "unknown option --full (dlemu --help lists them)"),
+    (["run", "--repair"], "unknown option --repair (dlemu --help lists them)"),
     (["verify", "--ful"], "unknown option --ful; did you mean --full?"),
     (["verify", "--full=yes"], "--full has no value"),
     (["verify"], "one data folder is needed, and no key: dlemu verify FOLDER"),

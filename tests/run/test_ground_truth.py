@@ -37,8 +37,10 @@ _ONE_LOADER = {
     "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": "threads",
 }
 """Where one is enough for a suite; benchmarks/truth runs both."""
-_NEED_CPUS = ("files in memory, a fifth of a core", "4 workers on one core")
-_NEED_CPUS += ("others' work on all cores",)
+_NEED_CPUS = {
+    *("files in memory, a fifth of a core", "4 workers on one core"),
+    "others' work on all cores",
+}
 """Cases in which CPUs are what is short."""
 
 
