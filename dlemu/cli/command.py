@@ -105,7 +105,7 @@ class Command:
                     )
                 return None, parsed
             workload = self._workload(parsed, world)
-            begin_log(workload.output.log, words)
+            begin_log(workload.output.log, [self.place.partition(":")[2], *words])
         except DlemuError as error:
             complain(str(error))
             return None

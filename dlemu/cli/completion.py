@@ -128,15 +128,14 @@ _dlemu() {{
     COMPREPLY=($(compgen -W job -- "$cur"))
   else
     COMPREPLY=($(compgen -W "$(_dlemu_words "$command")" -- "$cur"))
-    if [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *= ]]; then
-      compopt -o nospace 2> /dev/null
-    elif [[ $cur != -* && $command != help ]]; then
+    if [[ $cur != -* && $command != help && $command != completion ]]; then
       while read -r item; do
         [[ -n $item ]] && COMPREPLY+=("$item/")
       done < <(compgen -d -- "$cur")
-      compopt -o nospace 2> /dev/null
     fi
+    [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *[=/] ]] && compopt -o nospace 2> /dev/null
   fi
+  return 0
 }}
 complete -F _dlemu dlemu
 """
@@ -175,7 +174,7 @@ _dlemu() {{
     found=(${{found:#*=}})
     compadd -- $found
     compadd -S '' -- $equal
-    [[ ${{words[2]}} != help && $cur != -* ]] && _files -/
+    [[ ${{words[2]}} != (help|completion) && $cur != -* ]] && _files -/
   fi
   return 0
 }}
@@ -229,7 +228,7 @@ function __dlemu_complete
     return
   end
   __dlemu_words $before[2]
-  test $before[2] != help; and __fish_complete_directories $cur
+  contains $before[2] help completion; or __fish_complete_directories $cur
 end
 complete -c dlemu -f -a '(__dlemu_complete)'
 """

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     from rich.text import Text
 
     folder, loader, gds_wanted = _choices(arguments)
-    checks = list(examine(folder))
+    checks = list(examine(folder, for_gpu=gds_wanted != "off"))
     table = Table("check", "state", Column("found", overflow="fold"))
     for check in checks:
         table.add_row(*map(Text, map(shown, (check.name, check.state, check.found))))
@@ -111,13 +111,18 @@ def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[st
     return problems
 
 
-def examine(folder: Path) -> Iterator[Check]:
-    """Yield what was found, from the host over the packages and the GPU to the folder."""
+def examine(folder: Path, *, for_gpu: bool = False) -> Iterator[Check]:
+    """Yield what was found, from the host over the packages and the GPU to the folder.
+
+    Where no GPU is and none is asked for, one line says so, and cuFile is not looked at.
+    """
+    wanted = for_gpu or gds.lists_gpu()
     yield from _host()
     yield from _packages()
-    yield from _gpu()
+    yield from _gpu() if wanted else [Check("GPU", "ok", "none; not needed")]
     yield from _folder(folder)
-    yield from _cufile(folder)
+    if wanted:
+        yield from _cufile(folder)
 
 
 def _host() -> Iterator[Check]:

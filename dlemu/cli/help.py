@@ -27,7 +27,7 @@ class Usage:
     """The keys that most users need, the most important first."""
 
 
-_DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=200"
+_DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=340"
 _KEYS_AND = "workload=NAME [key=value ...]"
 
 USAGES: dict[str, Usage] = {
@@ -69,7 +69,7 @@ USAGES: dict[str, Usage] = {
         _KEYS_AND,
         (
             f"dlemu size {_DATA} size.quick=true size.confirm=1 train.epochs=2",
-            f"dlemu size {_DATA} size.quick=true size.start=2 size.max_accelerators=4",
+            f"dlemu size {_DATA} size.quick=true size.confirm=1 size.max_accelerators=2",
         ),
         "workload dataset.data_folder dataset.num_files_train size.quick size.confirm size.start "
         "size.max_accelerators size.targets size.workloads train.epochs reader.data_loader "

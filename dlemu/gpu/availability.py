@@ -51,6 +51,16 @@ def describe(code: int, cuda_code: int = 0) -> str:
     return f"{_MEANING.get(code, 'see cuFile error numbers')} (cuFile error {code}{cuda})"
 
 
+def lists_gpu(pci: Path = Path("/sys/bus/pci/devices"), dev: Path = Path("/dev")) -> bool:
+    """Return whether the kernel lists a GPU of NVIDIA's, with or without a driver for it."""
+    display_class, vendor = "0x03", "0x10de"
+    return (dev / "nvidiactl").exists() or any(
+        read_text(each / "vendor").strip() == vendor
+        and read_text(each / "class").startswith(display_class)
+        for each in pci.glob("*")
+    )
+
+
 def find_library() -> str | None:
     """Return the path of libcufile.so.0; None if it is not installed.
 

@@ -60,7 +60,7 @@ def render_table(cells: Sequence[Cell]) -> str:
         blocks = [["I/O size", "KiB", *(str(size >> 10) for size in sizes)]]
         for (target, path), name in _columns(group).items():
             rows = [found.get((target, path, size)) for size in sizes]
-            blocks.append([name, "GiB/s  CPU_USR %    p99 us", *map(_figures, rows)])
+            blocks.append([name, " GB/s  CPU_USR %    p99 us", *map(_figures, rows)])
         widths = [max(map(len, block)) for block in blocks]
         lines = [
             " | ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
@@ -74,7 +74,7 @@ def _figures(cell: Cell | None) -> str:
     if cell is None:
         return ""
     p99 = cell.latency_p99 * 1e6
-    return f"{cell.gib_per_second:.2f}  {cell.cpu_user_percentage:9.2f}  {p99:8.0f}"
+    return f"{cell.bytes_per_second / 1e9:.2f}  {cell.cpu_user_percentage:9.2f}  {p99:8.0f}"
 
 
 def render_csv(cells: Sequence[Cell]) -> str:
@@ -98,10 +98,10 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
         for (target, data_path), name in _columns(members).items():
             line = [c for c in members if (c.target, c.path) == (target, data_path)]
             sizes = [cell.io_size / 1024 for cell in line]
-            row[0].plot(sizes, [cell.gib_per_second for cell in line], "o-", label=name)
+            row[0].plot(sizes, [cell.bytes_per_second / 1e9 for cell in line], "o-", label=name)
             row[1].plot(sizes, [cell.cpu_seconds_per_gb for cell in line], "o-", label=name)
         every = sorted({cell.io_size // 1024 for cell in members})
-        for axes, label in zip(row, ("GiB/s", "CPU-s/GB"), strict=True):
+        for axes, label in zip(row, ("GB/s", "CPU-s/GB"), strict=True):
             axes.set(xlabel="I/O size (KiB)", ylabel=label, ylim=(0, None))
             axes.set_xscale("log", base=2)
             axes.set_xticks(every, [str(size) for size in every])

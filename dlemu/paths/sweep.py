@@ -21,13 +21,13 @@ from pydantic import TypeAdapter
 
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.gpu import cuda
-from dlemu.gpu.availability import availability
+from dlemu.gpu.availability import availability, lists_gpu
 from dlemu.host.processes import read_cpu_times
 from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
-from dlemu.units import PAGE_BYTES, format_bytes, format_seconds
+from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 
 _LARGEST_FILE = 2 << 30
@@ -35,6 +35,9 @@ _LARGEST_FILE = 2 << 30
 _SMALLEST_FILE = 16 << 20
 _FILL = 16 << 20
 """Bytes of one write when a file is prepared."""
+
+_TO_GPU = ("host_direct_gpu_copy", "cufile")
+"""Paths that end in a GPU's memory; not looked at on a host without one, unless named."""
 
 OnEvent = Callable[[str], None]
 
@@ -130,6 +133,10 @@ class Cell(Asked):
     file_bytes: int
 
     @property
+    def bytes_per_second(self) -> float:
+        return self.gib_per_second * 2**30
+
+    @property
     def asked(self) -> Asked:
         return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
@@ -158,7 +165,7 @@ def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
                     num_left -= 1
                     on_event(
                         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-                        f"{cell.workers}: {cell.gib_per_second:.3f} GiB/s, p99 "
+                        f"{cell.workers}: {format_rate(cell.bytes_per_second)}, p99 "
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
                         f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
                     )
@@ -181,7 +188,10 @@ def cells_of(store: JsonLines) -> list[Cell]:
 def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
     """Yield the cells to measure on a target, in the order of measuring."""
     usable = []
-    for path in sweep.paths or DATA_PATHS:
+    wanted = sweep.paths or DATA_PATHS
+    if sweep.paths is None and not lists_gpu():
+        wanted = tuple(path for path in DATA_PATHS if path not in _TO_GPU)
+    for path in wanted:
         problem = path_problem(path, target)
         if problem is None:
             usable.append(path)

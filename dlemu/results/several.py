@@ -75,14 +75,14 @@ def render_runs(workload: Workload, summary: RunsSummary) -> str:
     lines = [
         f"{workload.name}, division {summary['division']}: {LABEL}",
         "",
-        f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MiB/s':>12}{'cached (%)':>12}"
+        f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MB/s':>12}{'cached (%)':>12}"
         f"{'gap (s)':>10}  limit",
     ]
     for row in summary["runs"]:
         cached, gap = row["page_cache_share"], row["gap_seconds"]
         lines.append(
             f"{row['name']:<12}{row['au_percentage']:>10.2f}{row['samples_per_second']:>14.2f}"
-            f"{row['nominal_MiB_per_second']:>12.1f}"
+            f"{row['nominal_MiB_per_second'] * 2**20 / 1e6:>12.1f}"
             f"{'-' if cached is None else f'{100 * cached:.1f}':>12}"
             f"{'-' if gap is None else f'{gap:.0f}':>10}  {row['limit']}"
             + (f"; under the threshold: {row['epochs_under']}" if row["epochs_under"] else "")

@@ -12,14 +12,12 @@ from dlemu.results.summary import Measured, Summary
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
 
-_MIB = 2**20
-
 ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
     ("accelerator utilisation (%)", lambda e, _: e.au_percentage, ".2f"),
     ("  with the first step (%)", lambda e, _: e.whole_epoch_au_percentage, ".2f"),
     ("samples/s", lambda e, _: e.samples_per_second, ".2f"),
-    ("read, nominal (MiB/s)", lambda e, mean: e.samples_per_second * mean / _MIB, ".1f"),
-    ("read, really (MiB/s)", lambda e, _: e.read_bytes_per_second / _MIB, ".1f"),
+    ("read, nominal (MB/s)", lambda e, mean: e.samples_per_second * mean / 1e6, ".1f"),
+    ("read, really (MB/s)", lambda e, _: e.read_bytes_per_second / 1e6, ".1f"),
     ("first step (s)", lambda e, _: e.first_step_seconds, ".3f"),
     ("wait for a batch (ms)", lambda e, _: 1e3 * e.wait_seconds, ".2f"),
 ]

@@ -157,7 +157,7 @@ def _not_the_storage(sizing: Sizing) -> str:
     return f"{why}, so the storage may feed more"
 
 
-_COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MiB/s")
+_COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MB/s")
 
 
 def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
@@ -193,7 +193,7 @@ def _cells(sized: Sized) -> tuple[str, ...]:
         _number(sized),
         f"{sized.dataset_bytes / 2**30:.3g}",
         " ".join(f"{au:.2f}" for au in sized.au_percentages),
-        f"{_nominal_rate(sized):.2f}",
+        f"{_nominal_rate(sized) / 1e6:.2f}",
     )
 
 
@@ -210,7 +210,7 @@ def render_csv(sized: Sequence[Sized]) -> str:
         row = [each.workload.name, each.target.name, each.target.num_drives, each.num_accelerators]
         row += [str(flag).lower() for flag in (each.at_least, each.workload.size.quick)]
         row += [f"{each.dataset_bytes / 2**30:.3g}", *au, *[""] * (runs - len(au))]
-        writer.writerow([*row, f"{_nominal_rate(each):.2f}", each.limit])
+        writer.writerow([*row, f"{_nominal_rate(each) / 2**20:.2f}", each.limit])
     return out.getvalue()
 
 
@@ -237,5 +237,5 @@ def as_json(sized: Sequence[Sized]) -> Any:
 
 
 def _nominal_rate(sized: Sized) -> float:
-    """Return MiB/s as published tables have them: samples/s x record_length_bytes."""
-    return sized.samples_per_second * sized.workload.dataset.mean_bytes / 2**20
+    """Return bytes/s as published tables compute them: samples/s x record_length_bytes."""
+    return sized.samples_per_second * sized.workload.dataset.mean_bytes

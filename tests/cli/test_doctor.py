@@ -9,6 +9,7 @@ import pytest
 from dlemu.cli import doctor
 from dlemu.cli.doctor import Check, examine, what_stops
 from dlemu.errors import WorkloadError
+from dlemu.gpu.availability import lists_gpu
 
 HEALTHY = [
     Check("NumPy", "ok", "2.4"),
@@ -62,7 +63,7 @@ def test_compatibility_mode_is_not_what_require_asks_for() -> None:
 
 
 def test_this_host_is_examined_whole(tmp_path: Path) -> None:
-    checks = {check.name: check for check in examine(tmp_path)}
+    checks = {check.name: check for check in examine(tmp_path, for_gpu=True)}
 
     assert {"Python", "CPUs", "memory", "timer", "page cache", "MPI", "PyTorch", "DALI"} <= set(
         checks
@@ -76,6 +77,14 @@ def test_this_host_is_examined_whole(tmp_path: Path) -> None:
         if check.state != "ok":
             assert check.remedy, f"{check.name} has no remedy"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(lists_gpu(), reason="this host has a GPU")
+def test_a_host_without_a_gpu_hears_of_none(tmp_path: Path) -> None:
+    checks = {check.name: check for check in examine(tmp_path)}
+    assert (checks["GPU"].state, checks["GPU"].found) == ("ok", "none; not needed")
+    told = " ".join(f"{c.name} {c.found} {c.remedy}" for c in checks.values() if c.name != "GPU")
+    assert not re.search(r"\bGPU|cuFile|nvidia-fs", told)
 
 
 def test_o_direct_is_tried_on_a_real_file(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ LABELS = [
     "accelerator utilisation (%)",
     "  with the first step (%)",
     "samples/s",
-    "read, nominal (MiB/s)",
-    "read, really (MiB/s)",
+    "read, nominal (MB/s)",
+    "read, really (MB/s)",
     "first step (s)",
     "wait for a batch (ms)",
 ]

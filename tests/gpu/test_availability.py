@@ -15,6 +15,22 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.parametrize(
+    ("vendor", "kind", "found"),
+    [
+        ("0x10de", "0x030200", True),
+        ("0x10de", "0x0c0330", False),  # the USB controller of a graphics card
+        ("0x1af4", "0x030000", False),  # a virtual screen
+    ],
+)
+def test_a_gpu_is_listed_without_its_driver(
+    vendor: str, kind: str, found: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "pci" / "0000:01:00.0" / "vendor", f"{vendor}\n")
+    write(tmp_path / "pci" / "0000:01:00.0" / "class", f"{kind}\n")
+    assert gds.lists_gpu(tmp_path / "pci", tmp_path) is found
+
+
 def host(
     root: Path,
     folder: Path,

@@ -54,8 +54,8 @@ per epoch                           mean         min         max
 accelerator utilisation (%)        71.79       66.67       76.92
   with the first step (%)          66.59       60.00       73.17
 samples/s                          74.58       67.20       81.95
-read, nominal (MiB/s)            10426.4      9395.2     11457.5
-read, really (MiB/s)             10440.6      9408.0     11473.2
+read, nominal (MB/s)             10932.9      9851.6     12014.1
+read, really (MB/s)              10947.8      9865.0     12030.5
 first step (s)                     1.750       1.500       2.000
 wait for a batch (ms)             400.00      300.00      500.00
 
@@ -80,8 +80,8 @@ per epoch                           mean         min         max
 accelerator utilisation (%)        94.12       94.12       94.12
   with the first step (%)          94.49       94.49       94.49
 samples/s                           6.61        6.61        6.61
-read, nominal (MiB/s)              924.7       924.7       924.7
-read, really (MiB/s)               926.0       926.0       926.0
+read, nominal (MB/s)               969.6       969.6       969.6
+read, really (MB/s)                971.0       971.0       971.0
 first step (s)                     1.050       1.050       1.050
 wait for a batch (ms)              62.50       62.50       62.50
 

@@ -533,10 +533,10 @@ def test_runs_that_disagree_give_no_real_number() -> None:
 def test_the_table_reads_as_it_should() -> None:
     answers = [example(), example(at_least=True, limit="host cpu")]
     assert render_table(answers) == (
-        "workload     target  drives  accelerators  dataset GiB  AU (%)       MiB/s\n"
+        "workload     target  drives  accelerators  dataset GiB  AU (%)       MB/s\n"
         "-----------  ------  ------  ------------  -----------  -----------  --------\n"
-        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  22816.99\n"
-        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  22816.99\n"
+        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  23925.35\n"
+        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  23925.35\n"
         "\n"
         "≥: the storage was not the limit, it may feed more\n"
     )
