@@ -15,7 +15,9 @@ from dlemu.world.world import PeerError, World
 USAGE = """\
 dlemu - how many GPUs will this storage feed?
 
-  dlemu COMMAND [workload=NAME] [key=value ...] [--config-dir FOLDER] [--cfg job] [--help]
+  dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [--config-dir FOLDER] [--cfg job] [--help]
+
+  FOLDER is the data folder: its dataset says which workload it was written for.
 
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
@@ -112,8 +114,8 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command("dlemu.cli.datasets:datasize"),
-    "datagen": Command("dlemu.cli.datasets:datagen"),
-    "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), takes_folder=True),
+    "datagen": Command("dlemu.cli.datasets:datagen", makes_folder=True),
+    "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
     "run": Command("dlemu.cli.runs:run", reads="run"),
     "size": Command("dlemu.cli.sizes:size", reads="size"),
     "predict": Command("dlemu.cli.sizes:predict"),
