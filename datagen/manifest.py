@@ -35,6 +35,8 @@ MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
+Origin = Annotated[str, Field(max_length=4096)]
+"""Workload.origin of the workload that wrote the dataset; versions before 0.2 did not keep it."""
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
 
 
@@ -47,6 +49,7 @@ class _StoredManifest(Section):
     num_bytes: Count
     checksum: Literal["crc32c"]
     files: Literal["dlemu.files.npy"]
+    workload: Origin | None = None
 
 
 class _StoredPlan(Section):
@@ -55,6 +58,7 @@ class _StoredPlan(Section):
     manifest: Annotated[int, Field(ge=1, le=VERSION)]
     dataset: StoredRecipe
     extends: Count | None
+    workload: Origin | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,8 @@ class Manifest:
     """Of all files, without indexes."""
     files_written: int = 0
     """By the call of `generate` that returned it."""
+    workload: str | None = None
+    """Workload.origin of the workload that it was written for; None if unknown."""
 
     @property
     def layout(self) -> Layout:
@@ -104,6 +110,7 @@ class Manifest:
             "num_bytes": self.num_bytes,
             "checksum": "crc32c",
             "files": FILES,
+            **_known(self.workload),
         }
         with replacing(folder / FILES) as partial, open(partial, "wb") as file:
             np.save(file, self.files)
@@ -126,7 +133,12 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise ValueError("num_samples or num_bytes is not that of the files")
     except ValueError as error:
         raise _damaged(path, error) from None
-    return Manifest(recipe, _read_files(folder / FILES, recipe.layout.num_files), stored.num_bytes)
+    files = _read_files(folder / FILES, recipe.layout.num_files)
+    return Manifest(recipe, files, stored.num_bytes, workload=stored.workload)
+
+
+def _known(workload: str | None) -> dict[str, str]:
+    return {"workload": workload} if workload else {}
 
 
 def _read_files(path: Path, num_files: int) -> NDArray[np.void]:
@@ -151,6 +163,8 @@ class Plan:
     recipe: Recipe
     extends: int | None = None
     """Number of files of the smaller dataset that is extended: some may still have its names."""
+    workload: str | None = None
+    """As in the manifest."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON, atomically."""
@@ -158,6 +172,7 @@ class Plan:
             "manifest": self.recipe.version,
             "dataset": self.recipe.to_tree(),
             "extends": self.extends,
+            **_known(self.workload),
         }
         write_atomically(path, json.dumps(tree).encode())
 
@@ -173,7 +188,8 @@ def read_plan(path: Path) -> Plan | None:
         stored = _StoredPlan.model_validate(tree)
         if stored.extends is not None and stored.extends >= stored.dataset.num_files:
             raise ValueError(f"{stored.extends} files are not extended to fewer")
-        return Plan(Recipe.stored(stored.dataset, stored.manifest), stored.extends)
+        recipe = Recipe.stored(stored.dataset, stored.manifest)
+        return Plan(recipe, stored.extends, stored.workload)
     except ValueError as error:
         raise _damaged(path, error) from None
 

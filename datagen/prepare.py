@@ -27,7 +27,7 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
 from dlemu.units import counted, format_bytes, round_up
 
-_PLAN = "recipe.json"
+PLAN = "recipe.json"
 _DONE = "done.journal"
 
 
@@ -42,10 +42,13 @@ class Todo:
     """The smaller dataset that is extended; its files get the names of the larger one."""
 
 
-def prepare(folder: Path, wanted: Recipe) -> Todo:
-    """Make the folders, start the journal, and return what is left to do."""
+def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
+    """Make the folders, start the journal, and return what is left to do.
+
+    `workload` is the origin of the workload that the dataset is written for.
+    """
     manifest = read_manifest(folder)
-    plan = read_plan(folder / WORK / _PLAN) if manifest is None else None
+    plan = read_plan(folder / WORK / PLAN) if manifest is None else None
     recipe, older = _choose_recipe(folder, wanted, manifest, plan)
     layout = recipe.layout
     listing = list_files(folder, layout, *([] if older is None else [older]))
@@ -71,7 +74,8 @@ def prepare(folder: Path, wanted: Recipe) -> Todo:
         _check_space(folder, sizes, index_sizes, missing)
         for below in dataset_folders(folder, recipe):
             below.mkdir(parents=True, exist_ok=True)
-        plan = Plan(recipe, None if older is None else older.num_files)
+        extends = None if older is None else older.num_files
+        plan = Plan(recipe, extends, workload or None)
         _begin(folder, plan, to_entries(done, crcs[done]))
     # The empty folder of an evaluation set: without it DLIO does not train.
     (folder / "valid").mkdir(exist_ok=True)
@@ -83,7 +87,7 @@ def _begin(folder: Path, plan: Plan, done: bytes) -> None:
     work = folder / WORK
     work.mkdir(exist_ok=True)
     write_atomically(work / _DONE, done)
-    plan.write(work / _PLAN)
+    plan.write(work / PLAN)
     sync_folder(work)
     for path in work.glob("rank*.journal"):
         path.unlink()

@@ -173,6 +173,12 @@ class Recipe:
             f"{folder} holds {what} of {self.describe()}: {differences}; {remedy} {keys}"
         )
 
+    def keys_for(self, workload: Workload) -> dict[str, Any]:
+        """Return the keys, with values, that make a workload's dataset this one."""
+        number = {"dataset.num_files_train": self.layout.num_files}
+        wanted = Recipe.of(workload.with_keys(number)).to_tree()
+        return number | self._keys_of(self.differing(wanted))
+
     def _keys_of(self, names: list[str]) -> dict[str, Any]:
         """Return the workload's keys, with values, that make these fields fit this recipe."""
         own, keys = self.to_tree(), set(names)

@@ -68,7 +68,7 @@ def generate(
     wanted, folder = Recipe.of(workload), workload.data_folder
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
-        todo = world.on_first(lambda: prepare(folder, wanted))
+        todo = world.on_first(lambda: prepare(folder, wanted, workload.origin))
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
@@ -78,7 +78,7 @@ def generate(
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.recipe)
+            _finish(folder, todo.recipe, workload.origin)
     world.barrier()
     manifest = read_manifest(folder)
     if manifest is None:
@@ -250,7 +250,7 @@ def _sync_file_system(number: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _finish(folder: Path, recipe: Recipe) -> None:
+def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
     """Write the manifest, if it is not there, and remove the journals."""
     work = folder / WORK
     if not (folder / MANIFEST).exists():
@@ -261,7 +261,8 @@ def _finish(folder: Path, recipe: Recipe) -> None:
             sync_folder(below)
         files = np.zeros(len(crcs), FILE_TYPE)
         files["bytes"], files["crc32c"] = recipe.file_sizes(), crcs
-        Manifest(recipe, files, int(files["bytes"].sum())).write(folder)
+        num_bytes = int(files["bytes"].sum())
+        Manifest(recipe, files, num_bytes, workload=workload or None).write(folder)
     shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
 
 

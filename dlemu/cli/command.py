@@ -46,8 +46,10 @@ class Command:
     options: tuple[str, ...] = ()
     reads: str = ""
     """The command's name if it replays the workload: keys without effect are then printed."""
-    takes_folder: bool = False
-    """Whether a data folder may be given instead of a workload, which is then None."""
+    without_workload: bool = False
+    """Whether a data folder alone is enough; the workload is then None."""
+    makes_folder: bool = False
+    """Whether the data folder may be missing yet."""
 
     def help(self, name: str, *, whole: bool = False) -> str:
         """Return what the command does, its usage, and its most used keys, or all of them."""
@@ -98,11 +100,9 @@ class Command:
         """Return the workload and the words; None, after a line on stderr, if they are wrong."""
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
-            if self.takes_folder and (parsed.others or not parsed.overrides):
-                if len(parsed.others) != 1 or parsed.overrides:
-                    raise WorkloadError(
-                        "one data folder is needed, and no key: dlemu verify FOLDER"
-                    )
+            if self.without_workload and not parsed.overrides:
+                if len(parsed.others) != 1:
+                    raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return None, parsed
             workload = self._workload(parsed, world)
             begin_log(workload.output.log, [self.place.partition(":")[2], *words])
@@ -117,16 +117,42 @@ class Command:
         from dlemu.workload.idle import idle_keys
         from dlemu.workload.model import check_workload
 
-        if words.others:
-            word = words.others[0]
-            wanted = f"workload={word}" if word in known_workloads() else "key=value"
-            raise WorkloadError(f"{word!r} is no override; write {wanted}")
+        folder = self._folder(words)
+        overrides = words.overrides
+        if folder is not None and "workload" not in words.values:
+            from dlemu.datagen.find import find_workload
+
+            overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        folder = words.options.get("--config-dir")
-        tree = compose_words(words.overrides, None if folder is None else Path(folder))
+        config_dir = words.options.get("--config-dir")
+        tree = compose_words(overrides, None if config_dir is None else Path(config_dir))
         workload = check_workload(tree)
+        if folder is not None:
+            from dlemu.datagen.find import as_it_is
+
+            workload = as_it_is(workload, folder, words.values)
         if not self.reads:
             return workload
         idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
+
+    def _folder(self, words: Words) -> Path | None:
+        """Return the data folder that stands on the command line as a word of its own."""
+        if not words.others:
+            return None
+        word = words.others[0]
+        if not (Path(word).is_dir() or self._names_folder(word)):
+            wanted = f"workload={word}" if word in known_workloads() else "key=value"
+            raise WorkloadError(f"{word!r} is no override; write {wanted}")
+        if len(words.others) > 1:
+            raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
+        for key in ("dataset.data_folder", "storage.storage_root"):
+            other = words.values.get(key)
+            if other is not None and Path(other).absolute() != Path(word).absolute():
+                raise WorkloadError(f"{word} is the data folder, and {key}={other}; keep one")
+        return Path(word)
+
+    def _names_folder(self, word: str) -> bool:
+        """Return whether a word that is no folder yet was meant as one."""
+        return "/" in word or (self.makes_folder and word not in known_workloads())

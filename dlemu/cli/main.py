@@ -16,7 +16,9 @@ from dlemu.world.world import PeerError, World
 USAGE = """\
 dlemu - how many GPUs will this storage feed?
 
-  dlemu COMMAND [workload=NAME] [key=value ...] [options]
+  dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
+
+  FOLDER is the data folder: its dataset says which workload it was written for.
 
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
@@ -142,8 +144,8 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 _FOR_SCRIPTS = ("--json", "--csv", "--label")
 COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command("dlemu.cli.datasets:datasize", _FOR_SCRIPTS),
-    "datagen": Command("dlemu.cli.datasets:datagen"),
-    "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), takes_folder=True),
+    "datagen": Command("dlemu.cli.datasets:datagen", makes_folder=True),
+    "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
     "run": Command("dlemu.cli.runs:run", _FOR_SCRIPTS, reads="run"),
     "size": Command("dlemu.cli.sizes:size", _FOR_SCRIPTS, reads="size"),
     "predict": Command("dlemu.cli.sizes:predict", _FOR_SCRIPTS),

@@ -8,6 +8,7 @@ rounded up as in v3.0, so that neither bound is missed.
 import math
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Literal
 
 from dlemu.dataset.layout import Layout
@@ -110,11 +111,12 @@ class DatasetSize:
 
     def __str__(self) -> str:
         rows = [f"{name:<27}{value:>16}{note}" for name, value, note in self._rows()]
-        datagen = (
-            f"dlemu datagen workload={self.workload.name} dataset.num_files_train={self.num_files} "
-            "dataset.data_folder=/path/on/the/storage"
-        )
-        return "\n".join([self._title(), *rows, "", datagen])
+        lines = [self._title(), *rows, ""]
+        if not self.workload.dataset.data_folder:
+            lines.append(
+                "written below the working directory; name a folder on the storage instead:"
+            )
+        return "\n".join([*lines, datagen_command(self.workload, self.num_files)])
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
@@ -260,9 +262,15 @@ def datagen_command(
 ) -> str:
     """Return the command that writes this workload's dataset with so many files.
 
-    With "auto" files, `num_accelerators` decides their number.
+    With "auto" files, `num_accelerators` decides their number. Without a data folder, the dataset
+    goes to data/<workload> below the working directory.
     """
-    more: dict[str, object] = {"dataset.data_folder": workload.data_folder}
+    folder = Path("data", workload.name)
+    if workload.dataset.data_folder:
+        folder = workload.data_folder
+    more: dict[str, object] = {"dataset.data_folder": folder}
+    if workload.storage.storage_root != "./":  # `folder` has it already
+        more["storage.storage_root"] = "./"
     keys = [f"dataset.{key}" for key in DatasetSection.model_fields]
     if num_files == "auto":
         keys += ["reader.batch_size", "host_memory"]

@@ -84,8 +84,8 @@ def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
 def dump_workload(workload: Workload) -> str:
     """Return a workload as YAML that read_config reads back."""
     tree = plain(workload.model_dump(mode="json"))
-    tree.pop("given", None)
-    tree.pop("ignored", None)
+    for key in ("given", "ignored", "origin"):
+        tree.pop(key, None)
     return yaml.safe_dump(tree, sort_keys=False)
 
 

@@ -79,7 +79,7 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
             yield f"{key} is not allowed, leave it out"
     for key, value in leaves(workload.model_dump()):
         section = key.partition(".")[0]
-        if section in ("output", "ignored", "given", "size", "predict", "drive"):
+        if section in ("output", "ignored", "given", "origin", "size", "predict", "drive"):
             continue
         if was.get(key) != value and key not in allowed:
             yield f"{key}={value} is not allowed (published: {was.get(key)}), leave it out"

@@ -34,15 +34,13 @@ from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, ren
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, search
 from dlemu.sizing.start import first_number
-from dlemu.sizing.targets import Target, find_jobs
+from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
 _ANSWER = "sizing.json"
-_FIRST_DATASET = 8
-"""A dataset is proposed for this many accelerators where nothing is known of the storage."""
 
 
 def size(workload: Workload, *, world: World | None = None, say: Say = say) -> Sized:
@@ -246,8 +244,8 @@ def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     if manifest is None:
         raise DatasetError(
             f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
-            f"{_FIRST_DATASET} accelerators, more need more files: "
-            f"{datagen_command(workload, 'auto', num_accelerators=_FIRST_DATASET)}"
+            f"{FIRST_DATASET} accelerators, more need more files: "
+            f"{datagen_command(workload, 'auto', num_accelerators=FIRST_DATASET)}"
         )
     keys: dict[str, object] = {}
     number = "dataset.num_files_train"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlemu.dataset.rule import datagen_command
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.run.job import Say
@@ -16,6 +17,9 @@ _NOT_HERE = {
     "runs": "size.confirm says how many runs confirm the answer",
     "warmup": "the first run is known to be cold",
 }
+
+FIRST_DATASET = 8
+"""A dataset is proposed for this many accelerators where nothing is known of the storage."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,14 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
     seen: dict[str, set[str]] = {}
     for number, (name, folder) in enumerate(zip(names, folders, strict=True)):
         if not Path(folder).is_dir():
-            raise WorkloadError(f"{key}: {folder} is no folder; dlemu datagen makes it")
+            there = {"dataset.data_folder": folder, "storage.storage_root": "./"}
+            made = datagen_command(
+                workload.with_keys(there), "auto", num_accelerators=FIRST_DATASET
+            )
+            raise WorkloadError(
+                f"{key}: {folder} is no folder; this writes a dataset there, for "
+                f"{FIRST_DATASET} accelerators: {made}"
+            )
         devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
             if shared := ", ".join(sorted(devices & others)):

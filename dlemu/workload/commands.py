@@ -1,6 +1,6 @@
 """Commands to print: a user who copies one gets the same job.
 
-A command names the published workload of the same name, or else `unet3d_h100`, and every key in
+A command names the workload that the job was made from, by its name or its file, and every key in
 which the job differs from it.
 """
 
@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
@@ -18,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
 """Words that Hydra does not read as text."""
 _BASE = "unet3d_h100"
-"""Workload that a command names if the job's own is not published."""
+"""Workload that a command names if nobody knows what the job was made from."""
 
 
 def command(
@@ -30,24 +31,31 @@ def command(
     Hydra and the shell where needed.
     """
     more = more or {}
-    words = [f"dlemu {name}"]
-    try:
-        base = load_workload(workload.name)
-        words.append(f"workload={workload.name}")
-    except WorkloadError:
-        base = load_workload(_BASE)
-        words += [f"workload={_BASE}", word("name", workload.name)]
+    base, origin = _made_from(workload)
+    words = [f"dlemu {name}", _for_shell(f"workload={origin}")]
+    if base.name != workload.name:
+        words.append(word("name", workload.name))
     for key in keys:
         value = _value(workload, key)
-        if key not in more and value is not None and value != _value(base, key):
+        if key not in more and value != _value(base, key):
             words.append(word(key, value))
     return " ".join([*words, *(word(key, value) for key, value in more.items())])
 
 
+def _made_from(workload: Workload) -> tuple[Workload, str]:
+    """Return the workload that this one was made from, and what `workload=` takes to name it."""
+    for origin in (workload.origin, workload.name):
+        with suppress(WorkloadError, OSError):
+            return load_workload(origin), origin
+    return load_workload(_BASE), _BASE
+
+
 def _value(workload: Workload, key: str) -> object:
-    """Return the plain value of a dotted key; for a distribution, its mean."""
+    """Return the plain value of a dotted key; for a distribution without spread, its mean."""
     value = value_of(workload.model_dump(mode="json"), key)
-    return value.get("mean") if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping) and value.get("stdev") == 0 and value.get("type") == "normal":
+        return value["mean"]
+    return value
 
 
 def value_of(tree: object, key: str) -> object:
@@ -63,6 +71,10 @@ def word(key: str, value: object) -> str:
         text = str(value).lower()
     elif isinstance(value, float) and value.is_integer():
         text = str(int(value))
+    elif value is None:
+        return f"{key}=null"
+    elif isinstance(value, Mapping):
+        text = "{" + ",".join(f"{inner}:{each}" for inner, each in value.items()) + "}"
     else:
         text = str(value)
     if key in PATH_KEYS:

@@ -66,7 +66,7 @@ def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]
     if not is_plain:
         tree = _resolve(path, tree)
     tree.setdefault("name", path.stem)
-    return tree | {"given": tuple(overrides)}
+    return tree | {"given": tuple(overrides), "origin": _origin(path)}
 
 
 def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
@@ -82,7 +82,12 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
         tree["drive"] = word.partition("=")[2]
     tree = _resolve(path, tree)
     tree.setdefault("name", path.stem)
-    return tree | {"given": given}
+    return tree | {"given": given, "origin": _origin(path)}
+
+
+def _origin(path: Path) -> str:
+    """Return what `workload=` takes to find this file again, from any folder."""
+    return path.stem if path.parent == CONFIGS / "workload" else str(path.absolute())
 
 
 def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:

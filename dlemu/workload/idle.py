@@ -87,6 +87,6 @@ def _users_keys(workload: Workload) -> list[str]:
     before, now = (dict(leaves(each.model_dump())) for each in (usual, workload))
     own = [key for key, value in now.items() if before.get(key) != value]
     keys = [key for key in workload.given if key not in workload.ignored]
-    keys += [key for key in own if key not in ("given", "ignored")]
+    keys += [key for key in own if key not in ("given", "ignored", "origin")]
     # A drive is one key, not one for each of its rates.
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))

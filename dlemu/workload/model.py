@@ -128,6 +128,8 @@ class Workload(Section):
     """Keys that were given and have no effect here."""
     given: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that the user overrode, for the closed division's check."""
+    origin: str = ""
+    """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
 
     @property
     def data_folder(self) -> Path:

@@ -65,9 +65,9 @@ WRONG_WORDS = [
     (["run", "--repair"], "unknown option --repair (dlemu --help lists them)"),
     (["verify", "--ful"], "unknown option --ful; did you mean --full?"),
     (["verify", "--full=yes"], "--full has no value"),
-    (["verify"], "one data folder is needed, and no key: dlemu verify FOLDER"),
-    (["verify", "a", "b"], "one data folder is needed, and no key: dlemu verify FOLDER"),
-    (["verify", "a", *SMALL], "one data folder is needed, and no key: dlemu verify FOLDER"),
+    (["verify"], "one data folder is needed: dlemu verify FOLDER"),
+    (["verify", "a", "b"], "one data folder is needed: dlemu verify FOLDER"),
+    (["verify", "a", *SMALL], "'a' is no override; write key=value"),
     (
         ["verify", "/nosuch"],
         "/nosuch is no folder; name the data folder, which has train/ in it",

@@ -1,0 +1,82 @@
+"""A data folder alone: the workload that its dataset was written for, and its files as they are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dlemu.datagen.listing import WORK
+from dlemu.datagen.manifest import read_manifest, read_plan
+from dlemu.datagen.prepare import PLAN
+from dlemu.datagen.recipe import Recipe
+from dlemu.errors import WorkloadError
+from dlemu.workload.compose import known_workloads
+from dlemu.workload.model import Workload, load_workload
+
+_NO_SHAPE = {
+    f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
+}
+"""Keys of a dataset that say nothing about its samples."""
+
+
+def find_workload(folder: Path) -> str:
+    """Return what `workload=` takes for the dataset in a folder, whole or unfinished.
+
+    Raises:
+        WorkloadError: nobody knows; the line asks for workload=.
+        DatasetError: the manifest is damaged.
+    """
+    known = ", ".join(known_workloads())
+    stored = _stored(folder)
+    if stored is None:
+        what = "holds no dataset of dlemu's" if folder.is_dir() else "is not there"
+        raise WorkloadError(
+            f"{folder} {what}, so nothing says which workload to take; add workload=NAME, one of "
+            f"{known}, or a file.yaml"
+        )
+    recipe, origin = stored
+    if origin is None:
+        return _by_shape(folder, recipe)
+    if origin not in known_workloads() and not Path(origin).is_file():
+        raise WorkloadError(
+            f"{folder} was written for workload={origin}, which is not there; add workload=NAME, "
+            f"one of {known}, or a file.yaml"
+        )
+    return origin
+
+
+def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Workload:
+    """Return the workload with the dataset in a folder, whose files stay as they are.
+
+    Keys that were `given` keep their values. Without a dataset of dlemu's, only the folder is set.
+    """
+    workload = workload.with_keys(
+        {"dataset.data_folder": str(folder), "storage.storage_root": "./"}
+    )
+    stored = _stored(folder)
+    if stored is None:
+        return workload
+    keys = stored[0].keys_for(workload)
+    return workload.with_keys({key: keys[key] for key in keys if key not in given})
+
+
+def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
+    """Return the recipe in a folder, and the workload that it was written for if that is known."""
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        return manifest.recipe, manifest.workload
+    plan = read_plan(folder / WORK / PLAN)
+    return None if plan is None else (plan.recipe, plan.workload)
+
+
+def _by_shape(folder: Path, recipe: Recipe) -> str:
+    """Return the published workload that has such samples; of several, the H100's."""
+    fitting = []
+    for name in known_workloads():
+        if recipe.keys_for(load_workload(name)).keys() <= _NO_SHAPE:
+            fitting.append(name)
+    chosen = [name for name in fitting if name.endswith("_h100")] or fitting
+    if len(chosen) != 1:
+        raise WorkloadError(
+            f"{folder} has {recipe.describe()}, as no published workload; add workload=NAME, one "
+            f"of {', '.join(known_workloads())}, or a file.yaml"
+        )
+    return chosen[0]

@@ -1,0 +1,164 @@
+"""A data folder alone: its dataset says which workload it was written for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.main import run
+from tests.cli.test_main import refusal
+from tests.lab.commands import SMALL
+
+RUN = ["reader.data_loader=threads", "train.computation_time=0.005", "metric.au=0.01"]
+KNOWN = "cosmoflow_a100, cosmoflow_h100, resnet50_a100, resnet50_h100, unet3d_a100, unet3d_b200, "
+ASK = f"add workload=NAME, one of {KNOWN}unet3d_h100, or a file.yaml"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset, which differs from its workload in size and seed."""
+    folder = tmp_path_factory.mktemp("written") / "data"
+    assert run(["datagen", str(folder), *SMALL, "dataset.seed=3"]) == 0
+    return folder
+
+
+@pytest.fixture
+def data(written: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(written, tmp_path / "data"))
+
+
+def forget(data: Path) -> None:
+    """Make the manifest one of a version that did not keep the workload."""
+    tree = json.loads((data / "dlemu.json").read_text())
+    assert tree.pop("workload") == "unet3d_h100"
+    (data / "dlemu.json").write_text(json.dumps(tree))
+
+
+def test_run_takes_workload_and_files_from_the_manifest(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    assert run(["run", str(data), *RUN, "train.epochs=1", f"output.folder={folder}"]) == 0
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["workload"] == "unet3d_h100"
+    assert summary["dataset"]["num_files"] == 56 and summary["dataset"]["folder"] == str(data)
+
+
+def test_datagen_and_verify_take_a_folder_too(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "train" / "img_03_of_56.npz").unlink()
+    assert run(["verify", str(data)]) == 1
+    assert run(["datagen", str(data)]) == 0
+    assert "1 written now" in capsys.readouterr().out
+    assert run(["datagen", str(data), "dataset.num_files_train=60"]) == 0, "it may be extended"
+    assert "4 written now" in capsys.readouterr().out
+    assert run(["verify", str(data), "--full"]) == 0
+    assert run(["verify", str(data), "reader.batch_size=2"]) == 0, "keys may stand beside it"
+
+
+def test_an_unfinished_dataset_is_continued(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / ".dlemu").mkdir()
+    tree = json.loads((data / "dlemu.json").read_text())
+    plan = {"manifest": 1, "dataset": tree["dataset"], "extends": None, "workload": "unet3d_h100"}
+    (data / ".dlemu" / "recipe.json").write_text(json.dumps(plan))
+    (data / "dlemu.json").unlink()
+
+    assert run(["datagen", str(data)]) == 0
+
+    assert "56 npz files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "size", "datagen", "calibrate", "datasize"])
+def test_every_command_takes_a_folder(
+    command: str, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, str(written), "--cfg", "job"]) == 0
+
+    said = capsys.readouterr().out
+    assert f"data_folder: {written}" in said and "num_files_train: 56" in said
+    assert "record_length_bytes: 20000" in said and "seed: 3" in said
+
+
+def test_given_keys_win(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["workload=cosmoflow_h100", "dataset.num_files_train=7", "--cfg", "job"]
+    assert run(["run", str(written), *words]) == 0
+
+    said = capsys.readouterr().out
+    assert "name: cosmoflow_h100" in said and "num_files_train: 7" in said
+
+
+def test_an_older_dataset_is_known_by_its_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert run(["datagen", str(data), "workload=resnet50_h100", "dataset.num_files_train=1"]) == 0
+    tree = json.loads((data / "dlemu.json").read_text())
+    assert tree.pop("workload") == "resnet50_h100"
+    (data / "dlemu.json").write_text(json.dumps(tree))
+    capsys.readouterr()
+
+    assert run(["run", str(data), "--cfg", "job"]) == 0
+
+    assert "name: resnet50_h100" in capsys.readouterr().out
+
+
+def test_what_nobody_knows_is_asked_for(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget(data)
+    said = refusal(["run", str(data)], capsys)
+    assert said.startswith(f"{data} has 56 npz files") and said.endswith(f"workload; {ASK}")
+    assert run(["run", str(data), "workload=unet3d_h100", "--cfg", "job"]) == 0
+    (tmp_path / "empty").mkdir()
+    for command in ("datagen", "run"):
+        assert refusal([command, f"{tmp_path}/empty"], capsys) == (
+            f"{tmp_path}/empty holds no dataset of dlemu's, so nothing says which workload to take;"
+            f" {ASK}"
+        )
+    assert refusal(["datagen", "nosuch"], capsys) == (
+        f"nosuch is not there, so nothing says which workload to take; {ASK}"
+    )
+
+
+def test_a_workload_of_a_file_is_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, data = tmp_path / "own.yaml", tmp_path / "data"
+    own.write_text("dataset: {format: npz, num_files_train: 3, record_length_bytes: 700}\n")
+    assert run(["datagen", str(data), f"workload={own}"]) == 0
+    capsys.readouterr()
+
+    assert run(["run", str(data), "--cfg", "job"]) == 0
+    assert "name: own\n" in capsys.readouterr().out
+    own.unlink()
+    assert refusal(["run", str(data)], capsys) == (
+        f"{data} was written for workload={own}, which is not there; {ASK}"
+    )
+
+
+def test_one_folder_and_no_other(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = f"dataset.data_folder={tmp_path}"
+    assert refusal(["run", str(written), other], capsys) == (
+        f"{written} is the data folder, and {other}; keep one"
+    )
+    assert run(["run", str(written), f"dataset.data_folder={written}", "--cfg", "job"]) == 0
+    assert refusal(["run", str(written), str(tmp_path)], capsys) == (
+        f"one data folder is needed, got {written}, {tmp_path}"
+    )
+
+
+def test_files_of_others_need_a_workload(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a manifest the keys say what the files are, as with dataset.data_folder."""
+    for name in ("dlemu.json", "dlemu.files.npy"):
+        (data / name).unlink()
+    words = ["train.epochs=1", f"output.folder={tmp_path / 'run'}"]
+    assert refusal(["run", str(data)], capsys).endswith(ASK)
+
+    assert run(["run", str(data), *SMALL, *RUN, *words]) == 0
