@@ -24,7 +24,7 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
-  report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
+  report     show results again: dlemu report [FOLDER...] [--html FILE] [--json] [--trace FILE]
   paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
 

@@ -8,7 +8,7 @@ from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.compose import refuse_tilde
 
 _KEY = re.compile(r"[+~]*[\w.@]*", re.ASCII)
-_VALUED = ("--config-dir", "--cfg", "--html")
+_VALUED = ("--config-dir", "--cfg", "--html", "--trace")
 _SHORT = {"-cd": "--config-dir", "-c": "--cfg"}  # Hydra's own
 
 

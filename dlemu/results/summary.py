@@ -20,7 +20,7 @@ class Metric(TypedDict, total=False):
     """AU and throughput of a run, by DLIO's names; means and standard deviations over epochs."""
 
     edition: str
-    """MLPerf Storage's edition whose rules apply, "v1.0" or "v2.0"."""
+    """MLPerf Storage's edition whose rules apply, "v1.0", "v2.0" or "v3.0"."""
     train_au_percentage: Sequence[float]
     """AU of each epoch, 0 to 100."""
     train_au_mean_percentage: float
