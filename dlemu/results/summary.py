@@ -92,6 +92,21 @@ class Summary(TypedDict, total=False):
     num_hosts: int
     hostname: str
     """Of rank 0."""
+    num_files_train: int
+    """This and the next seven by DLIO's names and types; older runs do not have them."""
+    num_files_eval: int
+    """Always 0."""
+    num_samples_per_file: int
+    data_size_per_host_GB: float
+    """Nominal bytes that each host reads in an epoch, in GiB: the name is DLIO's."""
+    host_memory_GB: Sequence[float]
+    """GiB of each host."""
+    host_cpu_count: Sequence[int]
+    """Of each host."""
+    potential_caching: Sequence[int]
+    """1 for each host with more memory than it reads, else 0."""
+    epochs: int
+    """Of which `metric` has values."""
     start: str
     """By `time_of_day`, as `end`."""
     metric: Metric
@@ -154,6 +169,8 @@ class RunsSummary(TypedDict, total=False):
     workload: str
     start: str
     runs: Sequence[RunRow]
+    notes: Sequence[str]
+    """Rules of the division that hold only under a condition; older series do not have it."""
     error: str
     verdict: Verdict
     passed: bool

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.host.intervals import Observation, read_observations, summarize_interval
@@ -131,8 +132,8 @@ def _name(kind: str, pid: int, tid: int, value: str | int) -> str:
     return json.dumps({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {argument: value}})
 
 
-def _seconds(steps: Steps) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    total: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = sum(
+def _seconds(steps: Steps) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = sum(
         (steps[field] for _, _, field in _PHASES), np.zeros(len(steps))
     )
     return total
@@ -181,7 +182,7 @@ def _steps(rank: int, steps: Steps, shift: float) -> Iterator[str]:
                     yield f'{head}{tid}, "ts": {ts / 1e3:.3f}, "dur": {(end - ts) / 1e3:.3f}{rest}'
 
 
-def _edges(steps: Steps, shift: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+def _edges(steps: Steps, shift: float) -> NDArray[np.int64]:
     """Return (phases + 1, steps) times in ns at which the parts of steps begin and end.
 
     Perfetto drops an event that overlaps the one before. Neighbours share their edge here; a step
@@ -190,8 +191,9 @@ def _edges(steps: Steps, shift: float) -> "np.ndarray[tuple[int, ...], np.dtype[
     times = [steps["start"] + shift]
     for _, _, field in _PHASES:
         times.append(times[-1] + steps[field])
-    edges = np.rint(1e9 * np.stack(times)).astype(np.int64)
-    return np.maximum(edges[0], np.minimum(edges, edges[-1] - 2))
+    edges: NDArray[np.int64] = np.rint(1e9 * np.stack(times)).astype(np.int64)
+    edges = np.maximum(edges[0], np.minimum(edges, edges[-1] - 2))
+    return edges
 
 
 def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]:
