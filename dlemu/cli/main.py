@@ -27,7 +27,7 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
-  report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
+  report     show results again: dlemu report [FOLDER...] [--html FILE] [--json] [--trace FILE]
   compare    results side by side, and what differs: dlemu compare A B [compare.max_loss=5%]
   paths      compare the data paths to memory and to the GPU: dlemu paths FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]

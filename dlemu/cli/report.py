@@ -1,4 +1,4 @@
-"""`dlemu report`: stored runs shown again, as text, JSON or a page."""
+"""`dlemu report`: stored results shown again, as text, JSON, a page or a trace."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,84 +10,122 @@ import yaml
 
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.results.records import SUMMARY, plain, read_ranks, read_summary
-from dlemu.results.stored import Stored, read_folder
+from dlemu.results.records import SUMMARY, map_steps, plain, read_summary
+from dlemu.results.rows import render_rows
+from dlemu.results.stored import Result, Stored, find_results, read_result
 from dlemu.terminal import complain, say, shown_line
+from dlemu.units import counted
 
 HELP = """\
-dlemu report FOLDER... [key=value ...] [--html FILE] [--json]
+dlemu report [FOLDER...] [key=value ...] [--html FILE] [--json] [--trace FILE]
 
-Shows runs again, computed anew from their stored steps; metric.edition=v2.0 applies the other
-definition to them. Folders of several runs (runs=5, division=closed) show the table too.
+Shows results again, computed anew from their stored steps: runs, also interrupted ones, several
+runs (runs=5, division=closed), sizings, and the results of DLIO and mlpstorage. Without a folder,
+it takes the newest result below outputs/. metric.edition=v2.0 applies the other definition.
+Several results end with one table of all.
 
   --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
   --series FILE the table of one run over time, as series.csv in its folder: for older runs
   --json        what summary.json would say, as one JSON object a folder
+  --trace FILE  steps, waits and barriers for Perfetto (ui.perfetto.dev): trace.json.gz
 """
+
+_OUTPUTS = Path("outputs")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, ("--html", "--json", "--series"))
-    if not words.others:
-        raise WorkloadError("dlemu report needs the folder of a run: dlemu report outputs/...")
+    words = parse(arguments, ("--html", "--json", "--trace", "--series"))
+    files = {name: words.options.get(name) for name in ("--html", "--trace")}
+    page, trace = (None if file is None else Path(file) for file in files.values())
+    as_json = "--json" in words.options
+    folders = list(map(Path, words.others))
+    if trace is not None and len(folders) > 1:
+        raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
     if "--series" in words.options:
-        return _series(words.others, Path(words.options["--series"]))
-    page = words.options.get("--html")
+        return _series(folders, Path(words.options["--series"]))
     return report_folders(
-        list(map(Path, words.others)),
+        folders or [_newest(as_json=as_json)],
         {key: _metric_value(key, text) for key, text in words.values.items()},
-        html=None if page is None else Path(page),
-        as_json="--json" in words.options,
+        html=page,
+        trace=trace,
+        as_json=as_json,
     )
 
 
-def _series(folders: Sequence[str], path: Path) -> int:
+def _series(folders: Sequence[Path], path: Path) -> int:
     """Write the series of the one run; return the exit status."""
     from dlemu.results.series import write_series
 
     if len(folders) != 1:
         raise WorkloadError("--series takes one run: dlemu report FOLDER --series FILE")
-    folder = Path(folders[0])
+    folder = folders[0]
     read_summary(folder)  # of no run, it names what is missing
-    write_series(folder, path, read_ranks(folder))
+    write_series(folder, path, dict(map_steps(folder)))
     say(f"series: {shown_line(str(path))}")
     return 0
 
 
+def _newest(*, as_json: bool) -> Path:
+    """Return the folder of the newest result below outputs/, and say which it is."""
+    found = find_results(_OUTPUTS)
+    if not found:
+        raise WorkloadError(f"no result below {_OUTPUTS}/ here; name a folder: dlemu report FOLDER")
+    say(f"newest of {counted(len(found), 'result')}: {found[-1]}", to_stderr=as_json)
+    return found[-1]
+
+
 def report_folders(
-    folders: Sequence[Path], keys: Mapping[str, object], *, html: Path | None, as_json: bool
+    folders: Sequence[Path],
+    keys: Mapping[str, object],
+    *,
+    html: Path | None,
+    trace: Path | None = None,
+    as_json: bool,
 ) -> int:
     """Print the report of each folder; return the exit status of the worst.
 
     `keys` such as metric.edition apply another definition to the same records. `html` is the file
-    of a page that is written as well.
+    of a page that is written as well, `trace` that of a trace.
     """
     statuses: set[int] = set()
-    stored: list[Stored] = []
+    results: list[Result] = []
     for folder in folders:
         try:
             each, text = _read(folder, keys, as_json=as_json)
+            if trace is not None:
+                _write_trace(trace, each)
         except DlemuError as error:
             complain(str(error))
             statuses.add(1)
             continue
-        say(f"\n{text}" if stored and not as_json else text)
-        stored.append(each)
+        say(f"\n{text}" if results and not as_json else text)
+        results.append(each)
         statuses.add(each.status)
+    rows = [row for each in results for row in each.rows]
+    if len(results) > 1 and rows and not as_json:
+        say(f"\n{render_rows(rows)}")
+    stored = [each for each in results if isinstance(each, Stored)]
     if html is not None and stored:
         _write_page(html, stored)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Stored, str]:
+def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, str]:
     """Return what a folder holds, and what is shown of it."""
     with _sound(folder):
-        each = read_folder(folder, keys)
+        each = read_result(folder, keys)
         if not as_json:
             return each, each.text
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
         return each, text.replace("\x7f", "\\u007f")  # json leaves DEL as it is
+
+
+def _write_trace(path: Path, result: Result) -> None:
+    from dlemu.results.trace import traced, write_trace
+
+    number = write_trace(path, traced(result))
+    say(f"trace: {shown_line(str(path))}, {counted(number, 'event')}", to_stderr=True)
 
 
 @contextmanager

@@ -38,6 +38,11 @@ def usable_cpus(pids: Collection[int] | None = None, *, proc: Path = PROC) -> fl
     return min([float(len(affinity) or os.cpu_count() or 1), *quotas])
 
 
+def memory_bytes() -> int:
+    """Return the bytes of memory that the host has, whatever this process may use of it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
     """Return the bytes of memory that this process can fill with page cache, and which limit it is.
 

@@ -136,7 +136,7 @@ def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[st
     else:
         return
     fewest = min(epoch.num_steps for epoch in metrics.epochs)
-    if steps <= fewest and metrics.edition == "v2.0":
+    if steps <= fewest and metrics.edition != "v1.0":
         remedy = (
             "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
             "not"

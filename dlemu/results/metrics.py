@@ -1,6 +1,6 @@
 """Steps of all accelerators to accelerator utilisation and samples/s; definitions and sources.
 
-Source of both editions: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0.
+Source: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0; v3.0 has v2.0's formulas.
 docs/metrics.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
 accelerators and its samples/s the sum; the job's value is the mean over epochs.
 """
@@ -16,7 +16,7 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.results.records import Steps
 from dlemu.workload.model import Workload
 
-Edition = Literal["v1.0", "v2.0"]
+Edition = Literal["v1.0", "v2.0", "v3.0"]
 _Values = NDArray[np.float64]
 _UNCOUNTED_STEPS = 2
 """Steps whose samples edition v2.0 leaves out of samples/s (DLIO 2.0, compute_metrics_train)."""

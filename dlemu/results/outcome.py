@@ -38,6 +38,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     return {
         **summary,
         "num_accelerators": metrics.num_accelerators,
+        "epochs": len(metrics.epochs),
         "verdict": judgement.verdict,
         "reasons": list(judgement.reasons),
         "remarks": [*judgement.remarks, *([judgement.hidden] if judgement.hidden else [])],

@@ -109,30 +109,42 @@ def read_steps(folder: Path) -> Steps:
     Raises:
         RunError: the folder holds none, or a damaged file.
     """
-    return np.concatenate([part.ravel() for part in read_ranks(folder).values()])
+    return np.concatenate([steps for _, steps in map_steps(folder)])
 
 
-def read_ranks(folder: Path) -> dict[int, Steps]:
-    """Return the records of a run by rank, in order; raises as `read_steps`."""
+def map_steps(folder: Path) -> list[tuple[int, Steps]]:
+    """Return each rank's number and records, mapped from its file: they take no memory.
+
+    Raises:
+        RunError: the folder holds none, or a damaged file.
+    """
     paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
-    parts: dict[int, Steps] = {}
-    for number, path in enumerate(paths):
-        try:
-            check_regular(path, error=RunError)
-            # Mapped: a damaged header with a large shape then takes no memory.
-            part: Steps = np.lib.format.open_memmap(path, mode="r")
-        except (*DAMAGE, TokenError) as error:
-            raise RunError(f"{path} is damaged: {in_short(error)}") from None
-        if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
-            # Runs of earlier versions have no such field; there it is 0.
-            part = require_fields(part, STEP)
-        if part.dtype != STEP:
-            raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
-        rank = path.name.split(".")[1]
-        parts[int(rank) if rank.isdecimal() else -1 - number] = part
-    return parts
+    return [(_rank_of(path), _map(path)) for path in paths]
+
+
+def _rank_of(path: Path) -> int:
+    rank = path.name.split(".")[1]
+    if not rank.isdecimal():
+        raise RunError(f"{path} is no steps.<rank>.npy; remove it")
+    return int(rank)
+
+
+def _map(path: Path) -> Steps:
+    """Return the records in a file."""
+    try:
+        check_regular(path, error=RunError)
+        # Mapped: a damaged header with a large shape then takes no memory.
+        part: Steps = np.lib.format.open_memmap(path, mode="r")
+    except (*DAMAGE, TokenError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
+        # Runs of earlier versions have no such field; there it is 0.
+        part = require_fields(part, STEP)
+    if part.dtype != STEP:
+        raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
+    return part.ravel()
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """Several runs together: the verdict, the spread, and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from dlemu.workload.model import Workload
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
+_CLOCK = 1.0
+"""Seconds that begin and end of a run are told to."""
 _REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -37,7 +41,8 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         if run["verdict"] == "NO VERDICT":
             reasons.append(f"run {number} has none: {'; '.join(run['reasons'])}")
         elif not outcome.passed:
-            reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation")
+            rule = " (rule 3.3.2)" if _has_numbered_rules(summary, outcome) else ""
+            reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation{rule}")
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
     if spread > _REPEATABILITY:
@@ -45,6 +50,8 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
             f"{100 * _REPEATABILITY:g}% is repeatable"
         )
+    if outcomes and _has_numbered_rules(summary, outcomes[-1]):
+        reasons += _long_gaps(summary["runs"])
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
         verdict = "NO VERDICT"
@@ -58,6 +65,24 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         "au_percentage": spread_of(au),
         "samples_per_second": spread_of(rates),
     }
+
+
+def _has_numbered_rules(summary: RunsSummary, outcome: Outcome) -> bool:
+    """Return whether the closed division's rules apply, in the edition that numbers them."""
+    return summary.get("division") == "closed" and outcome.metrics.edition == "v3.0"
+
+
+def _long_gaps(rows: Sequence[RunRow]) -> Iterator[str]:
+    """Yield the gaps before runs that leave time for another one: rule 2.1.18."""
+    for before, row in pairwise(rows):
+        gap = row["gap_seconds"]
+        begin, end = (datetime.fromisoformat(before[key]) for key in ("start", "end"))
+        took = (end - begin).total_seconds()
+        if gap is not None and gap >= max(took, _CLOCK):
+            yield (
+                f"{gap:.0f} s lie between {before['name']} and {row['name']}, less than the "
+                f"{took:.0f} s of a run may (rule 2.1.18)"
+            )
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -96,6 +121,7 @@ def render_runs(workload: Workload, summary: RunsSummary) -> str:
             low, high = each["interval"]
             line += f", sd {each['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
         lines.append(line)
+    lines += [f"note: {note}" for note in summary.get("notes") or ()]
     return "\n".join([*lines, runs_verdict_line(workload, summary)])
 
 

@@ -1,6 +1,10 @@
 """Reads stored results back, and computes their metrics from the steps again."""
 
+import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -22,11 +26,13 @@ from dlemu.results.records import (
 )
 from dlemu.results.rows import ResultRow
 from dlemu.results.several import judge_runs, render_runs, row_of
-from dlemu.results.sizings import is_sizing, read_sizing
+from dlemu.results.sizings import ANSWER, is_sizing, read_sizing
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.text import render_run
 from dlemu.units import counted
 from dlemu.workload.model import Workload
+
+_OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
 
 
 class Result(Protocol):
@@ -100,6 +106,8 @@ class Stored:
         ]
         if self.together is not None:
             parts.append(render_runs(self.workload, self.together))
+        if attempts := _attempts(self.folder):
+            parts.append(f"attempts before, which did not end: {', '.join(map(str, attempts))}")
         return "\n\n".join(parts)
 
     @property
@@ -147,14 +155,59 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         again = row_of(workload, name, outcome)
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
     counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
+    begun = _cut_short(folder, outcomes, keys or {})
     if not counting:
-        raise _no_verdict(folder, summary, "run that counts")
+        error = _no_verdict(folder, summary, "run that counts")
+        shown = [str(folder / name) for name in (*outcomes, *begun)]
+        command = shlex.join(["dlemu", "report", *shown])
+        raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
     judged = judge_runs({**summary, "runs": rows}, counting)
     if summary.get("passed") is None:
         reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
         judged["status"], judged["reasons"] = summary["status"], [reason]
         judged["verdict"], judged["passed"] = "NO VERDICT", False
-    return Stored(folder, workload, outcomes, judged)
+    return Stored(folder, workload, {**outcomes, **begun}, judged)
+
+
+def find_results(parent: Path) -> list[Path]:
+    """Return the folders of runs, series and sizings below a folder, the newest last."""
+    found = []
+    for folder, inner, files in os.walk(parent):
+        path = Path(folder)
+        if is_sizing(path) or SUMMARY in files:
+            inner.clear()  # its own runs are no results beside it
+            found.append(path)
+    return sorted(found, key=lambda path: (_written(path), path))
+
+
+def _written(folder: Path) -> float:
+    """Return when a result was written last."""
+    times = [0.0]
+    for path in (folder / SUMMARY, folder / ANSWER, *folder.glob("*.jsonl")):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _attempts(folder: Path) -> list[Path]:
+    """Return the folders that earlier runs of the same name have left, which did not end."""
+    try:
+        beside = sorted(folder.parent.iterdir())
+    except OSError:
+        return []
+    return [path for path in beside if path.name.startswith(f"{folder.name}.attempt-")]
+
+
+def _cut_short(
+    folder: Path, ended: Mapping[str, Outcome], keys: Mapping[str, object]
+) -> dict[str, Outcome]:
+    """Return those of several runs that did not end but hold whole epochs."""
+    found = {}
+    for inner in sorted(folder.iterdir()):
+        if inner.name not in ended and _OF_SEVERAL.fullmatch(inner.name):
+            with suppress(RunError):
+                _, found[inner.name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+    return found
 
 
 def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:

@@ -22,7 +22,7 @@ class Metric(TypedDict, total=False):
     """AU and throughput of a run, by DLIO's names; means and standard deviations over epochs."""
 
     edition: str
-    """MLPerf Storage's edition whose rules apply, "v1.0" or "v2.0"."""
+    """MLPerf Storage's edition whose rules apply, "v1.0", "v2.0" or "v3.0"."""
     train_au_percentage: Sequence[float]
     """AU of each epoch, 0 to 100."""
     train_au_mean_percentage: float
@@ -99,6 +99,21 @@ class Summary(TypedDict, total=False):
     dataset: DatasetFields
     system: Sequence[Mapping[str, Any]]
     """The fields of System, of each host; older runs do not have it."""
+    num_files_train: int
+    """This and the next seven by DLIO's names and types; older runs do not have them."""
+    num_files_eval: int
+    """Always 0."""
+    num_samples_per_file: int
+    data_size_per_host_GB: float
+    """Nominal bytes that each host reads in an epoch, in GiB: the name is DLIO's."""
+    host_memory_GB: Sequence[float]
+    """GiB of each host."""
+    host_cpu_count: Sequence[int]
+    """Of each host."""
+    potential_caching: Sequence[int]
+    """1 for each host with more memory than it reads, else 0."""
+    epochs: int
+    """Of which `metric` has values."""
     start: str
     """By `time_of_day`, as `end`."""
     metric: Metric
@@ -164,6 +179,8 @@ class RunsSummary(TypedDict, total=False):
     dataset: DatasetFields
     start: str
     runs: Sequence[RunRow]
+    notes: Sequence[str]
+    """Rules of the division that hold only under a condition; older series do not have it."""
     error: str
     verdict: Verdict
     passed: bool

@@ -1,12 +1,20 @@
-"""The rules of MLPerf Storage's closed division: what a submitter may change."""
+"""The rules of MLPerf Storage's closed division: what a submitter may change.
 
-from collections.abc import Iterator
+Edition v3.0 numbers its rules (Rules.md of mlcommons/storage); the messages name them. dlemu checks
+and says what it found. It writes no submission: only `mlpstorage` may.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from dlemu.dataset.rule import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload, leaves, load_workload
 
-# MLPerf Storage v1.0 rules, "closed division"; v2.0 adds reader.odirect for unet3d.
+# MLPerf Storage v1.0 rules, "closed division"; v2.0 and v3.0 (rule 3.6.2) add reader.odirect for
+# unet3d.
 _CLOSED = {
     "dataset.num_files_train",
     "dataset.num_subfolders_train",
@@ -39,10 +47,14 @@ _PROCEDURE = {
 _MAX_PREFETCH = 2
 _RUNS = 5
 """Consecutive runs (rules, "repeatability"); v2.0 also asks for a warm-up before them."""
+_V3_MODELS = ("unet3d", "retinanet")
+"""Training workloads of edition v3.0 (rule 2.1.11)."""
 _MAX_CACHED_SHARE = 0.05
 
 
-def check_closed(workload: Workload, size: DatasetSize) -> Workload:
+def check_closed(
+    workload: Workload, size: DatasetSize, accelerators_per_host: Sequence[int] = ()
+) -> Workload:
     """Return the workload with the closed division's bounds, if it keeps the rules.
 
     All values that differ from the published workload of that name are checked, wherever they were
@@ -59,7 +71,10 @@ def check_closed(workload: Workload, size: DatasetSize) -> Workload:
         ) from None
     refusals = [
         *_refused_keys(workload, published),
-        *_refused_values(workload, size),
+        *_refused_values(workload),
+        *_refused_runs(workload),
+        *_refused_files(workload, size),
+        *_refused_hosts(workload, accelerators_per_host),
     ]
     if refusals:
         raise WorkloadError(f"division=closed: {'; '.join(refusals)}; or use division=open")
@@ -71,25 +86,26 @@ def check_closed(workload: Workload, size: DatasetSize) -> Workload:
 def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     """Yield the keys that a submitter may not change."""
     allowed = _CLOSED | _PROCEDURE
-    if workload.name.startswith("unet3d") and workload.metric.edition == "v2.0":
+    if workload.name.startswith("unet3d") and workload.metric.edition != "v1.0":
         allowed |= {"reader.odirect"}
     was = dict(leaves(published.model_dump()))
     for key in workload.given:
         if key in workload.ignored and key not in was and key not in allowed:
-            yield f"{key} is not allowed, leave it out"
+            yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
     for key, value in leaves(workload.model_dump()):
         section = key.partition(".")[0]
         if section in ("output", "ignored", "given", "origin", "size", "predict", "drive"):
             continue
         if was.get(key) != value and key not in allowed:
-            yield f"{key}={value} is not allowed (published: {was.get(key)}), leave it out"
+            why = f"(published: {was.get(key)}){_rule(workload, '3.6.2')}"
+            yield f"{key}={value} is not allowed {why}, leave it out"
 
 
-def _refused_values(workload: Workload, size: DatasetSize) -> Iterator[str]:
+def _refused_values(workload: Workload) -> Iterator[str]:
     """Yield the values out of bounds, of keys that may be changed."""
     if workload.reader.prefetch_size > _MAX_PREFETCH:
         yield (
-            f"reader.prefetch_size must be at most {_MAX_PREFETCH}, got "
+            f"reader.prefetch_size must be at most {_MAX_PREFETCH}{_rule(workload, '3.6.2')}, got "
             f"{workload.reader.prefetch_size}, set reader.prefetch_size={_MAX_PREFETCH}"
         )
     bound = workload.metric.max_cached_share
@@ -98,10 +114,20 @@ def _refused_values(workload: Workload, size: DatasetSize) -> Iterator[str]:
             f"metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, got {bound:g}, "
             "leave it out"
         )
-    edition = workload.metric.edition
-    if workload.runs < _RUNS:
-        yield f"runs must be at least {_RUNS}, got {workload.runs}, add runs={_RUNS}"
-    if edition == "v2.0" and workload.warmup < 1:
+
+
+def _refused_runs(workload: Workload) -> Iterator[str]:
+    """Yield numbers of runs, and caches before them, that the rules do not take."""
+    runs, warmup, edition = workload.runs, workload.warmup, workload.metric.edition
+    if edition == "v3.0":
+        if (warmup, runs) != (1, _RUNS):
+            yield (
+                f"warmup and runs must be 1 and {_RUNS} (rule 2.1.17: 6 runs, the first is the "
+                f"warm-up), got {warmup} and {runs}, add warmup=1 runs={_RUNS}"
+            )
+    elif runs < _RUNS:
+        yield f"runs must be at least {_RUNS}, got {runs}, add runs={_RUNS}"
+    if edition == "v2.0" and warmup < 1:
         yield "warmup must be at least 1 in edition v2.0, got 0, add warmup=1"
     output = workload.output
     if edition == "v1.0" and not (output.drop_caches or output.drop_all_caches):
@@ -109,12 +135,65 @@ def _refused_values(workload: Workload, size: DatasetSize) -> Iterator[str]:
             "output.drop_caches must be true in edition v1.0, which wants cold caches before "
             "every run, got false, leave it out"
         )
-    if workload.dataset.num_files_train == "auto" or workload.num_files >= size.num_files:
+
+
+def _refused_files(workload: Workload, size: DatasetSize) -> Iterator[str]:
+    """Yield a number of files that is not the rule's."""
+    if workload.dataset.num_files_train == "auto":
         return
     reason = (
         f"{STEPS_PER_EPOCH} steps" if size.decided_by == "steps" else f"{MEMORY_MULTIPLE} x memory"
     )
-    yield (
-        f"dataset.num_files_train must be at least {size.num_files} ({reason}), got "
-        f"{workload.num_files}, generate with dataset.num_files_train=auto"
-    )
+    got, exact = workload.num_files, workload.metric.edition == "v3.0"
+    if got < size.num_files:
+        rule = "rule 3.3.1: " if exact else ""
+        yield (
+            f"dataset.num_files_train must be at least {size.num_files} ({rule}{reason}), got "
+            f"{got}, generate with dataset.num_files_train=auto"
+        )
+    elif exact and got != size.num_files:
+        yield (
+            f"dataset.num_files_train must be {size.num_files} (rule 3.3.1: what dlemu datasize "
+            f"says, {reason}), got {got}, set dataset.num_files_train={size.num_files}, the folder "
+            "may hold more"
+        )
+
+
+def _refused_hosts(workload: Workload, accelerators: Sequence[int]) -> Iterator[str]:
+    """Yield hosts that emulate other numbers of accelerators than others."""
+    if workload.metric.edition == "v3.0" and len(set(accelerators)) > 1:
+        each = ", ".join(map(str, accelerators))
+        total = max(1, round(sum(accelerators) / len(accelerators))) * len(accelerators)
+        yield (
+            f"accelerators of each host must be equal (rule 3.3.6), got {each}, start as many "
+            f"ranks on each host, or set num_accelerators={total}"
+        )
+
+
+def _rule(workload: Workload, number: str) -> str:
+    """Return " (rule 3.6.2)" in the edition whose rules have numbers."""
+    return f" (rule {number})" if workload.metric.edition == "v3.0" else ""
+
+
+def closed_warnings(workload: Workload, results: Path, num_hosts: int) -> list[str]:
+    """Return what keeps the rules of edition v3.0 only under a condition that dlemu cannot check.
+
+    `results` is the folder of the results; it and the data folder are there.
+    """
+    if workload.division != "closed" or workload.metric.edition != "v3.0":
+        return []
+    warnings = []
+    if not workload.name.startswith(_V3_MODELS):
+        names = ", ".join(_V3_MODELS)
+        warnings.append(f"rule 2.1.11: edition v3.0 has {names}, not {workload.name}")
+    if num_hosts > 1:
+        warnings.append(
+            f"rule 3.3.4: {num_hosts} hosts are a distributed result; a single-host one takes one"
+        )
+    with suppress(OSError):
+        if os.stat(workload.data_folder).st_dev == os.stat(results).st_dev:
+            warnings.append(
+                f"rule 3.4.2: {workload.data_folder} and the results in {results} are on one file "
+                "system; set output.folder to another"
+            )
+    return warnings

@@ -4,6 +4,7 @@ The command line, the sizing and library users call it. All ranks call every fun
 alone makes the folder, writes the summary and shows progress.
 """
 
+import os
 import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,11 @@ import numpy as np
 
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import Dataset
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.host.limits import memory_bytes
 from dlemu.host.system import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
@@ -145,6 +147,8 @@ class _Run:
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
         hosts = world.gather(system)
         self._summary["system"] = [asdict(host) for host in hosts or () if host is not None]
+        hosts = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
+        self._summary.update(dlio_fields(self._dataset.layout, list(hosts.values())))
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:
@@ -345,6 +349,21 @@ class _Run:
             num_accelerators=self._num_accelerators,
             epoch=epoch,
         )
+
+
+def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
+    """Return the fields that DLIO's users look for; `hosts` has the bytes and CPUs of each."""
+    num_bytes = layout.num_samples * layout.mean_bytes / len(hosts)
+    return Summary(
+        num_files_train=layout.num_files,
+        num_files_eval=0,
+        num_samples_per_file=layout.samples_per_file,
+        data_size_per_host_GB=num_bytes / 2**30,
+        host_memory_GB=[memory / 2**30 for memory, _ in hosts],
+        host_cpu_count=[cpus for _, cpus in hosts],
+        potential_caching=[int(memory > num_bytes) for memory, _ in hosts],
+        epochs=0,
+    )
 
 
 def _compute_on_gpu(

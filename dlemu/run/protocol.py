@@ -3,12 +3,13 @@
 Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish is an MLPerf result.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
-from dlemu.dataset.rule import required_size
+from dlemu.dataset.rule import accelerators_of, num_accelerators, required_size
 from dlemu.errors import WorkloadError
 from dlemu.results.folders import hold_for_runs
 from dlemu.results.judgement import EXIT_STATUS
@@ -17,7 +18,7 @@ from dlemu.results.records import write_summary
 from dlemu.results.several import LABEL, judge_runs, render_runs, row_of, runs_verdict_line
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
-from dlemu.run.closed import check_closed
+from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.run.job import Say, run_job, write_failure
 from dlemu.terminal import Answer, say
 from dlemu.workload.model import Workload
@@ -39,13 +40,17 @@ def run_protocol(
     """
     if workload.division == "closed":
         size = required_size(workload, world)
+        own = accelerators_of(world.rank, world.num_ranks, num_accelerators(workload, world))
+        by_host: Counter[int] = Counter()
+        for host, number in world.all_gather((world.host_index, len(own))):
+            by_host[host] += number
         try:
-            workload = check_closed(workload, size)
+            workload = check_closed(workload, size, list(by_host.values()))
         except WorkloadError:
             if world.rank == 0:  # whose failure ends the others below
                 raise
-    with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as own:
-        base = world.broadcast(own)
+    with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as held:
+        base = world.broadcast(held)
         assert base is not None
         return _Runs(base, workload, world, say).run(on_end)
 
@@ -62,10 +67,14 @@ class _Runs:
             workload=workload.name,
             start=time_of_day(),
             runs=[],
+            notes=closed_warnings(workload, folder, world.num_hosts) if world.rank == 0 else [],
         )
 
     def run(self, on_end: OnEnd | None = None) -> int:
         """Make the runs; return the exit status."""
+        if self._world.rank == 0:
+            for note in self._summary["notes"]:
+                self._say(f"warning: {note}")
         self._write()
         try:
             with last_act(self._record):

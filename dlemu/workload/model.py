@@ -261,6 +261,8 @@ def _rename(raw: dict[str, Any]) -> None:
         metric = raw.setdefault("metric", {})
         if isinstance(metric, dict):
             raw["metric"] = output.pop("metric") | metric
+    if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
+        metric["edition"] = raw.pop("edition")
     dataset = raw.get("dataset")
     if isinstance(dataset, dict):
         for old in ("record_length", "record_length_stdev", "record_length_resize"):

@@ -364,8 +364,9 @@ class MetricSection(Section):
 
     au: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Least accelerator utilisation that passes, 0 to 1."""
-    edition: Literal["v1.0", "v2.0"] = "v1.0"
-    """Edition of MLPerf Storage whose formulas apply (docs/metrics.md)."""
+    edition: Literal["v1.0", "v2.0", "v3.0"] = "v1.0"
+    """Edition of MLPerf Storage whose formulas apply (docs/metrics.md). v3.0 has v2.0's formulas,
+    and rules of its own in `division=closed`."""
     exclude_start_steps: Natural = 1
     """Steps left out at an epoch's start (edition v2.0)."""
     exclude_end_steps: Natural = 0

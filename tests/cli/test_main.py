@@ -114,7 +114,7 @@ WRONG_OVERRIDES = [
         "train.total_training_steps must be -1 (all) or at least 2, got 1",
     ),
     ("metric.au=90", "metric.au must be at most 1, got 90"),
-    ("metric.edition=v3.0", "metric.edition must be 'v1.0' or 'v2.0', got 'v3.0'"),
+    ("metric.edition=v4.0", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v4.0'"),
     ("division=close", "division must be 'open' or 'closed', got 'close'"),
     ("runs=0", "runs must be at least 1, got 0"),
     ("num_accelerators=0", "num_accelerators must be at least 1, got 0"),

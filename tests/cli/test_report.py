@@ -154,7 +154,7 @@ def test_a_damaged_folder_has_no_verdict(
             "dlemu report computes with other metric.* keys only, got reader.batch_size: the rest "
             "was run",
         ),
-        ("metric.edition=v9", "metric.edition must be 'v1.0' or 'v2.0', got 'v9'"),
+        ("metric.edition=v9", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v9'"),
         ("metric.au=[", "override metric.au=[ cannot be parsed; write key=value"),
         ("metric.au", "metric.au holds no summary.json; is it a run's folder?"),
     ],

@@ -503,5 +503,6 @@ def test_of_several_runs_those_that_ended_are_shown(
     write_summary(out, cut | {"status": "incomplete", "error": "interrupted", "runs": []})
     assert run(["report", str(out)]) == 1
     assert capsys.readouterr().err == (
-        f"dlemu: {out}: no verdict (incomplete), no whole run that counts: interrupted\n"
+        f"dlemu: {out}: no verdict (incomplete), no whole run that counts: interrupted; "
+        f"dlemu report {out}/run.1 {out}/run.2 shows what is there\n"
     )

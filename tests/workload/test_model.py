@@ -132,7 +132,7 @@ def refusal(tree: dict[str, Any]) -> str:
         ),
         ("metric.au", 1.5, "metric.au must be at most 1, got 1.5"),
         ("metric.au", 0, "metric.au must be greater than 0, got 0"),
-        ("metric.edition", "v3", "metric.edition must be 'v1.0' or 'v2.0', got 'v3'"),
+        ("metric.edition", "v3", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v3'"),
         (
             "storage.storage_type",
             "s3",
