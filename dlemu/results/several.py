@@ -12,7 +12,7 @@ from dlemu.workload.model import Workload
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
-_REPEATABILITY = 0.05
+REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
@@ -40,10 +40,10 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation")
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
-    if spread > _REPEATABILITY:
+    if spread > REPEATABILITY:
         reasons.append(
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
-            f"{100 * _REPEATABILITY:g}% is repeatable"
+            f"{100 * REPEATABILITY:g}% is repeatable"
         )
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
