@@ -65,12 +65,18 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.1f} TiB" if num_bytes < 1024 else f"{num_bytes / 1024:,.1f} PiB"
 
 
-def format_rate(bytes_per_second: float) -> str:
-    """Return a rate in decimal units, as drives are sold: "3.18 GB/s"."""
+def rate_unit(bytes_per_second: float) -> tuple[str, float]:
+    """Return the decimal unit in which a rate is shown, and its bytes/s: ("GB/s", 1e9)."""
     for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if abs(bytes_per_second) >= _ROUNDED_UP * size:
-            return f"{bytes_per_second / size:.3g} {unit}"
-    return f"{bytes_per_second:.0f} B/s"
+            return unit, size
+    return "B/s", 1.0
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Return a rate in decimal units, as drives are sold: "3.18 GB/s"."""
+    unit, size = rate_unit(bytes_per_second)
+    return f"{bytes_per_second / size:.{'0f' if size == 1 else '3g'}} {unit}"
 
 
 def format_seconds(seconds: float) -> str:

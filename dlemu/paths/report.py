@@ -3,13 +3,20 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlemu.paths.blocks import DATA_PATHS
-from dlemu.paths.sweep import Cell
+from dlemu.paths.blocks import DATA_PATHS, Pattern
+from dlemu.paths.sweep import CELLS, Cell
 from dlemu.results.records import write_text
+from dlemu.units import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def write_report(cells: Sequence[Cell], folder: Path) -> bool:
@@ -86,28 +93,66 @@ def render_csv(cells: Sequence[Cell]) -> str:
     return text.getvalue()
 
 
+_LOOKS = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"))
+"""Marker and line of each path, which are told apart in grey."""
+
+
 def _plot(cells: Sequence[Cell], path: Path) -> None:
     """Draw throughput and CPU time over I/O size, to `path`.png and .svg."""
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys((cell.pattern, cell.workers) for cell in cells))
-    figure = Figure(figsize=(10, 3.5 * len(groups)), layout="constrained")
+    figure = Figure(figsize=(10, 1 + 3.5 * len(groups)), layout="constrained")
     for row, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         members = [cell for cell in cells if (cell.pattern, cell.workers) == group]
-        members.sort(key=lambda cell: cell.io_size)
-        for (target, data_path), name in _columns(members).items():
-            line = [c for c in members if (c.target, c.path) == (target, data_path)]
-            sizes = [cell.io_size / 1024 for cell in line]
-            row[0].plot(sizes, [cell.bytes_per_second / 1e9 for cell in line], "o-", label=name)
-            row[1].plot(sizes, [cell.cpu_seconds_per_gb for cell in line], "o-", label=name)
-        every = sorted({cell.io_size // 1024 for cell in members})
-        for axes, label in zip(row, ("GB/s", "CPU-s/GB"), strict=True):
+        sizes = sorted({cell.io_size for cell in members})
+        for axes, (label, value) in zip(row, _FIGURES, strict=True):
+            _draw_lines(axes, members, sizes, value)
             axes.set(xlabel="I/O size (KiB)", ylabel=label, ylim=(0, None))
             axes.set_xscale("log", base=2)
-            axes.set_xticks(every, [str(size) for size in every])
+            axes.set_xticks([size / 1024 for size in sizes], [str(size >> 10) for size in sizes])
             axes.minorticks_off()
-            axes.set_title(f"{group[0]}, {group[1]} workers")
+            axes.set_title(f"{_PATTERNS[group[0]]}, {counted(group[1], 'worker')}")
             axes.grid(alpha=0.3)
         row[0].legend(fontsize="small")
+    targets = ", ".join(dict.fromkeys(cell.target for cell in cells))
+    figure.suptitle(f"data paths of {targets}, {_day_of(path.with_name(CELLS))}")
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix))
+
+
+_FIGURES: tuple[tuple[str, Callable[[Cell], float]], ...] = (
+    ("throughput (GB/s)", lambda cell: cell.bytes_per_second / 1e9),
+    ("CPU seconds for each GB", lambda cell: cell.cpu_seconds_per_gb),
+)
+_PATTERNS: Mapping[Pattern, str] = {
+    "seq_read": "sequential reads",
+    "random_read": "random reads",
+    "seq_write": "sequential writes",
+    "random_write": "random writes",
+    "seq_mix": "sequential reads and writes",
+    "random_mix": "random reads and writes",
+}
+
+
+def _draw_lines(
+    axes: "Axes", members: Sequence[Cell], sizes: Sequence[int], value: Callable[[Cell], float]
+) -> None:
+    """Draw a line a path, with a gap where a size was not measured."""
+    for (target, path), name in _columns(members).items():
+        found = {c.io_size: value(c) for c in members if (c.target, c.path) == (target, path)}
+        marker, line = _LOOKS[len(axes.lines) % len(_LOOKS)]
+        axes.plot(
+            [size / 1024 for size in sizes],
+            [found.get(size, math.nan) for size in sizes],
+            marker=marker,
+            linestyle=line,
+            label=name.replace("GDS", "GPUDirect Storage"),
+        )
+
+
+def _day_of(path: Path) -> str:
+    """Return the day on which the last cell was measured; today without a file of cells."""
+    time = path.stat().st_mtime if path.exists() else None
+    when = datetime.now(UTC) if time is None else datetime.fromtimestamp(time, UTC)
+    return when.date().isoformat()

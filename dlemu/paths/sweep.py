@@ -30,6 +30,8 @@ from dlemu.results.records import JsonLines, check_writable
 from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 
+CELLS = "cells.jsonl"
+"""Keeps the cells that were measured."""
 _LARGEST_FILE = 2 << 30
 """Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
 _SMALLEST_FILE = 16 << 20
@@ -146,7 +148,7 @@ def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
-        store = JsonLines(sweep.output / "cells.jsonl")
+        store = JsonLines(sweep.output / CELLS)
         known = {cell.asked: cell for cell in cells_of(store)}
         num_left = sum(each not in known for each in all_asked)
         on_event(

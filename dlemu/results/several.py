@@ -16,7 +16,7 @@ LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
 _CLOCK = 1.0
 """Seconds that begin and end of a run are told to."""
-_REPEATABILITY = 0.05
+REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
@@ -45,10 +45,10 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation{rule}")
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
-    if spread > _REPEATABILITY:
+    if spread > REPEATABILITY:
         reasons.append(
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
-            f"{100 * _REPEATABILITY:g}% is repeatable"
+            f"{100 * REPEATABILITY:g}% is repeatable"
         )
     if outcomes and _has_numbered_rules(summary, outcomes[-1]):
         reasons += _long_gaps(summary["runs"])

@@ -147,8 +147,8 @@ class _Run:
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
         hosts = world.gather(system)
         self._summary["system"] = [asdict(host) for host in hosts or () if host is not None]
-        hosts = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
-        self._summary.update(dlio_fields(self._dataset.layout, list(hosts.values())))
+        sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
+        self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:

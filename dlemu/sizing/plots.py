@@ -3,25 +3,28 @@
 Figures are made without pyplot, so a caller's backend and figures stay as they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from dlemu.results.facts import date_of, drive_name, runs_of
+from dlemu.results.metrics import passes
+from dlemu.results.summary import time_of_day
 from dlemu.sizing.answers import AT_LEAST, Sized
-from dlemu.sizing.search import Point
-from dlemu.units import counted
+from dlemu.units import counted, rate_unit
 
-_AU, _RATE, _CHOSEN = "#1f5fa8", "#c46a12", "#3a7d44"
+_AU, _RATE, _CHOSEN, _GREY = "#1f5fa8", "#c46a12", "#3a7d44", "0.35"
+_HATCHES = ("", "//", "..", "xx", "--")
+"""Of the bars of one target, which are told apart in grey."""
 
 
 def plot_sizing(sized: Sized, path: Path) -> None:
     """Write `path`.png and .svg: AU and read rate of every run over N, threshold and answer."""
-    figure = Figure(figsize=(7.5, 6), layout="constrained")
+    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     _draw_au(upper, sized)
     _draw_rate(lower, sized)
@@ -33,66 +36,88 @@ def plot_sizing(sized: Sized, path: Path) -> None:
     else:
         upper.plot([], [], linestyle="None", label="answer: 0, one alone fails")
     least, most = _tried(sized)
-    lower.set_xlabel("emulated accelerators N")
+    lower.set_xlabel("emulated accelerators (N)")
     lower.set_xlim(least - 1, most + 1)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in (upper, lower):
+        axis.grid(alpha=0.25)
         axis.legend(loc="best", fontsize="small")
-    quick = " (quick: a small dataset)" if sized.workload.size.quick else ""
-    figure.suptitle(f"{sized.workload.name} on {sized.target.name}{quick}")
+    quick = "\nquick: a dataset smaller than the rule asks for" * sized.workload.size.quick
+    drive, date = _drive_and_date(sized)
+    figure.suptitle(f"{sized.workload.name} on {drive}, {date}{quick}")
     _save(figure, path)
+
+
+def _drive_and_date(sized: Sized) -> tuple[str, str]:
+    """Return what the storage is called, and the day of the last run; today without any."""
+    runs = runs_of(sized.folder, f"{sized.target.name}.{sized.workload.name}")
+    last = runs[-1] if runs else {}
+    return drive_name(last, sized.target.name), date_of(last) or time_of_day()[:10]
 
 
 def _draw_au(axis: Axes, sized: Sized) -> None:
     """Draw AU of each run, the threshold, and the AU that N* predicts between the runs."""
-    _draw_runs(axis, sized.points, lambda point: point.au_percentage, _AU)
+    passed = [passes(point.au_percentage, sized.threshold) for point in sized.points]
+    for name, marker, which in (("passed", "o", True), ("failed", "s", False)):
+        runs = [p for p, met in zip(sized.points, passed, strict=True) if met is which]
+        if runs:
+            # Filled or hollow: both are told apart in grey.
+            axis.scatter(
+                [point.num_accelerators for point in runs],
+                [point.au_percentage for point in runs],
+                marker=marker,
+                facecolor=_AU if which else "white",
+                edgecolor=_AU,
+                s=30,
+                label=f"a run that {name}",
+                zorder=3,
+            )
     reached = [point.au_percentage for point in sized.points]
     if sized.real_accelerators is not None:
-        numbers = np.linspace(*_tried(sized), 200)
-        axis.plot(
-            numbers,
-            np.minimum(max(reached), sized.threshold * sized.real_accelerators / numbers),
-            color=_AU,
-            linestyle=":",
-            label="model, not measured: the same bytes for any N, "
-            f"N* = {sized.real_accelerators:.2f}",
-        )
-    axis.axhline(
-        sized.threshold, color="0.35", linestyle="--", label=f"threshold {sized.threshold:g}%"
-    )
+        _draw_crossing(axis, sized, most=max(reached))
+    axis.axhline(sized.threshold, color=_GREY, linewidth=1, label=f"threshold {sized.threshold:g}%")
     axis.set_ylabel("accelerator utilisation (%)")
     axis.set_ylim(max(0.0, min(sized.threshold, *reached) - 5), 102)
 
 
-def _draw_rate(axis: Axes, sized: Sized) -> None:
-    """Draw the read rate of each run, and what N accelerators demand at the threshold."""
-    fastest = max(point.read_bytes_per_second for point in sized.points)
-    unit, size = ("GB/s", 1e9) if fastest >= 1e9 else ("MB/s", 1e6)
-    _draw_runs(axis, sized.points, lambda point: point.read_bytes_per_second / size, _RATE)
-    numbers = np.array(_tried(sized))  # only where something was measured
-    asked = numbers * sized.workload.demand * sized.threshold / 100 / size
-    axis.plot(numbers, asked, "_--", color="0.35", label="demand of N at the threshold (computed)")
-    axis.set_ylabel(f"read ({unit})")
-    axis.set_ylim(0, max(1.25 * fastest / size, 1.1 * asked[0]))
-
-
-def _draw_runs(
-    axis: Axes, points: Sequence[Point], value: Callable[[Point], float], color: str
-) -> None:
-    """Draw each run as a dot, and for each number the mean and the range of its runs."""
-    runs: dict[int, list[float]] = {}
-    for point in points:
-        runs.setdefault(point.num_accelerators, []).append(value(point))
-    means = [fmean(values) for values in runs.values()]
-    below = [mean - min(values) for mean, values in zip(means, runs.values(), strict=True)]
-    above = [max(values) - mean for mean, values in zip(means, runs.values(), strict=True)]
-    # No line from number to number: nothing was measured between them.
-    axis.errorbar(
-        list(runs), means, [below, above], fmt="_", color=color, linewidth=1, capsize=4, alpha=0.7
+def _draw_crossing(axis: Axes, sized: Sized, *, most: float) -> None:
+    """Draw where AU meets the threshold, and the AU that follows from it for each N."""
+    real = sized.real_accelerators
+    assert real is not None
+    numbers = np.linspace(*_tried(sized), 200)
+    axis.plot(
+        numbers,
+        np.minimum(most, sized.threshold * real / numbers),
+        color=_AU,
+        linestyle="--",
+        linewidth=1,
+        label="predicted from the runs: the same bytes/s for any N",
     )
-    numbers = [point.num_accelerators for point in points]
-    axis.scatter(numbers, list(map(value, points)), color=color, s=28, alpha=0.7, label="a run")
-    axis.grid(alpha=0.25)
+    if sized.interval is not None:
+        low, high = sized.interval
+        label = f"N* = {real:.2f}: meets the threshold; 95% interval {low:.2f} to {high:.2f}"
+        axis.axvspan(low, high, color=_AU, alpha=0.15, label=label)
+
+
+def _draw_rate(axis: Axes, sized: Sized) -> None:
+    """Draw the read rate of each run, and what N accelerators need to reach the threshold."""
+    rates = [point.read_bytes_per_second for point in sized.points]
+    fastest = max(rates)
+    unit, size = rate_unit(fastest)
+    tried = [point.num_accelerators for point in sized.points]
+    axis.scatter(tried, [rate / size for rate in rates], color=_RATE, s=30, label="a run", zorder=3)
+    numbers = np.array(_tried(sized))
+    asked = numbers * sized.workload.demand * sized.threshold / 100 / size
+    axis.plot(
+        numbers,
+        asked,
+        color=_GREY,
+        linestyle="--",
+        linewidth=1,
+        label="predicted: what N accelerators read at the threshold",
+    )
+    axis.set_ylabel(f"read ({unit})")
+    axis.set_ylim(0, max(1.4 * fastest / size, 1.1 * asked[0]))
 
 
 def _tried(sized: Sized) -> tuple[int, int]:
@@ -105,18 +130,21 @@ def plot_table(sized: Sequence[Sized], path: Path) -> None:
     """Write `path`.png and .svg: a group of bars for each workload, a bar for each target."""
     workloads = list(dict.fromkeys(each.workload.name for each in sized))
     targets = list(dict.fromkeys(each.target.name for each in sized))
-    inches = 2 + 1.2 * len(workloads) * max(2, len(targets))
-    figure = Figure(figsize=(inches, 4.5), layout="constrained")
+    inches = max(5.5, 2 + 1.2 * len(workloads) * max(2, len(targets)))
+    figure = Figure(figsize=(inches, 4.5 + 0.2 * len(targets)), layout="constrained")
     axis = figure.subplots()
     width = 0.8 / len(targets)
     for place, target in enumerate(targets):
         own = [each for each in sized if each.target.name == target]
         left = (place - (len(targets) - 1) / 2) * width
+        drive, _ = _drive_and_date(own[0])
         bars = axis.bar(
             [workloads.index(each.workload.name) + left for each in own],
             [each.num_accelerators for each in own],
             0.9 * width,
-            label=f"{target} ({counted(own[0].target.num_drives, 'drive')})",
+            edgecolor="white",
+            hatch=_HATCHES[place % len(_HATCHES)],
+            label=f"{drive}, {counted(own[0].target.num_drives, 'drive')}",
         )
         marks = [f"{'≥ ' if each.at_least else ''}{each.num_accelerators}" for each in own]
         axis.bar_label(bars, marks, padding=2)
@@ -126,9 +154,13 @@ def plot_table(sized: Sequence[Sized], path: Path) -> None:
     axis.margins(y=0.12)
     axis.grid(axis="y", alpha=0.25)
     axis.set_axisbelow(True)
-    axis.legend(fontsize="small")
-    if any(each.at_least for each in sized):
-        figure.supxlabel(AT_LEAST, fontsize="small")
+    figure.legend(fontsize="small", loc="outside lower center")
+    date = max(_drive_and_date(each)[1] for each in sized)
+    notes = [f"accelerators that a storage feeds, {date}"]
+    notes += [AT_LEAST] * any(each.at_least for each in sized)
+    quick = any(each.workload.size.quick for each in sized)
+    notes += ["quick: datasets smaller than the rule asks for"] * quick
+    figure.suptitle("\n".join(notes), fontsize="medium")
     _save(figure, path)
 
 

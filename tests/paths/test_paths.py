@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from dlemu.cli import paths
 from dlemu.cli.paths import parse_plan
@@ -465,6 +466,36 @@ def test_csv_and_json_hold_every_figure(tmp_path: Path) -> None:
     report.write_report(PUBLISHED, tmp_path)
     written = json.loads((tmp_path / "paths.json").read_text())
     assert [Cell(**row) for row in written] == PUBLISHED
+
+
+def test_the_picture_has_words_units_and_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    (tmp_path / "cells.jsonl").touch()
+    os.utime(tmp_path / "cells.jsonl", (0, 86_400 * 365))
+    sizes = [64 << 10, 1 << 20, 4 << 20]
+    gapped = [cell("host_direct", size, 2.0) for size in sizes if size != 1 << 20]
+    report.write_report(
+        [*(cell("cufile", size, 4.0, mode="p2pdma") for size in sizes), *gapped], tmp_path
+    )
+
+    figure = figures[0]
+    assert figure.get_suptitle() == "data paths of /mnt/d1, 1971-01-01"
+    left, right = figure.axes
+    assert [each.get_title() for each in (left, right)] == ["sequential reads, 24 workers"] * 2
+    assert [left.get_xlabel(), left.get_ylabel()] == ["I/O size (KiB)", "throughput (GB/s)"]
+    assert right.get_ylabel() == "CPU seconds for each GB"
+    legend = left.get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["GPUDirect Storage (p2pdma)", "O_DIRECT"]
+    whole, cut = (np.asarray(line.get_ydata()) for line in left.lines)
+    assert whole.tolist() == pytest.approx([4.0 * 2**30 / 1e9] * 3)
+    assert np.isnan(cut).tolist() == [False, True, False], "no line over a size that was left out"
+    looks = {(line.get_marker(), line.get_linestyle()) for line in left.lines}
+    assert len(looks) == 2, "in grey, too"
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Most tests ask for so little AU that every number passes: what they check is not
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -578,13 +579,63 @@ def test_a_picture_has_no_curve_that_nobody_measured(monkeypatch: pytest.MonkeyP
     ]
     assert [len(each) for each in curves] == [1, 0]
     (model,) = curves[0]
-    assert str(model.get_label()).startswith("model, not measured: ")
     numbers = np.asarray(model.get_xdata())
     assert (numbers[0], numbers[-1]) == (8, 12), "from the fewest to the most that were measured"
     for figure in figures:
-        runs = [c for c in figure.axes[0].collections if c.get_label() == "a run"]
-        drawn = np.asarray(runs[0].get_offsets()).tolist()
-        assert sorted(drawn) == [[8, 93.96], [8, 94.31], [9, 83.7], [12, 62.8]]
+        drawn = {str(c.get_label()): c for c in figure.axes[0].collections}
+        spots = {
+            name: sorted(np.asarray(drawn[f"a run that {name}"].get_offsets()).tolist())
+            for name in ("passed", "failed")
+        }
+        assert spots == {"passed": [[8, 93.96], [8, 94.31]], "failed": [[9, 83.7], [12, 62.8]]}
+        # Not even between two numbers is a line whole, but for the threshold and the answer's band.
+        for line in (line for axis in figure.axes for line in axis.lines):
+            ends = np.unique(np.asarray(line.get_xdata()))
+            if ends.size > 1 and not np.array_equal(ends, [0, 1]):
+                assert line.get_linestyle() == "--"
+                assert str(line.get_label()).startswith("predicted")
+
+
+def test_a_picture_names_drive_and_day_and_needs_no_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    for number, day in enumerate(("2026-01-02", "2026-01-03", "2026-01-01"), 1):
+        run = tmp_path / "runs" / f"d1.unet3d_h100.0{number}.n8"
+        run.mkdir(parents=True)
+        told = {"status": "complete", "start": f"{day}T10:00:00+00:00", "place": {"model": "M 7"}}
+        (run / "summary.json").write_text(json.dumps(told))
+    quick = example().workload.with_keys({"size.quick": True})
+
+    plot_sizing(example(folder=tmp_path), Path("unused"))
+    plot_sizing(example(folder=Path("unused"), workload=quick), Path("unused"))
+    plot_table([example(folder=tmp_path), example(at_least=True)], Path("unused"))
+
+    first, second, table = figures
+    assert first.get_suptitle() == "unet3d_h100 on M 7 (d1), 2026-01-03"
+    assert re.fullmatch(
+        r"unet3d_h100 on d1, 20\d\d-\d\d-\d\d\nquick: a dataset smaller than the rule asks for",
+        second.get_suptitle(),
+    )
+    upper, lower = first.axes
+    legend = upper.get_legend()
+    assert legend is not None and {text.get_text() for text in legend.get_texts()} == {
+        "a run that passed",
+        "a run that failed",
+        "predicted from the runs: the same bytes/s for any N",
+        "N* = 8.37: meets the threshold; 95% interval 8.28 to 8.46",
+        "threshold 90%",
+        "answer: 8",
+    }
+    assert (upper.get_ylabel(), lower.get_ylabel()) == (
+        "accelerator utilisation (%)",
+        "read (GB/s)",
+    )
+    assert lower.get_xlabel() == "emulated accelerators (N)"
+    assert table.get_suptitle().startswith("accelerators that a storage feeds, 20")
+    assert table.get_suptitle().endswith("\n≥: the storage was not the limit, it may feed more")
+    assert table.legends[0].get_texts()[0].get_text() == "M 7 (d1), 4 drives"
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Where and when a result was measured, in words for pages and pictures."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import DlemuError
+from dlemu.results.records import SUMMARY, read_summary
+from dlemu.units import counted, format_bytes, format_rate
+from dlemu.workload.model import Workload
+
+Summary = Mapping[str, Any]
+"""summary.json of a run. Runs of earlier versions lack fields, so each may be missing here."""
+
+
+def facts_of(summary: Summary, workload: Workload | None = None) -> Iterator[tuple[str, str]]:
+    """Yield names and values, "" where a value is not known."""
+    place = summary.get("place") or {}
+    yield "measured", date_of(summary, long=True)
+    yield "host", _host(summary, place)
+    yield "drive", _drive(summary, place)
+    kind, point = place.get("file_system"), place.get("mount")
+    yield "file system", " at ".join(each for each in (kind, point) if each)
+    yield "dataset", _dataset(summary.get("dataset") or {}, workload)
+    yield "loader", _loader(summary, workload)
+    versions = summary.get("versions") or {}
+    first = {"dlemu": versions.get("dlemu")} | versions
+    yield "versions", ", ".join(f"{name} {value}" for name, value in first.items() if value)
+
+
+def date_of(summary: Summary, *, long: bool = False) -> str:
+    """Return the day of a run; with `long` also the time, "2026-11-21 23:54 to 23:58 UTC"."""
+    start, end = (str(summary.get(name) or "") for name in ("start", "end"))
+    if not long:
+        return start[:10]
+    if "T" not in start:
+        return start
+    (day, time), (last_day, last) = start.split("T", 1), (end.split("T", 1) * 2)[:2]
+    if not end or (day, time[:5]) == (last_day, last[:5]):
+        return f"{day} {time[:5]} UTC"
+    return f"{day} {time[:5]} to {'' if last_day == day else f'{last_day} '}{last[:5]} UTC"
+
+
+def drive_name(summary: Summary, folder: str) -> str:
+    """Return what a title calls the storage: the drive's model, else its device and the folder."""
+    place = summary.get("place") or {}
+    if model := place.get("model"):
+        return f"{model} ({folder})"
+    devices = _devices(summary, place)
+    return f"{folder} ({devices})" if devices else folder
+
+
+def runs_of(folder: Path, search: str) -> list[Summary]:
+    """Return the summaries of a search's runs, in the order of their start.
+
+    `search` is "<target>.<workload>". Runs whose summary cannot be read are left out.
+    """
+    found: list[Summary] = []
+    for path in sorted(folder.glob(f"runs/*/{SUMMARY}")):
+        if path.parent.name.startswith(f"{search}."):
+            with suppress(DlemuError):
+                found.append(read_summary(path.parent))
+    return sorted(found, key=lambda each: str(each.get("start") or ""))
+
+
+def _host(summary: Summary, place: Summary) -> str:
+    name = str(place.get("host") or summary.get("hostname") or "")
+    others = (summary.get("num_hosts") or 1) - 1
+    parts = [name + (f" and {counted(others, 'other host')}" if others > 0 else "")]
+    measured: Summary = next(iter((summary.get("measured") or {}).get("hosts") or ()), {})
+    if cpus := place.get("cpus") or measured.get("usable_cpus"):
+        parts.append(f"{cpus:g} CPU{'' if cpus == 1 else 's'}")
+    if memory := place.get("memory_bytes"):
+        parts.append(f"{format_bytes(memory)} of memory")
+    return ", ".join(part for part in parts if part)
+
+
+def _devices(summary: Summary, place: Summary) -> str:
+    hosts = (summary.get("measured") or {}).get("hosts") or ()
+    found = dict.fromkeys(str(host["device"]) for host in hosts if host.get("device"))
+    return str(place.get("device") or "") or ", ".join(found)
+
+
+def _drive(summary: Summary, place: Summary) -> str:
+    """Return "nvme0n1, Micron 7450, firmware E2MU200, 3.84 TB"."""
+    if place.get("in_memory"):
+        return "none: the files lie in memory"
+    parts = [
+        _devices(summary, place) or str(place.get("source") or ""),
+        str(place.get("model") or ""),
+    ]
+    if firmware := place.get("firmware"):
+        parts.append(f"firmware {firmware}")
+    if size := place.get("size_bytes"):
+        parts.append(format_rate(size).removesuffix("/s"))  # decimal, as drives are sold
+    if place.get("is_root"):
+        parts.append("the disk of the system itself")
+    return ", ".join(part for part in parts if part)
+
+
+def _dataset(dataset: Summary, workload: Workload | None) -> str:
+    folder, kind = dataset.get("folder"), dataset.get("format")
+    number, size = dataset.get("num_files"), dataset.get("num_bytes")
+    if workload is not None and not dataset:
+        folder, kind = str(workload.data_folder), workload.dataset.format
+        if isinstance(workload.dataset.num_files_train, int):
+            number = workload.dataset.num_files_train
+            size = number * workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
+    parts = [str(folder or "")]
+    if number:
+        parts.append(counted(number, f"{kind or ''} file".strip()))
+    if size:
+        parts.append(format_bytes(size))
+    return ", ".join(part for part in parts if part)
+
+
+def _loader(summary: Summary, workload: Workload | None) -> str:
+    parts = [str(summary.get("data_loader") or "")]
+    if workload is not None:
+        reader = workload.reader
+        parts.append(f"{counted(reader.read_threads, 'worker')} for each accelerator")
+        parts.append("O_DIRECT" if reader.odirect is True else "through the page cache")
+    return ", ".join(part for part in parts if part)
