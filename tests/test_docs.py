@@ -14,6 +14,7 @@ import pytest
 
 import dlemu
 from dlemu.cli.main import run
+from docs import keys
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT
 
@@ -161,3 +162,8 @@ def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
     page = PAGE.read_text(encoding="utf-8")
     told = "run python -m docs.house --write"
     assert page == page_with(page, draw(MAY_IMPORT)), told
+
+
+def test_the_page_of_keys_is_that_of_the_models() -> None:
+    told = "run python -m docs.keys --write"
+    assert keys.PAGE.read_text(encoding="utf-8") == keys.render(), told

@@ -44,10 +44,10 @@ _ANSWERS = {
     "--debug": "write -v",
 }
 _GROUPS = {
-    "training": "it has no groups of commands; leave the word out: dlemu run ...",
-    "checkpointing": "it does not emulate checkpoints",
-    "vectordb": "it does not emulate vector databases",
-    "kvcache": "it does not emulate key-value caches",
+    "training": "leave it out: dlemu run ...",
+    "checkpointing": "dlemu does not emulate checkpoints",
+    "vectordb": "dlemu does not emulate vector databases",
+    "kvcache": "dlemu does not emulate key-value caches",
     "reports": "write dlemu report FOLDER",
     "reportgen": "write dlemu report FOLDER",
     "configview": "write dlemu run ... --cfg job",
@@ -60,7 +60,7 @@ _GROUPS = {
 
 def command_of(name: str) -> str:
     """Return what to write instead of a command of mlpstorage; "" if it has none of that name."""
-    return f"{name} is mlpstorage's; dlemu: {_GROUPS[name]}" if name in _GROUPS else ""
+    return f"{name} is a word of mlpstorage; {_GROUPS[name]}" if name in _GROUPS else ""
 
 
 def translated(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,59 @@
+"""Write the page of all keys from the models: `python -m docs.keys`, at the checkout's root.
+
+python -m docs.keys            print the page
+python -m docs.keys --write    put it into docs/keys.md
+"""
+
+import sys
+from pathlib import Path
+
+from dlemu.cli.help import by_group, reading
+from dlemu.workload.keys import Key, about
+
+PAGE = Path(__file__).with_name("keys.md")
+
+HEAD = """\
+# All keys
+
+`dlemu help KEY` shows one of them, `dlemu COMMAND --help-all` those of a command. The command
+`python -m docs.keys --write` makes this page from the models in `dlemu/workload/sections.py` and
+`dlemu/workload/model.py`.
+
+- A key is written as `key=value`, in any order behind the command.
+- A default holds where the workload's file says nothing. `dlemu run workload=NAME --cfg job`
+  shows all values of a workload.
+- Sizes take a unit: `4096`, `64KiB` (2^10), `1MB` (10^6). Times are in seconds.
+- `null` means "not set". A list is written as `"key=[A,B]"`.
+- Unknown keys are refused. DLIO's keys that have no effect are accepted and named.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    return "\n".join([HEAD, *(_section(group, keys) for group, keys in by_group())])
+
+
+def _section(group: str, keys: list[Key]) -> str:
+    lines = [f"## {group or 'Keys of no group'}", ""]
+    if about(group):
+        lines += [about(group), ""]
+    lines += ["| key | meaning | values | default | read by |", "|---|---|---|---|---|"]
+    for key in keys:
+        commands = ", ".join(reading(key.name)) or "none"
+        default = f"`{key.default}`" if key.default else ""
+        cells = (f"`{key.name}`", key.meaning, key.values, default, commands)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main(words: list[str]) -> int:
+    """Print the page, or write it."""
+    if words == ["--write"]:
+        PAGE.write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

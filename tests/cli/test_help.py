@@ -1,0 +1,118 @@
+"""The help says what the models say, of each command its keys only, and its examples run."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.help import OPTIONS_OF_ALL, READERS, USAGES, help_of, keys_of, reading
+from dlemu.cli.main import COMMANDS, USAGE, run
+from dlemu.cli.words import OPTIONS
+from dlemu.workload.keys import all_keys
+
+RUN_EXAMPLES = ("datasize", "predict", "verify")
+"""Commands whose examples run here; those of the others are checked by their keys."""
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert run(words) == 0
+    return capsys.readouterr().out
+
+
+def test_every_key_has_its_meaning() -> None:
+    assert [key.name for key in all_keys().values() if not key.meaning.endswith(".")] == []
+    assert [key.name for key in all_keys().values() if not key.values] == []
+
+
+def test_every_key_has_commands_that_read_it() -> None:
+    for name in all_keys():
+        listed = name in READERS or name.partition(".")[0] in READERS
+        assert listed, f"give {name} or its group a row in READERS of dlemu/cli/help.py"
+    groups = {name.partition(".")[0] for name in all_keys()}
+    assert {*READERS} <= {*all_keys(), *groups}
+    assert {name for names in READERS.values() for name in names.split()} <= {*USAGES}
+
+
+def test_every_command_has_its_help() -> None:
+    assert {name for name in COMMANDS if name in USAGES} | {
+        name for name in COMMANDS if hasattr(COMMANDS[name], "module")
+    } == {*COMMANDS}
+    for name in COMMANDS:
+        assert f"\n  {name} " in USAGE, f"{name} is missing in USAGE of dlemu/cli/main.py"
+        known = {*getattr(COMMANDS[name], "options", ()), *OPTIONS_OF_ALL}
+        assert known <= {*OPTIONS}, f"give each option of {name} its row in OPTIONS"
+
+
+@pytest.mark.parametrize("command", USAGES)
+def test_the_help_has_the_commands_keys_and_no_other(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = said([command, "--help"], capsys), said([command, "--help-all"], capsys)
+    own = {key.name for key in keys_of(command)}
+    for text in (short, whole):
+        shown = {line.strip() for line in text.splitlines() if line.strip() in all_keys()}
+        assert shown <= own
+        assert max(map(len, text.splitlines())) <= 100
+    assert shown == own
+    assert said(["help", command], capsys) == short
+    assert {*USAGES[command].keys.split()} <= own
+
+
+def test_a_key_is_shown_with_unit_default_and_range(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(["help", "reader.read_threads"], capsys)
+    assert "Workers of each accelerator; 0 reads in the rank itself." in text
+    assert "values   whole number, 0 to 1,024" in text and "default  1" in text
+    assert "read by  dlemu run, dlemu size" in text
+    assert "  unet3d_h100     4\n" in text
+    assert "bytes (as 4096, 64KiB, 1MB), 4,096 to" in said(["help", "reader.piece_bytes"], capsys)
+    assert "values   true, false, auto" in said(["help", "++reader.odirect=true"], capsys)
+    assert "seconds" in said(["help", "train.computation_time.mean"], capsys)
+    assert "has no effect" in said(["help", "storage.storage_type"], capsys)
+    assert "dali.gpus_per_host" in said(["help", "dali"], capsys)
+    assert said(["help", "keys"], capsys).count("\n  ") > 3 * len(all_keys())
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("reader.odirct", "no help on reader.odirct; did you mean reader.odirect?"),
+        ("odirect", "no help on odirect; did you mean reader.odirect?"),
+        ("siz", "no help on siz; did you mean size?"),
+        ("xyzzy", "no help on xyzzy; dlemu help keys lists all keys, dlemu --help all commands"),
+    ],
+)
+def test_an_unknown_word_gets_one_line(
+    word: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["help", word]) == 1
+    assert capsys.readouterr().err == f"dlemu: {line}\n"
+
+
+def test_the_table_says_what_predict_reads() -> None:
+    assert reading("metric.au") == ["run", "size", "calibrate", "predict"]
+    assert reading("dataset.file_prefix") == ["datagen", "run", "size", "calibrate"]
+    assert reading("storage.storage_type") == []
+
+
+def test_examples_are_shown_as_a_shell_takes_them() -> None:
+    for name, usage in USAGES.items():
+        text = help_of(name, "", ()).replace("\\\n", " ")
+        lines = [shlex.split(line) for line in text.splitlines() if line.startswith("  dlemu ")]
+        assert [shlex.split(example) for example in usage.examples] == lines[1:]
+
+
+def test_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = "dataset.data_folder=data/cosmoflow"
+    small = ["dataset.num_files_train=2", "dataset.record_length_bytes=20kB"]
+    small.append("dataset.record_length_bytes_stdev=0")
+    assert run(["datagen", "workload=cosmoflow_h100", data, *small]) == 0
+    for name, usage in USAGES.items():
+        for example in usage.examples:
+            words = shlex.split(example)[1:]
+            if name not in RUN_EXAMPLES:
+                words.append("--cfg=job")
+            assert run(words) == 0, capsys.readouterr().err

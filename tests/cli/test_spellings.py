@@ -1,0 +1,77 @@
+"""The words of DLIO and mlpstorage mean the same here, or get a line that says what to write."""
+
+import pytest
+import yaml
+
+from dlemu.cli.main import run
+from dlemu.cli.spellings import translated
+from dlemu.errors import WorkloadError
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("++workload.train.epochs=1", "train.epochs=1"),
+        ("workload.reader.read_threads=8", "reader.read_threads=8"),
+        ("+workload.reader.read_threads=8", "reader.read_threads=8"),
+        ("++train.epochs=1 workload=unet3d_h100", "++train.epochs=1 workload=unet3d_h100"),
+        ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg job"),
+        ("--workload=my.yaml", "workload=my.yaml"),
+        ("--model unet3d --accelerator-type h100", "workload=unet3d_h100"),
+        ("--workload unet3d --accelerator-type a100", "workload=unet3d_a100"),
+        ("--params a.b=1 c.d=2 --cfg job", "a.b=1 c.d=2 --cfg job"),
+        ("--param a.b=1 --param=c.d=2", "a.b=1 c.d=2"),
+        ("--num-accelerators 8", "num_accelerators=8"),
+        ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
+        ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
+        ("--data-dir /mnt/x", "dataset.data_folder=/mnt/x"),
+        ("--closed", "division=closed"),
+        ("a -- --closed", "a -- --closed"),
+    ],
+)
+def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
+    assert translated(words.split()) == own.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--model unet3d", "--model unet3d needs --accelerator-type a100 or b200 or h100; or write "
+         "workload=unet3d_h100"),
+        ("--accelerator-type h100", "--accelerator-type h100 needs --model, or write "
+         "workload=NAME"),
+        ("--results-dir /x", "--results-dir is mlpstorage's; write output.folder=FOLDER, which is "
+         "the folder of this one run"),
+        ("--hosts=a,b", "--hosts is mlpstorage's; start the ranks yourself: mpirun -n RANKS --host "
+         "A,B --bind-to none dlemu run ..."),
+        ("--num-accelerators", "--num-accelerators needs a value"),
+        ("--data-dir --closed", "--data-dir needs a value"),
+        ("--data-dir ~/x", "--data-dir=~/x: a shell expands no ~ behind =; write $HOME/x, or "
+         "./~/x for a folder of that name"),
+    ],
+)  # fmt: skip
+def test_what_means_something_else_gets_one_line(words: str, line: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        translated(words.split())
+    assert str(error.value) == line
+
+
+def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--model unet3d --accelerator-type h100 --num-accelerators 4 --num-client-hosts 1 "
+    words += "--client-host-memory-in-gb 64 --data-dir /mnt/unet3d --params reader.read_threads=8"
+    assert run(["run", *words.split(), "++workload.train.epochs=2", "--cfg", "job"]) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
+    assert (tree["name"], tree["reader"]["read_threads"], tree["train"]["epochs"]) == (
+        "unet3d_h100",
+        8,
+        2,
+    )
+    assert (tree["num_accelerators"], tree["host_memory"]) == (4, 64 << 30)
+    assert tree["dataset"]["data_folder"] == "/mnt/unet3d"
+
+
+def test_a_group_of_commands_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["training", "run"]) == 1
+    assert capsys.readouterr().err == (
+        "dlemu: training is a word of mlpstorage; leave it out: dlemu run ...\n"
+    )
