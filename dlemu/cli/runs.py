@@ -16,9 +16,13 @@ def run(workload: Any, world: World, words: Words) -> int:
     from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
 
-    script = world.on_first(lambda: Script.of(words, RUN))
-    if script.is_asked and not workload.workflow.train:
-        raise WorkloadError("--json and --csv tell of a run, and workflow.train=false makes none")
+    def for_scripts() -> Script:
+        script = Script.of(words, RUN)
+        if script.is_asked and not workload.workflow.train:
+            raise WorkloadError("--json and --csv tell of a run; workflow.train=false makes none")
+        return script
+
+    script = world.on_first(for_scripts)
     if workload.workflow.generate_data:
         if workload.workflow.train:
             check_job(workload, world)

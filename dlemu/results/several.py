@@ -91,8 +91,13 @@ def spread_of(values: Sequence[float]) -> Spread:
     if len(values) < 2:
         return Spread(mean=mean, sd=None, interval=None)
     sd = float(np.std(values, ddof=1))
-    half = _T95[min(len(values) - 1, len(_T95)) - 1] * sd / len(values) ** 0.5
+    half = t95(len(values) - 1) * sd / len(values) ** 0.5
     return Spread(mean=mean, sd=sd, interval=[mean - half, mean + half])
+
+
+def t95(freedom: float) -> float:
+    """Return Student's two-sided 95 % quantile, for whole degrees of freedom below."""
+    return _T95[max(1, int(min(freedom, len(_T95)))) - 1]
 
 
 def render_runs(workload: Workload, summary: RunsSummary) -> str:

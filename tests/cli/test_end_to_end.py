@@ -91,6 +91,7 @@ def test_generated_replayed_and_shown_again(
         "steps.0.npy",
         "config.yaml",
         "host.0.jsonl",
+        "series.csv",
     }
     assert run(["report", str(tmp_path / "run")]) == 0
     again = capsys.readouterr().out

@@ -356,6 +356,7 @@ def test_hosts_that_share_no_folder_have_one_report(hosts: str, data: str, tmp_p
     assert {path.name for path in here.iterdir()} == {
         "config.yaml",
         "summary.json",
+        "series.csv",
         "host.0.jsonl",
         name,
         *(f"steps.{rank}.npy" for rank in range(3)),

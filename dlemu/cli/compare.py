@@ -1,0 +1,207 @@
+"""`dlemu compare`: results side by side, and whether one is worse than CI allows."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from dlemu.cli.scripts import json_text
+from dlemu.cli.words import parse
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.results.compare import Comparison, Result, compare_folders
+from dlemu.results.noise import Difference
+from dlemu.terminal import answer, keep_stdout, say, shown_line
+
+HELP = """\
+dlemu compare A B... [compare.max_loss=5%] [--json]
+
+Show results of one workload side by side: folders of runs, of several runs (runs=5), or of sizings.
+Then how far each differs from the first, with the noise of the difference, and what else differs:
+hosts, kernel, drives, mount options, versions, keys.
+
+  compare.max_loss=5%   exit with 2 where a result has lost more than that against the first one:
+                        samples/s of runs, accelerators of sizings
+  --json                one JSON document, and nothing else on stdout
+
+Exit status: 0, 1 on an error, 2 where a result has lost more than compare.max_loss.
+"""
+_MAX_LOSS = "compare.max_loss"
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
+
+_FIGURES: dict[str, tuple[str, float, str]] = {
+    "au_percentage": ("AU (%)", 1, ".2f"),
+    "samples_per_second": ("samples/s", 1, ",.2f"),
+    "read_bytes_per_second": ("read (MB/s)", 1e-6, ",.1f"),
+    "page_cache_share": ("from memory (%)", 100, ".1f"),
+    "real_accelerators": ("N*", 1, ".2f"),
+}
+"""Heading, factor and form of each figure."""
+_IN_PERCENT = ("samples_per_second", "read_bytes_per_second")
+"""Their differences are shown relative to the first result."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu compare` with its arguments; return the exit status."""
+    words = parse(arguments, ("--json",))
+    max_loss = _max_loss(words.values)
+    if len(words.others) < 2:
+        raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
+    with keep_stdout("--json" in words.options):
+        comparisons = compare_folders(list(map(Path, words.others)))
+        lost = [loss for each in comparisons for loss in _losses(each, max_loss)]
+        if "--json" in words.options:
+            answer(json_text(_document(comparisons, max_loss)))
+        else:
+            say("\n\n".join(_render(each) for each in comparisons))
+        if max_loss is not None:
+            say("\n" + ("\n".join(lost) or f"no result lost more than {_MAX_LOSS}={max_loss:g}%"))
+    return 2 if lost else 0
+
+
+def _max_loss(values: dict[str, str]) -> float | None:
+    """Return the percent that a result may lose; None: any."""
+    for key in values:
+        if key != _MAX_LOSS:
+            hint = did_you_mean(key, (_MAX_LOSS,))
+            raise WorkloadError(f"unknown key {key}{hint or f'; dlemu compare has {_MAX_LOSS}'}")
+    text = values.get(_MAX_LOSS)
+    if text is None:
+        return None
+    found = _PERCENT.fullmatch(text.strip())
+    if found is None or float(found[1]) > 100:
+        raise WorkloadError(f"{_MAX_LOSS}={text} must be 0% to 100%; write {_MAX_LOSS}=5%")
+    return float(found[1])
+
+
+def _losses(comparison: Comparison, max_loss: float | None) -> Iterator[str]:
+    """Yield a line for each result that has lost more than is allowed."""
+    if max_loss is None:
+        return
+    first, *others = comparison.results
+    what = "accelerators" if first.kind == "sizing" else "samples/s"
+    for number, other in enumerate(others, 1):
+        loss = 100 * comparison.loss(number)
+        if round(loss, 6) > max_loss:
+            more = "; it is a lower bound" if other.at_least else ""
+            yield shown_line(
+                f"LOSS: {other.folder} has {loss:.1f}% fewer {what} than {first.folder}, "
+                f"{_MAX_LOSS} allows {max_loss:g}%{more}"
+            )
+
+
+def _render(comparison: Comparison) -> str:
+    """Return the comparison as text."""
+    results = comparison.results
+    names = [_name(number) for number in range(len(results))]
+    target = f" on {results[0].target}" if results[0].target else ""
+    parts = [f"{results[0].workload}{target}", _table(_overview(names, results))]
+    for number in range(1, len(results)):
+        rows = [
+            [f"  {_FIGURES[name][0]}", *_shown(name, each)]
+            for name, each in comparison.differences(number).items()
+        ]
+        if rows:
+            head = f"{names[number]} against A, with the 95% interval of the difference:"
+            parts.append(f"{head}\n{_table(rows, left=(0, 2))}")
+    noise = "; ".join(f"{n} from {r.basis}" for n, r in zip(names, results, strict=True))
+    parts.append(f"noise: {noise}{_caveat(results)}")
+    unlike: dict[str, list[Any]] = {**comparison.facts, **comparison.keys}
+    if unlike:
+        rows = [[f"  {name}", *map(_cell, values)] for name, values in unlike.items()]
+        parts.append(f"what differs:\n{_table([['', *names], *rows], left=range(9))}")
+    else:
+        parts.append("what differs: nothing that is known of hosts, drives, versions and keys")
+    return _stripped("\n\n".join(parts))
+
+
+def _caveat(results: Sequence[Result]) -> str:
+    one = any("one run" in result.basis for result in results)
+    return ". Runs may differ by more than their parts do: runs=5 tells" if one else ""
+
+
+def _name(number: int) -> str:
+    """Return A, B ... Z, then R27 and so on."""
+    return ascii_uppercase[number] if number < 26 else f"R{number + 1}"
+
+
+def _overview(names: Sequence[str], results: Sequence[Result]) -> list[list[str]]:
+    """Return the head and a row for each result."""
+    figures = [name for name in _FIGURES if any(name in r.figures for r in results)]
+    verdict = any(result.verdict for result in results)
+    rows = [
+        [
+            *("", "accelerators", *(_FIGURES[name][0] for name in figures)),
+            *(["verdict"] if verdict else []),
+            *("limit", "folder"),
+        ]
+    ]
+    for name, result in zip(names, results, strict=True):
+        cells = [name, f"{'>= ' if result.at_least else ''}{result.num_accelerators}"]
+        for figure in figures:
+            _, factor, form = _FIGURES[figure]
+            found = result.figures.get(figure)
+            cells.append("-" if found is None else format(factor * found.value, form))
+        if verdict:
+            cells.append(result.verdict)
+        rows.append([*cells, result.limit, str(result.folder)])
+    return rows
+
+
+def _shown(name: str, found: Difference) -> tuple[str, str]:
+    """Return a difference with its noise, and what is to be said of it."""
+    _, factor, form = _FIGURES[name]
+    unit = " points" if "%" in _FIGURES[name][0] else ""
+    if name in _IN_PERCENT and found.against:
+        factor, form, unit = 100 / found.against, ".1f", " %"
+    text = f"{format(factor * found.value, f'+{form}')}"
+    if found.noise is None:
+        return f"{text}{unit}", "noise unknown"
+    told = "within the noise" if found.within_noise else ""
+    return f"{text} ± {format(abs(factor) * found.noise, form)}{unit}", told
+
+
+def _cell(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return shown_line(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _stripped(text: str) -> str:
+    """Return a text without blanks at the end of a line."""
+    return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _table(rows: Sequence[Sequence[str]], left: Sequence[int] | range = ()) -> str:
+    """Return aligned columns: text to the left (`left`, and the last two), numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    to_left = {*left} or {0, len(widths) - 3, len(widths) - 2, len(widths) - 1}
+
+    def align(number: int) -> Callable[[str, int], str]:
+        return str.ljust if number in to_left else str.rjust
+
+    return "\n".join(
+        "  ".join(align(i)(cell, widths[i]) for i, cell in enumerate(row)) for row in rows
+    )
+
+
+def _document(comparisons: Sequence[Comparison], max_loss: float | None) -> Any:
+    """Return what --json prints: an object, or a list where there are several targets."""
+    documents = [
+        {
+            "results": [asdict(result) for result in each.results],
+            "differences": [
+                {
+                    name: asdict(found) | {"share": found.share, "within_noise": found.within_noise}
+                    for name, found in each.differences(number).items()
+                }
+                for number in range(1, len(each.results))
+            ],
+            "loss": [each.loss(number) for number in range(1, len(each.results))],
+            "max_loss": None if max_loss is None else max_loss / 100,
+            "differing_facts": each.facts,
+            "differing_keys": each.keys,
+        }
+        for each in comparisons
+    ]
+    return documents[0] if len(documents) == 1 else documents

@@ -1,0 +1,194 @@
+"""--json and --csv: what scripts read is one document, and rows whose columns stay."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.cli import scripts
+from dlemu.cli.main import run
+from dlemu.results.records import read_steps
+from tests.lab.commands import QUICK, generate
+from tests.sizing.conftest import no_pictures as no_pictures
+from tests.sizing.test_measured import TINY
+
+HOST = ["workload=unet3d_h100", "host_memory=64GiB"]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def document_of(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> Any:
+    """Return the one document that a command prints."""
+    capsys.readouterr()
+    assert run([*words, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return generate(tmp_path_factory.mktemp("scripts"))
+
+
+def test_columns_are_as_they_were() -> None:
+    """Scripts rely on them: a new one comes last, and none is renamed or moved."""
+    assert ",".join(scripts.RUN).startswith(
+        "time,id,label,workload,num_accelerators,au_percent,min_accelerator_au_percent,"
+        "samples_per_second,read_MB_per_second,verdict,limit,host,drive_model,dlemu_version,"
+        "overrides_hash,folder,runs"
+    )
+    assert ",".join(scripts.SIZE).startswith(
+        "time,id,label,workload,target,drives,num_accelerators,at_least,real_accelerators,"
+        "interval_low,interval_high,threshold_percent,au_percent,samples_per_second,"
+        "read_MB_per_second,limit,quick,runs,seconds,host,drive_model,dlemu_version,"
+        "overrides_hash,folder"
+    )
+    assert ",".join(scripts.PREDICT).startswith(
+        "time,id,label,workload,drive,drives,num_accelerators,low,high,at_least,"
+        "real_accelerators,au_percent,read_MB_per_second,limit,calibrated,dlemu_version,"
+        "overrides_hash"
+    )
+    assert ",".join(scripts.DATASIZE).startswith(
+        "time,id,label,workload,num_accelerators,num_files,num_samples,num_bytes,decided_by,"
+        "memory_bytes,dlemu_version,overrides_hash"
+    )
+
+
+def test_a_run_tells_what_its_summary_holds(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, table = tmp_path / "run", tmp_path / "runs.csv"
+    words = ["run", *QUICK, data, "num_accelerators=2", f"output.folder={folder}"]
+    told = document_of([*words, "--csv", str(table), "--label", "a, b"], capsys)
+    assert told == {"folder": str(folder)} | json.loads((folder / "summary.json").read_text())
+
+    (row,) = rows_of(table)
+    assert tuple(row) == scripts.RUN
+    assert (row["label"], row["num_accelerators"], row["runs"]) == ("a, b", "2", "1")
+    assert (row["time"], row["host"]) == (told["start"], told["hostname"])
+    assert (row["verdict"], row["folder"]) == ("PASS", str(folder))
+    assert float(row["au_percent"]) == told["metric"]["train_au_mean_percentage"]
+    steps = read_steps(folder)
+    steps = steps[steps["step"] > 0]
+    each = []
+    for accelerator in (0, 1):
+        au = []
+        for epoch in (0, 1):
+            own = steps[(steps["accelerator"] == accelerator) & (steps["epoch"] == epoch)]
+            parts = ("wait", "overhead", "compute", "barrier")
+            au.append(own["computation_time"].sum() / sum(own[part].sum() for part in parts))
+        each.append(100 * sum(au) / 2)
+    assert float(row["min_accelerator_au_percent"]) == pytest.approx(min(each))
+    rate = told["measured"]["read_bytes_per_second"] / 1e6
+    assert float(row["read_MB_per_second"]) == pytest.approx(rate)
+
+
+def test_several_runs_are_one_row(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, table = tmp_path / "runs", tmp_path / "runs.csv"
+    words = ["run", *QUICK, data, "train.epochs=1", "warmup=1", "runs=2", f"output.folder={folder}"]
+    capsys.readouterr()
+    status = run([*words, "--json", f"--csv={table}"])
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"folder": str(folder)} | json.loads((folder / "summary.json").read_text())
+    assert status == (0 if told["passed"] else 2)
+    (row,) = rows_of(table)
+    assert (row["runs"], row["verdict"]) == ("2", told["verdict"])
+    assert float(row["au_percent"]) == pytest.approx(told["au_percentage"]["mean"])
+    assert float(row["samples_per_second"]) == pytest.approx(told["samples_per_second"]["mean"])
+
+
+def test_the_hash_is_that_of_what_was_asked(tmp_path: Path) -> None:
+    table = tmp_path / "sizes.csv"
+    for more in ([], ["output.folder=elsewhere"], ["num_accelerators=2"], ["num_accelerators=3"]):
+        assert run(["datasize", *HOST, *more, "--csv", str(table)]) == 0
+    rows = rows_of(table)
+    assert tuple(rows[0]) == scripts.DATASIZE
+    hashes = [row["overrides_hash"] for row in rows]
+    assert hashes[0] == hashes[1], "where results go is no part of a job"
+    assert len(set(hashes)) == 3 and len({row["id"] for row in rows}) == 4
+
+
+def test_arithmetic_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = document_of(["datasize", *HOST, "num_accelerators=8"], capsys)
+    assert (told["num_files"], told["decided_by"]) == (28000, "steps")
+    assert told["memory"]["num_bytes"] == 64 << 30
+    words = ["predict", HOST[0], "drive=d7_ps1010", f"output.folder={tmp_path}"]
+    table = tmp_path / "predicted.csv"
+    told = document_of([*words, f"--csv={table}"], capsys)
+    assert told == json.loads((tmp_path / "predict.json").read_text())
+    (row,) = rows_of(table)
+    assert tuple(row) == scripts.PREDICT
+    assert row["num_accelerators"] == str(told["num_accelerators"])
+    assert (row["calibrated"], row["at_least"]) == ("false", "false")
+
+
+def test_the_keys_of_a_job_are_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    told = document_of(["run", *HOST, "train.epochs=3", "--cfg", "job"], capsys)
+    assert (told["train"]["epochs"], told["host_memory"]) == (3, 64 << 30)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_sizing_is_a_document_and_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = TINY | {"dataset.data_folder": tmp_path / "data", "output.folder": tmp_path / "out"}
+    words = ["workload=cosmoflow_h100", *(f"{key}={value}" for key, value in keys.items())]
+    assert run(["datagen", *words]) == 0
+    table = tmp_path / "sizes.csv"
+    told = document_of(["size", *words, f"--csv={table}"], capsys)
+    assert told == json.loads((tmp_path / "out" / "sizing.json").read_text())
+    (row,) = rows_of(table)
+    assert tuple(row) == scripts.SIZE
+    assert (row["num_accelerators"], row["at_least"], row["quick"]) == ("3", "true", "true")
+    assert (row["real_accelerators"], row["runs"]) == ("", str(len(told["points"])))
+    rates = [point["samples_per_second"] for point in told["confirmations"]]
+    assert float(row["samples_per_second"]) == pytest.approx(sum(rates) / len(rates))
+
+
+def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = tmp_path / "cells.csv", tmp_path / "out"
+    words = ["paths", str(tmp_path), "seconds=0.1", "io_sizes=64KiB", "workers=1"]
+    words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", f"output={out}"]
+    told = document_of([*words, "--csv", str(table), "--label=x"], capsys)
+    assert told == json.loads((out / "paths.json").read_text())
+    (row,) = rows_of(table)
+    assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
+    assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["run", "workload=unet3d_h100", "--json"], "dataset.data_folder is not set"),
+        (["predict", "workload=unet3d_h100", "--json"], "drive is not set"),
+        (["datasize", *HOST, "--label", "x"], "--label is a column of --csv FILE"),
+        (["run", *HOST[:1], "workflow.train=false", "--json"], "workflow.train=false makes none"),
+        (["paths", "/no/such/folder", "--json"], "is not a folder"),
+        (["compare", "/no/a", "/no/b", "--json"], "/no/a holds no summary.json"),
+        (["datasize", *HOST, "--csv"], "--csv needs a value"),
+        (["datagen", *HOST, "--json"], "unknown option --json"),
+    ],
+)
+def test_a_failure_prints_one_line_and_no_document(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and line in said.err
+
+
+def test_another_table_stops_a_run_before_it_begins(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("a,b\n")
+    folder = tmp_path / "run"
+    assert run(["run", *QUICK, data, f"output.folder={folder}", "--csv", str(table)]) == 1
+    assert "t.csv has other columns" in capsys.readouterr().err
+    assert table.read_text() == "a,b\n" and not folder.exists()

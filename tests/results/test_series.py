@@ -1,0 +1,139 @@
+"""series.csv: a row per host and interval, from records whose meaning is known."""
+
+import csv
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.host.devices import DeviceCounters
+from dlemu.host.intervals import Observation
+from dlemu.host.processes import HostCpu, ProcessCounters
+from dlemu.results.records import STEP
+from dlemu.results.series import COLUMNS, write_series
+from tests.lab.commands import QUICK, generate
+
+GIB = 1 << 30
+
+
+def observation(time: float, reads: int, queue_ms: int) -> Observation:
+    """Return counters that grow evenly; `time` is the host's clock."""
+    return Observation(
+        time=time,
+        label=None,
+        devices={
+            "sda": DeviceCounters(reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0),
+            "sdb": DeviceCounters(0, 0, 0, 0, 0),
+        },
+        network_read_bytes=None,
+        host=HostCpu(time, 3 * time, 0, 0),
+        usable_cpus=4.0,
+        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
+        throttling=None,
+        pss_bytes=None,
+        page_cache_bytes=GIB,
+    )
+
+
+def write_host(folder: Path, rank: int, observations: list[Observation], unix: float) -> None:
+    """Write host.<rank>.jsonl of a host whose clock shows 0 at a Unix time."""
+    lines = [{"time": 7.0, "unix_time": unix + 7.0}, *map(asdict, observations)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"host.{rank}.jsonl").write_text(text)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
+    wrap = (1 << 32) - 1000
+    seen = [
+        observation(100.0, 10, wrap),
+        observation(100.2, 999, wrap),  # at an epoch's border: too close for a rate
+        observation(101.0, 30, 1000),  # the queue's counter has wrapped around
+        observation(103.0, 30, 1000),
+    ]
+    write_host(tmp_path, 0, seen, 5000.0)
+    write_host(tmp_path, 3, [observation(7.0, 0, 0), observation(8.0, 1, 0)], 5094.5)
+    (tmp_path / "summary.json").write_text(json.dumps({"system": [{"host": "a"}, {"host": "b"}]}))
+    steps = np.zeros((4, 2), STEP)  # two accelerators, four steps of 0.5 s, from 100.5 to 102.5
+    steps["step"], steps["accelerator"] = np.arange(4)[:, None], [0, 1]
+    steps["start"] = 100.5 + 0.5 * steps["step"]
+    steps["wait"], steps["compute"], steps["computation_time"] = 0.1, 0.3, 0.25
+    steps["barrier"] = 0.1
+
+    write_series(tmp_path, tmp_path / "series.csv", {0: steps})
+
+    first, second, other = rows_of(tmp_path / "series.csv")
+    assert tuple(first) == COLUMNS
+    assert first == {
+        "seconds": "0.000",
+        "host": "a",
+        "epoch": "1",
+        "drive_read_MB_per_s": "20.000",
+        "drive_reads_per_s": "20.0",
+        "drive_util_percent": "50.00",
+        "drive_queue": "2.00",
+        "network_read_MB_per_s": "",
+        "read_calls_MB_per_s": "5.000",
+        "page_cache_bytes": str(GIB),
+        "host_cpu_percent": "25.00",
+        "process_cpu_percent": "50.00",
+        "au_percent": "50.00",
+    }
+    # Half a second without a step belongs to no AU.
+    assert (second["seconds"], second["epoch"], second["au_percent"]) == ("1.000", "1", "50.00")
+    # The other host's clock shows 7 when the first shows 101.5.
+    assert (other["host"], other["seconds"], other["au_percent"]) == ("b", "1.500", "")
+
+
+def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
+    """A step that spans two intervals counts in each for the part that lies there."""
+    write_host(tmp_path, 0, [observation(float(t), 0, 0) for t in range(4)], 0.0)
+    (tmp_path / "summary.json").write_text("{}")
+    steps = np.zeros(2, STEP)
+    steps["step"], steps["start"] = [0, 1], [0.0, 1.5]
+    steps["wait"], steps["compute"] = [0.5, 0.25], [1.0, 1.25]
+    steps["computation_time"] = steps["compute"]
+    write_series(tmp_path, tmp_path / "s.csv", {0: steps})
+    rows = rows_of(tmp_path / "s.csv")
+    assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
+    assert {row["host"] for row in rows} == {"of rank 0"}, "an older run does not name its host"
+
+
+def test_a_run_leaves_its_series_and_a_report_makes_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, generate(tmp_path), "train.computation_time=0.1"]
+    folder = tmp_path / "run"
+    assert run(["run", *words, f"output.folder={folder}"]) == 0
+    written = (folder / "series.csv").read_bytes()
+    (row, *_) = rows_of(folder / "series.csv")
+    assert row["epoch"] == "1" and 0 < float(row["au_percent"]) <= 100
+    assert int(row["page_cache_bytes"]) > 0
+    (folder / "series.csv").unlink()
+    again = tmp_path / "again.csv"
+    capsys.readouterr()
+    assert run(["report", str(folder), "--series", str(again)]) == 0
+    assert capsys.readouterr().out == f"series: {again}\n"
+    assert again.read_bytes() == written
+    assert run(["report", str(tmp_path), "--series", str(again)]) == 1
+    assert capsys.readouterr().err.endswith("holds no summary.json; is it a run's folder?\n")
+
+
+def test_an_observation_of_an_older_run_is_read(tmp_path: Path) -> None:
+    lines = [asdict(observation(t, 0, 0)) for t in (0.0, 1.0)]
+    for line in lines:
+        del line["page_cache_bytes"]
+    head = {"time": 0.0, "unix_time": 0.0}
+    text = "".join(json.dumps(line) + "\n" for line in (head, *lines))
+    (tmp_path / "host.0.jsonl").write_text(text)
+    (tmp_path / "summary.json").write_text("{}")
+    write_series(tmp_path, tmp_path / "s.csv", {})
+    (row,) = rows_of(tmp_path / "s.csv")
+    assert (row["page_cache_bytes"], row["au_percent"], row["epoch"]) == ("", "", "")
