@@ -17,6 +17,7 @@ dlemu - how many GPUs will this storage feed?
 
   dlemu COMMAND [workload=NAME] [key=value ...] [--config-dir FOLDER] [--cfg job] [--help]
 
+  try        a first answer for a folder in three minutes: dlemu try FOLDER
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
   verify     check a dataset: dlemu verify FOLDER [--full] [--repair]
@@ -111,6 +112,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 
 _COMMANDS: dict[str, Command | Tool] = {
+    "try": Tool("dlemu.cli.try_"),
     "datasize": Command("dlemu.cli.datasets:datasize"),
     "datagen": Command("dlemu.cli.datasets:datagen"),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), takes_folder=True),

@@ -11,7 +11,7 @@ def size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.sizing.measured import size_storage
 
-    return size_storage(workload, world, say)
+    return size_storage(workload, world, say, words.as_typed)
 
 
 def predict(workload: Any, world: World, words: Words) -> int:

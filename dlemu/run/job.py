@@ -16,7 +16,7 @@ import numpy as np
 
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import Dataset
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
@@ -68,19 +68,26 @@ def run_job(
     world: World,
     clock: Clock | None = None,
     say: Say = say,
+    layout: Layout | None = None,
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
+
+    With a `layout` its files are read, whatever else lies in the data folder.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
-        return _Run(workload, world, clock or WallClock.calibrate(), say, watchdog).run()
+        run = _Run(workload, world, clock or WallClock.calibrate(), say, watchdog)
+        run.layout = layout
+        return run.run()
 
 
 class _Run:
     """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
+    layout: Layout | None = None
+    """The files, if they are known already."""
     _dataset: Dataset
     _folder: Path
     _summary: Summary
@@ -118,7 +125,10 @@ class _Run:
         workload, reader = self._workload, self._workload.reader
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
-        self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
+        if self.layout is not None:
+            self._dataset = Dataset(workload, self.layout)
+        else:
+            self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
         if world.rank == 0:
             self._plan(epoch=0)
