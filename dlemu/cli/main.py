@@ -20,6 +20,7 @@ dlemu - how many GPUs will this storage feed?
 
   FOLDER is the data folder: its dataset says which workload it was written for.
 
+  try        a first answer for a folder in three minutes: dlemu try FOLDER
   datasize   how large the dataset must be, and which rule says so
   datagen    write the dataset (under mpirun: by all ranks)
   verify     check a dataset: dlemu verify FOLDER [--full] [--repair]
@@ -143,6 +144,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 _FOR_SCRIPTS = ("--json", "--csv", "--label")
 COMMANDS: dict[str, Command | Tool] = {
+    "try": Tool("dlemu.cli.try_"),
     "datasize": Command("dlemu.cli.datasets:datasize", _FOR_SCRIPTS),
     "datagen": Command("dlemu.cli.datasets:datagen", makes_folder=True),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),

@@ -18,7 +18,7 @@ def size(workload: Any, world: World, words: Words) -> int:
     def tell(answers: list[Any]) -> None:
         script.tell(as_json(answers), [size_row(answer) for answer in answers])
 
-    return size_storage(workload, world, say, on_end=tell)
+    return size_storage(workload, world, say, words.as_typed, on_end=tell)
 
 
 def predict(workload: Any, world: World, words: Words) -> int:

@@ -51,6 +51,12 @@ class Words:
     others: list[str] = field(default_factory=list)
 
     @property
+    def as_typed(self) -> list[str]:
+        """All words again, sorted by kind, for a command that is printed."""
+        options = [f"{name}={value}" if value else name for name, value in self.options.items()]
+        return [*self.others, *self.overrides, *options]
+
+    @property
     def values(self) -> dict[str, str]:
         """The overrides by key, for commands that have keys of their own."""
         pairs = (override.partition("=") for override in self.overrides)

@@ -96,6 +96,35 @@ class Layout:
         return f"{file % self.num_subfolders:0{width}d}/{name}"
 
 
+@dataclass(frozen=True)
+class Repeated(Layout):
+    """Files that are read as if there were more: file i stands for file i modulo their number.
+
+    For a short look at storage that O_DIRECT reads: no page cache keeps what was read before.
+    """
+
+    real: Layout | None = None
+
+    @classmethod
+    def of(cls, real: Layout, num_files: int) -> "Repeated":
+        """Return `num_files` files that stand for those of `real`."""
+        return cls(**(vars(real) | {"num_files": num_files}), real=real)
+
+    def path(self, file: int) -> str:
+        return self._real.path(file % self._real.num_files)
+
+    def index_path(self, file: int) -> str:
+        return self._real.index_path(file % self._real.num_files)
+
+    def sizes(self, samples: Samples) -> Samples:
+        return self._real.sizes(samples % self._real.num_samples)
+
+    @property
+    def _real(self) -> Layout:
+        assert self.real is not None
+        return self.real
+
+
 def layout_of(workload: Workload) -> Layout:
     """Return the layout of a workload's dataset."""
     dataset = workload.dataset

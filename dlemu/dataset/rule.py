@@ -197,9 +197,37 @@ class SizeCheck:
 
     @property
     def most_accelerators(self) -> int:
-        """The most accelerators for which an epoch has enough steps; memory aside."""
+        """The most accelerators that the dataset is large enough for; 0: for none."""
+        try:
+            self.check(1, expected=1.0)
+        except DatasetError:
+            return 0
         least = self._least_steps if self.workload.size.quick else STEPS_PER_EPOCH
         return self.layout.num_samples // (self.workload.reader.batch_size * least)
+
+    def files_for(self, accelerators: int) -> int:
+        """Return the files that a search for so many accelerators needs."""
+        if not self.workload.size.quick:
+            return DatasetSize(self.workload, accelerators, self.memory).num_files
+        samples = self._least_steps * self.workload.reader.batch_size * accelerators
+        return math.ceil(samples / self.workload.dataset.num_samples_per_file)
+
+    def wanted(self, expected: float) -> int:
+        """Return for how many accelerators a larger dataset is proposed, with some to spare."""
+        return max(2 * self.most_accelerators, math.ceil(_HEADROOM * expected), 1)
+
+    def describe_bound(self, expected: float) -> str:
+        """Return why a search ends at `most_accelerators`, and the command that extends the files.
+
+        `expected` is an estimate of what the storage feeds.
+        """
+        have, wanted = self.layout.num_files, self.wanted(expected)
+        files = self.files_for(wanted)
+        return (
+            f"the dataset was the limit: {counted(have, 'file')} are enough for "
+            f"{self.most_accelerators}; {files - have:,} more are enough for {wanted}: "
+            f"{datagen_command(self.workload, files)}"
+        )
 
     def num_steps(self, accelerators: int) -> int:
         """Return the steps of an epoch with so many accelerators."""
@@ -227,13 +255,11 @@ class SizeCheck:
         workload, steps = self.workload, self.num_steps(accelerators)
         if steps >= self._least_steps:
             return
-        samples = self._least_steps * workload.reader.batch_size * ahead
-        files = math.ceil(samples / workload.dataset.num_samples_per_file)
         raise DatasetError(
             f"for {counted(accelerators, 'accelerator')} the {self.layout.num_files:,} files in "
             f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
             f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; extend "
-            f"it: {datagen_command(workload, files)}"
+            f"it: {datagen_command(workload, self.files_for(ahead))}"
         )
 
     def _check_rule(self, accelerators: int, ahead: int) -> None:
@@ -243,13 +269,12 @@ class SizeCheck:
             return
         by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
         why = by_steps if size.decided_by == "steps" else by_memory
-        asked = DatasetSize(workload, ahead, self.memory)
         raise DatasetError(
             f"{counted(size.num_files, 'file')} are needed for "
             f"{counted(accelerators, 'accelerator')} ({why}), "
             f"{workload.data_folder} has {have:,}; extend it: "
-            f"{datagen_command(workload, asked.num_files)}, or take size.quick=true and a result "
-            "that says so"
+            f"{datagen_command(workload, self.files_for(ahead))}, or take size.quick=true and a "
+            "result that says so"
         )
 
     @property

@@ -73,23 +73,28 @@ def run_job(
     world: World,
     clock: Clock | None = None,
     say: Say = say,
+    layout: Layout | None = None,
     introduce: bool = True,
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
 
-    With `introduce`, the first lines name workload, dataset, storage and host.
+    With a `layout` its files are read, whatever else lies in the data folder. With `introduce`, the
+    first lines name workload, dataset, storage and host.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
         run = _Run(workload, world, clock or WallClock.calibrate(), say, watchdog)
+        run.layout = layout
         return run.run(introduce=introduce)
 
 
 class _Run:
     """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
+    layout: Layout | None = None
+    """The files, if they are known already."""
     _dataset: Dataset
     _folder: Path
     _summary: Summary
@@ -129,7 +134,10 @@ class _Run:
         workload, reader = self._workload, self._workload.reader
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
-        self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
+        if self.layout is not None:
+            self._dataset = Dataset(workload, self.layout)
+        else:
+            self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
         if world.rank == 0:
             self._plan(epoch=0)

@@ -224,6 +224,7 @@ def as_json(sized: Sequence[Sized]) -> Any:
             "data_folder": each.target.folder,
             "drives": each.target.num_drives,
             **{name: getattr(each, name) for name in (*same, "threshold", "limit")},
+            "bound": each.bound,
             "quick": each.workload.size.quick,
             "read_ahead_share": each.read_ahead_share,
             "dataset_bytes": each.dataset_bytes,

@@ -11,9 +11,11 @@ output.folder is named:
 """
 
 import itertools
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from dlemu.datagen import read_manifest
@@ -23,20 +25,19 @@ from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
-from dlemu.results.folders import hold
 from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much
-from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, search
-from dlemu.sizing.start import first_number
+from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
+from dlemu.sizing.unfinished import HeldSearch, hold_search
 from dlemu.terminal import Answer, say, silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate
+from dlemu.units import ceil_div, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
@@ -72,15 +73,18 @@ def size_storage(
     workload: Workload,
     world: World,
     say: Say = say,
+    words: Sequence[str] = (),
     *,
     on_end: Callable[[list[Sized]], None] = lambda answers: None,
 ) -> int:
     """Size every target and workload, and show the answers; return 2 if one alone fails, else 0.
 
-    Rank 0 calls `on_end` with all answers.
+    `words` are those of the command line behind `dlemu size`, for the command that goes on. Rank 0
+    calls `on_end` with all answers.
     """
+    again = partial(_same_command, words)
     answers = _size_all(
-        workload, world, say, lambda answer: say(Answer(f"\n{answer}", answer.line))
+        workload, world, say, lambda answer: say(Answer(f"\n{answer}", answer.line)), again
     )
     if world.rank == 0:
         if len(answers) > 1:
@@ -95,8 +99,12 @@ def _size_all(
     world: World,
     say: Say,
     on_answer: Callable[[Sized], None] = lambda answer: None,
+    go_on: Callable[[Path], str] = lambda folder: f"dlemu.size with output.folder={folder}",
 ) -> list[Sized]:
-    """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written."""
+    """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written.
+
+    `go_on(folder)` is said when the search is interrupted: how it goes on.
+    """
     if world.rank != 0:
         say = silent
     jobs = world.on_first(lambda: find_jobs(workload, say))
@@ -104,22 +112,35 @@ def _size_all(
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     answers: list[Sized] = []
     with ExitStack() as stack:
-        folder = world.on_first(lambda: stack.enter_context(hold(workload.output.folder, "size")))
-        for target, job in jobs:
-            answers.append(_Search(target, job, folder, world, say).run())
-            if world.rank == 0:
-                on_answer(answers[-1])
-                _write(answers, say)
+        kept = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
+        try:
+            for target, job in jobs:
+                answers.append(_Search(target, job, kept, world, say).run())
+                if world.rank == 0:
+                    on_answer(answers[-1])
+                    _write(answers, say)
+        except KeyboardInterrupt:
+            say(f"interrupted; this goes on after the runs so far: {go_on(kept.folder)}")
+            raise
+        if world.rank == 0:
+            kept.end()
     return answers
+
+
+def _same_command(words: Sequence[str], folder: Path) -> str:
+    """Return the command that goes on in a folder; it runs in the same working directory."""
+    named = any(word.lstrip("+").startswith("output.folder=") for word in words)
+    return shlex.join(["dlemu", "size", *words, *([] if named else [f"output.folder={folder}"])])
 
 
 class _Search:
     """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
     def __init__(
-        self, target: Target, workload: Workload, folder: Path, world: World, say: Say
+        self, target: Target, workload: Workload, kept: HeldSearch, world: World, say: Say
     ) -> None:
-        self._target, self._workload, self._folder = target, workload, folder
+        self._target, self._workload = target, workload
+        self._kept, self._folder = kept, kept.folder
         self._world, self._say = world, say
         self._name = f"{target.name}.{workload.name}"
 
@@ -136,6 +157,8 @@ class _Search:
         if not self._log.points:
             self._first, self._expected = first_number(self._target, self._enough, world, self._say)
         if world.rank == 0:
+            self._introduce()
+            self._bound_by_dataset()
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
         while not isinstance(message := world.broadcast(message), Sized):
@@ -148,15 +171,27 @@ class _Search:
         check_writable(self._folder / _ANSWER)
         return log
 
+    def _bound_by_dataset(self) -> None:
+        """Search no further than the dataset allows; refuse one that is too small for 1."""
+        most = self._enough.most_accelerators
+        if most == 0:
+            self._enough.check(1, expected=self._expected)
+        if most >= self._workload.size.max_accelerators:
+            return
+        # A smaller dataset than this one may have been enough for more, in a quick search.
+        most = max([most, *(point.num_accelerators for point in self._log.points)])
+        self._bound = self._enough.describe_bound(self._expected)
+        self._workload = self._workload.with_keys({"size.max_accelerators": most})
+
     def _decide(self) -> Sized:
         """Make the runs that the search asks for; return what they say."""
         workload, layout = self._workload, self._enough.layout
-        self._introduce()
 
         def keep(event: Event) -> None:
             self._say(describe_event(event))  # first: the disk may be full
             if event.point is not None:
                 self._log.append(event.point)
+                self._kept.begin()
 
         goal = Goal(
             threshold=100 * workload.metric.au,
@@ -178,7 +213,6 @@ class _Search:
 
     def _measure(self, number: int) -> Point:
         """Make one run on all ranks."""
-        self._check_dataset(number)
         num_runs = len(self._log.points)
         keys = {
             "num_accelerators": number,
@@ -191,22 +225,6 @@ class _Search:
         assert outcome is not None
         in_memory = lies_in_memory(self._workload.data_folder)
         return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
-
-    def _check_dataset(self, number: int) -> None:
-        """Refuse a dataset that is too small for this number, with what is known so far."""
-        try:
-            self._enough.check(number, expected=self._expected)
-        except DatasetError as error:
-            asked = 100 * self._workload.metric.au
-            passing = [
-                p.num_accelerators for p in self._log.points if passes(p.au_percentage, asked)
-            ]
-            if not passing:
-                raise
-            raise DatasetError(
-                f"at least {counted(max(passing), 'accelerator')}, where the dataset ends the "
-                f"search: {error}"
-            ) from None
 
     def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
@@ -236,6 +254,8 @@ class _Search:
             self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
         if self._log.points:
             self._say(f"going on after {len(self._log.points)} runs in {self._folder}")
+        elif self._enough.most_accelerators:
+            self._say(describe_plan(self._enough, self._first, self._expected))
 
 
 def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:

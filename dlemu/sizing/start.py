@@ -1,21 +1,23 @@
-"""What comes before the runs: the first number of accelerators to try, and a cold read."""
+"""What comes before the runs: a cold read, the first number, and what the search will take."""
 
 import math
+from contextlib import suppress
 
 from dlemu.dataset.layout import Layout
-from dlemu.dataset.rule import SizeCheck
+from dlemu.dataset.rule import SizeCheck, datagen_command
 from dlemu.run.job import Say
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
-from dlemu.storage.probe import probe_rate
-from dlemu.units import format_rate
+from dlemu.storage.probe import probe_rate, probe_writing
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
-_PROBE_READERS = 64
+PROBE_READERS = 64
 _PROBE_FILES = 512
+_WRITE_SECONDS = 1.0
 
 
 def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> tuple[int, float]:
@@ -24,8 +26,10 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     In this order: what the user says (size.start), a prediction, a probe. All ranks call it.
     """
     workload = enough.workload
+    # Start with the first that should fail: a failing run tells where AU meets the threshold.
+    most = max(1, min(workload.size.max_accelerators, enough.most_accelerators))
     if workload.size.start is not None:
-        return workload.size.start, 1.0
+        return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
     if drive is not None:
         expected = predict(PredictionInput.of(workload, drive), calibration).real_accelerators
@@ -33,16 +37,19 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     else:
         own = 0.0
         if world.local_rank == 0:
-            own = cold_rate(workload, enough.layout, _PROBE_READERS, _PROBE_SECONDS)
+            own = probed_rate(workload, enough.layout)
         rate = math.fsum(world.all_gather(own))
         expected = rate / workload.demand / workload.metric.au
         say(
-            f"{target.name}: {_PROBE_READERS} readers at once get {format_rate(rate)}, as "
+            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}, as "
             f"much as {expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
         )
-    most = min(workload.size.max_accelerators, enough.most_accelerators)
-    # Start with the first that should fail: a failing run tells where AU meets the threshold.
     return max(1, min(math.floor(expected) + 1, most)), expected
+
+
+def probed_rate(workload: Workload, layout: Layout) -> float:
+    """Return bytes per second that PROBE_READERS threads get from the dataset's files."""
+    return cold_rate(workload, layout, PROBE_READERS, _PROBE_SECONDS)
 
 
 def cold_rate(workload: Workload, layout: Layout, num_readers: int, seconds: float) -> float:
@@ -50,3 +57,49 @@ def cold_rate(workload: Workload, layout: Layout, num_readers: int, seconds: flo
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
     paths = [workload.data_folder / layout.path(file) for file in files]
     return probe_rate(paths, num_readers=num_readers, seconds=seconds) or 0.0
+
+
+def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
+    """Return what the search will take, and before it what the files are not enough for.
+
+    `first` is the first number to try, `expected` an estimate of what the storage feeds.
+    """
+    workload = enough.workload
+    steps = enough.num_steps(first)
+    seconds = workload.train.epochs * steps * workload.train.computation_time.mean
+    runs = 2 + max(1, workload.size.confirm)  # one that fails, one that is near, the confirming
+    each = seconds / workload.metric.au
+    lines = [
+        f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
+        f"{counted(workload.train.epochs, 'epoch')}"
+    ]
+    most = enough.most_accelerators
+    if math.floor(expected) > most and most < workload.size.max_accelerators:
+        lines.insert(0, _too_few(enough, expected))
+    return "\n".join(lines)
+
+
+def _too_few(enough: SizeCheck, expected: float) -> str:
+    """Return how many files are missing, and how long it takes to write them."""
+    workload, layout = enough.workload, enough.layout
+    wanted = enough.wanted(expected)
+    files = enough.files_for(wanted) - layout.num_files
+    num_bytes = files * layout.samples_per_file * layout.mean_bytes
+    rate = write_rate(workload)
+    about = f", about {format_seconds(num_bytes / rate)}" if rate else ""
+    quick = "" if workload.size.quick else ", or take size.quick=true"
+    return (
+        f"this storage may feed {math.floor(expected)}; these files are enough for "
+        f"{enough.most_accelerators}: for {wanted} write {counted(files, 'more file')} "
+        f"({format_bytes(num_bytes)}{about}){quick}\n"
+        f"  {datagen_command(workload, layout.num_files + files)}"
+    )
+
+
+def write_rate(workload: Workload) -> float | None:
+    """Return bytes per second that datagen may write: the drive's figure, else a short probe's."""
+    if workload.drive is not None and workload.drive.write_bandwidth is not None:
+        return float(workload.drive.write_bandwidth * workload.drives)
+    with suppress(OSError):  # the folder need not be writable for a search
+        return probe_writing(workload.data_folder, seconds=_WRITE_SECONDS)
+    return None

@@ -1,6 +1,9 @@
-"""How fast storage is with few and with many readers, to compare with a slow run."""
+"""How fast storage is: with few and with many readers, and when it is written to."""
 
+import fcntl
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ _LONGER = 4
 """Storage so slow that no piece came in time is read for at most this many times as long."""
 _LAST_READS_SECONDS = 5.0
 _ROUNDS = 3
+_MOST_WRITTEN = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,31 @@ def probe_rate(
     if not whole:
         return None
     return sum(num_bytes for _, num_bytes in whole) / (max(at for at, _ in whole) - start) or None
+
+
+def probe_writing(folder: Path, *, seconds: float) -> float:
+    """Return bytes per second at which one thread writes a file into a folder and syncs it.
+
+    The file has no name, where the file system allows that, and is gone at the end. It has at most
+    256 MiB, and an eighth of what is free. The page cache is bypassed where possible.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    piece = aligned_buffer(_PIECE)
+    piece[:] = np.random.default_rng(0).bytes(_PIECE)
+    with tempfile.TemporaryFile(dir=folder, prefix=".dlemu-probe.", buffering=0) as file:
+        number = file.fileno()
+        with suppress(OSError):
+            flags = fcntl.fcntl(number, fcntl.F_GETFL)
+            fcntl.fcntl(number, fcntl.F_SETFL, flags | os.O_DIRECT)
+        room = min(_MOST_WRITTEN, shutil.disk_usage(folder).free // 8)
+        most = max(_PIECE, room // _PIECE * _PIECE)
+        start, done = time.perf_counter(), 0
+        while done < _MOST_WRITTEN and time.perf_counter() < start + seconds:
+            done += os.pwrite(number, piece, done % most)
+        os.fsync(number)
+        return done / (time.perf_counter() - start)
 
 
 def _open_cold(path: Path) -> int:

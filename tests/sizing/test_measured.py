@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 import dlemu
 from dlemu.cli.main import run as run_command
 from dlemu.datagen import generate
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.results.folders import hold
@@ -32,6 +34,7 @@ from dlemu.sizing.answers import Sized, as_json, render_csv, render_table
 from dlemu.sizing.measured import point_of, size_storage
 from dlemu.sizing.plots import plot_sizing, plot_table
 from dlemu.sizing.search import Point, Sizing
+from dlemu.sizing.start import describe_plan
 from dlemu.sizing.targets import Target, find_targets
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
@@ -319,18 +322,97 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_dataset_that_ends_the_search_tells_what_passed(job: Workload) -> None:
-    """200 samples are 50 steps of 4 accelerators, and 33 of 6; 40 are needed."""
-    with pytest.raises(
-        DatasetError,
-        match=r"^at least 4 accelerators, where the dataset ends the search: for 8 accelerators",
-    ):
-        size_storage(job.with_keys({"size.max_accelerators": 8, "size.start": 4}), Alone())
+def test_a_dataset_that_ends_the_search_gives_an_answer(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """200 samples are 33 steps of 6 accelerators, and 28 of 7; 30 are needed."""
+    keys = {"size.max_accelerators": 9, "size.start": 8, "size.confirm": 1}
+    larger = job.with_keys({**keys, "dataset.num_files_train": "auto"})
+
+    assert size_storage(larger, Alone()) == 0
+
+    sizing = sizing_of(job)
+    assert (sizing["num_accelerators"], sizing["at_least"]) == (6, True)
+    assert str(sizing["bound"]).startswith("the dataset was the limit: 200 files are enough for 6;")
+    out = capsys.readouterr().out
+    assert "at least 6 cosmoflow_h100 accelerators at AU 1.00% or more: the dataset was the" in out
+    assert "about 3 runs of " in out
+    # The command runs as it stands, and the search then goes on with what it has.
+    command = str(sizing["bound"]).partition("dlemu datagen ")[2]
+    assert run_command(["datagen", *command.split()]) == 0
+    assert size_storage(larger, Alone()) == 0
+    again = sizing_of(job)
+    assert (again["num_accelerators"], again["bound"]) == (9, "")
 
 
-def test_a_quick_search_refuses_an_epoch_that_is_mostly_read_ahead(job: Workload) -> None:
-    with pytest.raises(DatasetError, match=r"8 acc.* make 25 steps .* needs 30, 10"):
-        size_storage(job.with_keys({"size.max_accelerators": 9, "size.start": 8}), Alone())
+@pytest.mark.usefixtures("no_pictures")
+def test_before_the_first_run_it_says_what_the_files_are_enough_for(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,280 files are 500 steps for 2; a step of 10 s makes any storage feed more than that."""
+    slow = {"train.computation_time": 10.0, "dataset.num_files_train": 1280}
+    few = job.with_keys({**slow, "size.quick": False, "host_memory": "1MiB"})
+    generate(few, world=Alone())
+    memory = measure_memory(few, Alone())
+    layout = layout_of(few)
+
+    text = describe_plan(SizeCheck(few, layout, memory), 2, 484.7)
+
+    first, command, runs = text.splitlines()
+    assert first.startswith(
+        "this storage may feed 484; these files are enough for 2: for 606 write 301,720 more files "
+        "(1.2 GiB, about "
+    )
+    assert first.endswith("), or take size.quick=true")
+    assert "dataset.num_files_train=303000" in command and command.startswith("  dlemu datagen ")
+    assert runs == "about 4 runs of 16:40:00 each: 60 steps x 1 epoch"
+    assert not list(few.data_folder.glob(".dlemu-probe*"))
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
+    job: Workload,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unnamed = job.with_keys({"output.folder": None})
+    append, room = JsonLines.append, 2
+
+    def interrupt(lines: JsonLines, *values: object) -> None:
+        nonlocal room
+        append(lines, *values)
+        room -= 1
+        if room == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(JsonLines, "append", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        size_storage(unnamed, Alone(), words=["workload=a b", "size.quick=true"])
+    (folder,) = (tmp_path / "outputs" / "size").iterdir()
+    below = folder.relative_to(tmp_path)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == (
+        "interrupted; this goes on after the runs so far: "
+        f"dlemu size 'workload=a b' size.quick=true output.folder={below}"
+    )
+
+    # Another search does not go on there, nor one in a folder that is in use.
+    other = unnamed.with_keys({"size.confirm": 1, "metric.au": 0.02})
+    size_storage(other, Alone())
+    with hold(below, ""):
+        size_storage(unnamed.with_keys({"output.folder": str(tmp_path / "named")}), Alone())
+        assert "going on with" not in capsys.readouterr().out
+    size_storage(unnamed, Alone())
+    out = capsys.readouterr().out
+    assert f"going on with the same search in {below}, which has not ended" in out
+    assert "going on after 2 runs" in out or "going on after 1 runs" in out
+    assert not (folder / "unfinished.json").exists()
+    # It has ended: the same command begins anew.
+    size_storage(unnamed, Alone())
+    assert "going on" not in capsys.readouterr().out
+    assert len(list(folder.parent.iterdir())) == 3
 
 
 @pytest.mark.parametrize(

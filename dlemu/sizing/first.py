@@ -1,0 +1,266 @@
+"""A first answer for the drive under a folder, in a few minutes: `dlemu try`.
+
+For each workload:
+
+1. files   a dataset that is there, or a small one; it is read again and again, with O_DIRECT
+2. probe   64 readers for some seconds: what the storage gives at most
+3. runs    the job as `dlemu run` emulates it: the first number that should fail, then as the search
+           of search.py says, until the time of the workload is over
+
+The answer is not the benchmark's. Epochs are short, so what is read ahead in the step left out is
+a larger share of them; the interval says so. A cache in the drive or in a server may hold the
+files; the text says so.
+"""
+
+import errno
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlemu.dataset.layout import Repeated
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.host.devices import lies_in_memory
+from dlemu.loaders.descriptors import most_accelerators
+from dlemu.results.folders import hold
+from dlemu.results.records import write_json
+from dlemu.run.job import Say, check_job, run_job
+from dlemu.sizing.estimate import Estimate, conclude
+from dlemu.sizing.first_answer import FirstAnswer, FirstAnswers, Full
+from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
+from dlemu.sizing.measured import point_of
+from dlemu.sizing.search import Goal, Point, search
+from dlemu.sizing.start import PROBE_READERS, probed_rate
+from dlemu.storage.probe import probe_writing
+from dlemu.terminal import say, silent
+from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
+from dlemu.workload.compose import known_workloads
+from dlemu.workload.model import Workload, load_workload
+from dlemu.world.world import Alone
+
+WORKLOADS = ("unet3d_h100", "resnet50_h100", "cosmoflow_h100")
+_WRITE_SHARE = 0.08
+"""Of the whole time, for the files of one workload."""
+_RUN_SHARE = 0.2
+"""Of a workload's time, for one run."""
+_LEAST_AHEAD = 12
+"""A run has at least this many times the batches that are read ahead."""
+_MOST_ACCELERATORS = 512
+_START_SECONDS = 2.0
+"""About how long a run takes beside its steps."""
+_SURELY_NONE = 1 / 1.3
+"""Where 64 readers get less than this share of what one accelerator takes, no run is needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What `dlemu try` is asked for."""
+
+    folder: Path
+    seconds: float = 180.0
+    """About how long it may take, all workloads together."""
+    max_bytes: int = 8 << 30
+    """Most bytes of files that are written."""
+    keep: bool = False
+    """Whether the files stay, for another try."""
+    output: str | None = None
+    """Folder for the results; None: a new one, outputs/try/<date>-<time>."""
+    workloads: Sequence[Workload] = field(
+        default_factory=lambda: [load_workload(name) for name in WORKLOADS]
+    )
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.seconds <= 3600:
+            raise WorkloadError(f"seconds must be from 10 to 3600, got {self.seconds:g}")
+        for workload in self.workloads:
+            if workload.train.computation_time.mean == 0:
+                raise WorkloadError(f"train.computation_time of {workload.name} must be above 0")
+
+
+def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
+    """Find a first answer for each workload; write try.json and the runs; return the answers.
+
+    Raises:
+        DatasetError: the folder cannot be used.
+        RunError: there is no room, or a run failed.
+    """
+    begin = time.perf_counter()
+    end = begin + trial.seconds
+    with scratch_folder(trial.folder, keep=trial.keep) as own, hold(trial.output, "try") as results:
+        say(
+            f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
+            f"most {format_bytes(trial.max_bytes)} of files in {own}"
+        )
+        rate = _write_rate(own)
+        datasets = _datasets(trial, own, rate, say)
+        answers = []
+        for number, files in enumerate(datasets):
+            share = (end - time.perf_counter()) / (len(datasets) - number)
+            one = _Try(files, time.perf_counter() + share, results, end, say)
+            say(f"{number + 1}/{len(datasets)} {one.describe()}")
+            estimate = one.run()
+            full = Full.of(trial.folder, files.workload, estimate, write_rate=rate, own=own)
+            answers.append(FirstAnswer(estimate, files, tuple(one.points), full))
+        found = FirstAnswers(trial.folder, tuple(answers), time.perf_counter() - begin, results)
+        write_json(results / "try.json", found.as_json())
+        return found
+
+
+def _write_rate(own: Path) -> float:
+    """Return bytes per second that can be written; inf on a full disk, which `plan_files` refuses."""
+    try:
+        return probe_writing(own, seconds=1.0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return math.inf
+
+
+def load_workloads(names: Sequence[str], keys: dict[str, Any]) -> list[Workload]:
+    """Return the workloads of a try, with keys that hold for all of them."""
+    known = known_workloads()
+    for name in names:
+        if name not in known and not name.endswith((".yaml", ".yml")):
+            raise WorkloadError(f"no workload {name}{did_you_mean(name, known)}")
+    return [load_workload(name, keys) for name in names]
+
+
+def _datasets(trial: Trial, own: Path, rate: float, say: Say) -> list[Files]:
+    """Return the files that each workload reads: those that are there, else such as are planned."""
+    jobs = [_readable(workload, say) for workload in trial.workloads]
+    there = [find_files(trial.folder, job) for job in jobs]
+    missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
+    most_each = _WRITE_SHARE * trial.seconds * rate
+    planned = iter(plan_files(own, missing, trial.max_bytes, most_each=most_each))
+    return [next(planned) if found is None else found for found in there]
+
+
+def _readable(workload: Workload, say: Say) -> Workload:
+    """Return the workload as a try reads it: directly, by a loader that is installed."""
+    keys = {"reader.odirect": True, "train.epochs": 1, "output.drop_caches": False}
+    workload = workload.with_keys(keys)
+    try:
+        check_job(workload, Alone())
+    except WorkloadError as error:
+        if workload.reader.data_loader != "pytorch":
+            raise
+        say(f"{workload.name}: {error}; here threads read, which take less CPU time")
+        return workload.with_keys({"reader.data_loader": "threads"})
+    return workload
+
+
+class _TimeIsUp(Exception):
+    """Another run would take longer than there is time."""
+
+
+class _Try:
+    """One workload: writes its files where they are missing, probes, and makes the runs."""
+
+    def __init__(self, files: Files, until: float, results: Path, end: float, say: Say) -> None:
+        self._files, self._workload = files, files.workload
+        self._until, self._end, self._results, self._say = until, end, results, say
+        self._seconds = until - time.perf_counter()
+        self._in_memory = lies_in_memory(self._workload.data_folder.parent)
+        self.points: list[Point] = []
+        self._expected = 1.0
+
+    def describe(self) -> str:
+        """Return what is read, and whether it is written first."""
+        layout, folder = self._files.layout, self._workload.data_folder
+        what = f"{layout.num_files:,} files, {format_bytes(self._files.num_bytes)}"
+        done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
+        return f"{self._workload.name}: {done}; {self._left()}"
+
+    def run(self) -> Estimate:
+        """Return the answer for the workload."""
+        if self._files.written:
+            write_files(self._files)
+        rate = probed_rate(self._workload, self._files.layout)
+        taken = self._workload.metric.au * self._workload.demand
+        self._expected = rate / taken
+        self._tell(
+            f"{PROBE_READERS} readers at once get {format_rate(rate)}, as much as "
+            f"{self._expected:.1f} accelerators take"
+        )
+        if self._expected < _SURELY_NONE:
+            return Estimate(
+                num_accelerators=0,
+                low=0,
+                high=0,
+                real_accelerators=self._expected,
+                interval=(0.7 * self._expected, 1.1 * self._expected),
+                evidence=f"{PROBE_READERS} readers at once get {format_rate(rate)}, one "
+                f"accelerator takes {format_rate(taken)}; no run was made",
+            )
+        most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
+        return self._search(most)
+
+    def _search(self, most: int) -> Estimate:
+        """Make runs while there is time."""
+        threshold = 100 * self._workload.metric.au
+        start = max(1, min(math.floor(self._expected) + 1, most))
+        with suppress(_TimeIsUp):
+            search(self._measure, Goal(threshold, most, start=start, confirm=1))
+        share = self._workload.batches_in_flight / self._num_steps
+        return conclude(self.points, threshold=threshold, read_ahead_share=share, most=most)
+
+    @property
+    def _num_steps(self) -> int:
+        """Steps of a run: for a share of the time, but many more than are read ahead."""
+        step = self._workload.train.computation_time.mean / self._workload.metric.au
+        fitting = math.floor(_RUN_SHARE * self._seconds / step)
+        return max(_LEAST_AHEAD * self._workload.batches_in_flight, fitting)
+
+    def _measure(self, number: int) -> Point:
+        """Make one run."""
+        workload, steps = self._workload, self._num_steps
+        feeds = self._expected
+        if self.points:
+            last = self.points[-1]
+            feeds = last.num_accelerators * last.au_percentage / 100
+        slower = max(1.0, number / max(feeds, 0.1))
+        takes = _START_SECONDS + steps * workload.train.computation_time.mean * slower
+        begin = time.perf_counter()
+        if self.points and begin + takes > self._until:
+            raise _TimeIsUp
+        files = self._num_files(steps, number)
+        keys = {
+            "dataset.num_files_train": files,
+            "num_accelerators": number,
+            "train.total_training_steps": steps,
+            "train.seed": workload.train.seed + len(self.points),
+            "output.folder": str(self._results / "runs" / self._run_name(number)),
+        }
+        outcome = run_job(
+            workload.with_keys(keys),
+            world=Alone(),
+            say=silent,
+            layout=Repeated.of(self._files.layout, files),
+        )
+        assert outcome is not None
+        point = point_of(outcome, time.perf_counter() - begin, in_memory=self._in_memory)
+        self.points.append(point)
+        self._tell(
+            f"{counted(number, 'accelerator')}: AU {point.au_percentage:.2f}%, "
+            f"{format_rate(point.read_bytes_per_second)}, limit: {point.limit}"
+        )
+        return point
+
+    def _num_files(self, steps: int, accelerators: int) -> int:
+        """Return the files of an epoch; where files hold many samples, each stream ends in one."""
+        per_file = self._files.layout.samples_per_file
+        files = ceil_div(steps * self._workload.reader.batch_size * accelerators, per_file)
+        streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
+        return files + streams
+
+    def _run_name(self, number: int) -> str:
+        return f"{self._workload.name}.{len(self.points) + 1:02}.n{number}"
+
+    def _left(self) -> str:
+        return f"{format_seconds(max(1.0, self._end - time.perf_counter()))} left"
+
+    def _tell(self, text: str) -> None:
+        self._say(f"     {text}; {self._left()}")

@@ -1,0 +1,204 @@
+"""The files of `dlemu try`: in a folder of their own below the one that is tried, and removed.
+
+A dataset of dlemu's that is there already is read instead of new files, if a workload can read it.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.datagen import generate, read_manifest
+from dlemu.dataset.layout import Layout, layout_of
+from dlemu.errors import DatasetError, DlemuError, RunError
+from dlemu.host.devices import lies_in_memory
+from dlemu.storage.locks import locked
+from dlemu.units import format_bytes
+from dlemu.workload.model import Workload
+from dlemu.world.ending import last_act
+from dlemu.world.world import Alone
+
+NAME = "dlemu-try"
+_MARK = "written-by-dlemu-try"
+_OURS = re.compile(
+    rf"{_MARK}|(dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+)(\.partial)?"
+)
+"""Names of the files that are removed at the end; all others stay."""
+_FREE_SHARE = 0.9
+_LEAST_FILES = 2
+_SEEDS = 64
+_MOST_FOLDERS = 100
+"""So many folders below the one that is tried are searched for datasets."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The dataset that a workload reads in a try."""
+
+    workload: Workload
+    """With the keys that describe the dataset, and its folder."""
+    layout: Layout
+    written: bool
+    """False: it was there already."""
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of its samples."""
+        return self.layout.num_samples * self.layout.mean_bytes
+
+
+@contextmanager
+def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
+    """Yield a locked folder for the files of a try; remove it in the end, whatever happens.
+
+    Raises:
+        DatasetError: the folder is none, lies in memory, cannot be written, cannot be read with
+            O_DIRECT, or another try uses it.
+    """
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} is no folder; name one on the storage to be tried")
+    if lies_in_memory(folder):
+        raise DatasetError(
+            f"{folder} lies in memory, where no drive is read; name a folder on the storage"
+        )
+    own = folder / NAME
+    with ExitStack() as stack:
+        try:
+            own.mkdir(exist_ok=True)
+            stack.enter_context(locked(own))
+            _mark(own)
+        except BlockingIOError:
+            raise DatasetError(
+                f"{own} is in use by another dlemu try; wait for its end, or name another folder"
+            ) from None
+        except OSError as error:
+            with suppress(OSError):
+                own.rmdir()
+            raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
+        if not keep:
+            stack.callback(remove, own)
+            stack.enter_context(last_act(lambda error: remove(own)))
+        _check_direct(own / _MARK)
+        yield own
+
+
+def remove(own: Path) -> None:
+    """Remove what a try has written, and the folder if nothing else is in it."""
+    for below, folders, files in os.walk(own, topdown=False):
+        for name in files:
+            if _OURS.fullmatch(name) or Path(below).name == ".dlemu":
+                with suppress(OSError):
+                    os.unlink(os.path.join(below, name))
+        for name in folders:
+            with suppress(OSError):  # it holds something foreign
+                os.rmdir(os.path.join(below, name))
+    with suppress(OSError):
+        own.rmdir()
+
+
+def _mark(own: Path) -> None:
+    """Mark the folder as a try's; refuse one that is somebody else's."""
+    if own.is_symlink() or (not (own / _MARK).exists() and any(own.iterdir())):
+        raise DatasetError(f"{own} is there, and no dlemu try has made it; rename it")
+    (own / _MARK).write_bytes(b"removed when dlemu try ends; see dlemu try --help\n")
+
+
+def _check_direct(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DatasetError(
+            f"{path.parent.parent} has no O_DIRECT, so memory would answer for the drive; write a "
+            "dataset of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
+        ) from None
+
+
+def find_files(folder: Path, workload: Workload) -> Files | None:
+    """Return a dataset in a folder, or one level below it, that the workload can read."""
+    try:
+        below = sorted(path for path in folder.iterdir() if path.is_dir())[:_MOST_FOLDERS]
+    except OSError:
+        below = []
+    for place in (folder, folder / workload.name, folder / NAME / workload.name, *below):
+        with suppress(DlemuError, OSError):  # damaged, or somebody else's: then files are written
+            manifest = read_manifest(place)
+            if manifest is None or manifest.layout.num_files < _LEAST_FILES:
+                continue
+            layout = manifest.layout
+            keys: dict[str, object] = {
+                "dataset.data_folder": str(place.absolute()),
+                "dataset.num_files_train": layout.num_files,
+                "dataset.seed": layout.seed,
+                "dataset.file_prefix": layout.prefix,
+                "dataset.num_subfolders_train": layout.num_subfolders,
+            }
+            own = workload.with_keys(keys)
+            manifest.check(layout_of(own), place)
+            return Files(own, layout, written=False)
+    return None
+
+
+def plan_files(
+    own: Path, workloads: list[Workload], max_bytes: int, *, most_each: float
+) -> list[Files]:
+    """Return the files to write for each workload, `max_bytes` together, `most_each` for one.
+
+    Raises:
+        RunError: there is no room for the fewest files that make sense.
+    """
+    free = shutil.disk_usage(own).free
+    room = min(max_bytes, _FREE_SHARE * free)
+    least = sum(_LEAST_FILES * _file_bytes(workload) for workload in workloads)
+    if least > room:
+        raise RunError(
+            f"{own.parent} has {format_bytes(free)} free, and dlemu try may write "
+            f"{format_bytes(room)} of it; {format_bytes(least)} are needed: free space, raise "
+            "max_bytes, or name fewer workloads"
+        )
+    planned: list[Files] = []
+    for left, workload in zip(range(len(workloads), 0, -1), workloads, strict=True):
+        rest = sum(_LEAST_FILES * _file_bytes(other) for other in workloads[len(planned) + 1 :])
+        share = min(max(room / left, _LEAST_FILES * _file_bytes(workload)), room - rest, most_each)
+        number = max(_LEAST_FILES, int(share / _file_bytes(workload)))
+        room -= number * _file_bytes(workload)
+        planned.append(_planned(own, workload, number))
+    return planned
+
+
+def write_files(files: Files) -> None:
+    """Write a planned dataset, or what is missing of it."""
+    generate(files.workload, world=Alone())
+
+
+def _file_bytes(workload: Workload) -> float:
+    return workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
+
+
+def _planned(own: Path, workload: Workload, num_files: int) -> Files:
+    """Return the dataset of so many files whose mean sample is nearest to the workload's."""
+    keys: dict[str, object] = {
+        "dataset.data_folder": str((own / workload.name).absolute()),
+        "dataset.num_files_train": num_files,
+        "dataset.num_subfolders_train": 0,
+        "dataset.file_prefix": "img",
+    }
+
+    def of(seed: int) -> Workload:
+        return workload.with_keys({**keys, "dataset.seed": seed})
+
+    def off(planned: Workload) -> float:
+        layout = layout_of(planned)
+        samples = np.arange(min(layout.num_samples, 1 << 16))
+        return abs(float(layout.sizes(samples).mean()) - layout.mean_bytes)
+
+    spread = workload.dataset.record_length_bytes_stdev > 0
+    chosen = min(map(of, range(_SEEDS)), key=off) if spread else of(0)
+    return Files(chosen, layout_of(chosen), written=True)
