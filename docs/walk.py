@@ -8,21 +8,14 @@ follows it, indented, is what it printed. All commands run in one new, empty fol
 current one, which is removed at the end: so the current folder decides which drive is measured.
 """
 
-import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-_COMMAND = re.compile(r"    \$ (dlemu .*)")
 _WIDTH = 100
-
-
-def commands_of(page: str) -> list[str]:
-    """Return the commands of a page, each in one line."""
-    lines = page.replace("\\\n", " ").splitlines()
-    return [" ".join(found[1].split()) for line in lines if (found := _COMMAND.fullmatch(line))]
 
 
 def remade(page: str, folder: Path) -> str:
@@ -51,14 +44,16 @@ def _remade(lines: Iterator[str], folder: Path) -> Iterator[str]:
 
 
 def _printed(command: str, folder: Path) -> Iterator[str]:
-    """Yield what a command prints, cut to the width of a page."""
+    """Yield what a command prints; lines that are longer than the page are folded."""
     words = f"{sys.executable} -m dlemu{command.removeprefix('dlemu')}"
     done = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=folder)
     if done.returncode == 1:
         sys.exit(f"{command}\n{done.stderr}")
     for line in done.stdout.replace(f"{folder}/", "").rstrip().splitlines():
-        cut = line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
-        yield f"    {cut}".rstrip()
+        if len(line) <= _WIDTH:
+            yield f"    {line}".rstrip()
+        else:
+            yield from textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
 
 
 def main(words: list[str]) -> int:

@@ -83,7 +83,8 @@ class Command:
                     )
                 return None, parsed
             workload = self._workload(parsed, world)
-            begin_log(workload.output.log, [self.place.partition(":")[2], *words])
+            if "--cfg" not in parsed.options:
+                begin_log(workload.output.log, [self.place.partition(":")[2], *words])
         except DlemuError as error:
             complain(str(error))
             return None
