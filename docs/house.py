@@ -63,9 +63,9 @@ def draw(may_import: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def page_with(page: str, drawing: str) -> str:
-    """Return the page with the drawing between its marks."""
-    begin, end = MARKS
+def page_with(page: str, drawing: str, marks: tuple[str, str] = MARKS) -> str:
+    """Return the page with what was made between its marks."""
+    begin, end = marks
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n\n{drawing}\n\n{end}{after}"

@@ -14,7 +14,7 @@ import pytest
 
 import dlemu
 from dlemu.cli.main import run
-from docs import keys
+from docs import how_long, keys
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT
 
@@ -167,3 +167,9 @@ def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
 def test_the_page_of_keys_is_that_of_the_models() -> None:
     told = "run python -m docs.keys --write"
     assert keys.PAGE.read_text(encoding="utf-8") == keys.render(), told
+
+
+def test_the_table_of_sizes_is_that_of_the_rule() -> None:
+    page = how_long.PAGE.read_text(encoding="utf-8")
+    told = "run python -m docs.how_long --write"
+    assert page == page_with(page, how_long.tables(), how_long.MARKS), told

@@ -105,7 +105,8 @@ class Command:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return None, parsed
             workload = self._workload(parsed, world)
-            begin_log(workload.output.log, [self.place.partition(":")[2], *words])
+            if "--cfg" not in parsed.options:
+                begin_log(workload.output.log, [self.place.partition(":")[2], *words])
         except DlemuError as error:
             complain(str(error))
             return None

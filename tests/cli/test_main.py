@@ -103,7 +103,8 @@ WRONG_WORDS = [
 WRONG_OVERRIDES = [
     ("reader.batchsize=3", "unknown key reader.batchsize; did you mean reader.batch_size?"),
     ("+x.y=1", "unknown key x"),
-    ("workload.name=x", "unknown key workload; did you mean workflow?"),
+    ("workload.reader.batchsize=1", "unknown key reader.batchsize; did you mean "
+     "reader.batch_size?"),
     ("reader.batch_size=0", "reader.batch_size must be at least 1, got 0"),
     ("reader.batch_size=x", "reader.batch_size must be a whole number, got 'x'"),
     ("reader=5", "reader must be a group of keys, got 5"),

@@ -86,6 +86,8 @@ def test_the_log_has_the_command_the_time_and_errors(
     before = log.read_text()
     assert run(words) == 1
     assert log.read_text().startswith(before), "it is appended to"
+    log.unlink()
+    assert run([*words, "--cfg", "job"]) == 0 and not log.exists()
 
 
 def test_a_log_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

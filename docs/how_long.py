@@ -1,0 +1,72 @@
+"""How many GiB and minutes each published workload takes: `python -m docs.how_long`.
+
+    python -m docs.how_long            print the tables
+    python -m docs.how_long --write    put them into docs/how_long.md
+
+It is arithmetic alone: the rule for the size of a dataset, and the time of epochs without waiting.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlemu import dataset_size, load_workload
+from dlemu.units import ceil_div
+from dlemu.workload.compose import known_workloads
+from dlemu.workload.model import Workload
+from docs.house import page_with
+
+PAGE = Path(__file__).with_name("how_long.md")
+MARKS = "<!-- python -m docs.how_long --write -->", "<!-- end -->"
+_MEMORY = "256GiB"
+_WRITE = 1e9
+"""Bytes per second at which a dataset is written, for the column of minutes."""
+
+
+def tables() -> str:
+    """Return the tables of the page."""
+    lines = [
+        "| workload | accelerators | files | GiB | to write | read in a run | one run |",
+        "|---|---|---|---|---|---|---|",
+        *(row for name in known_workloads() for number in (1, 8) for row in _rows(name, number)),
+    ]
+    return "\n".join(lines)
+
+
+def _rows(name: str, number: int) -> Iterator[str]:
+    workload = load_workload(name, {"num_accelerators": number, "host_memory": _MEMORY})
+    size = dataset_size(workload)
+    cells = (
+        f"`{name}`",
+        str(number),
+        f"{size.num_files:,}",
+        f"{size.num_bytes / 2**30:,.0f}",
+        _minutes(size.num_bytes / _WRITE),
+        f"{size.num_bytes * workload.train.epochs / 2**30:,.0f} GiB",
+        _minutes(_seconds(workload, size.num_samples, number)),
+    )
+    yield f"| {' | '.join(cells)} |"
+
+
+def _seconds(workload: Workload, num_samples: int, number: int) -> float:
+    """Return the time of a run in which no accelerator waits."""
+    steps = ceil_div(num_samples, workload.reader.batch_size * number)
+    return steps * workload.train.computation_time.mean * workload.train.epochs
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} min" if seconds >= 60 else "1 min"
+
+
+def main(words: list[str]) -> int:
+    """Print the tables, or write them."""
+    if words == ["--write"]:
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(page_with(page, tables(), MARKS), encoding="utf-8")
+    else:
+        sys.stdout.write(tables() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
