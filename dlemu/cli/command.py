@@ -12,6 +12,9 @@ from dlemu.terminal import complain, say
 from dlemu.workload.compose import compose_words, known_workloads
 from dlemu.world.world import World
 
+DRY_RUN = "--dry-run"
+"""Option of the commands that write or replay: show what they would do."""
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -64,6 +67,10 @@ class Command:
             if world.rank == 0:
                 say(dump_workload(workload).rstrip("\n"))
             return 0
+        if DRY_RUN in parsed.options:
+            from dlemu.cli.dry import dry_run
+
+            return dry_run(self.place.rpartition(":")[2], workload, world)
         return self._function(workload, world, parsed)
 
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dlemu.cli.command import Command, Tool
+from dlemu.cli.command import DRY_RUN, Command, Tool
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import complain, open_streams, say
 from dlemu.workload.compose import known_workloads
@@ -114,10 +114,10 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 _COMMANDS: dict[str, Command | Tool] = {
     "datasize": Command("dlemu.cli.datasets:datasize"),
-    "datagen": Command("dlemu.cli.datasets:datagen", makes_folder=True),
+    "datagen": Command("dlemu.cli.datasets:datagen", (DRY_RUN,), makes_folder=True),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
-    "run": Command("dlemu.cli.runs:run", reads="run"),
-    "size": Command("dlemu.cli.sizes:size", reads="size"),
+    "run": Command("dlemu.cli.runs:run", (DRY_RUN,), reads="run"),
+    "size": Command("dlemu.cli.sizes:size", (DRY_RUN,), reads="size"),
     "predict": Command("dlemu.cli.sizes:predict"),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
     "report": Tool("dlemu.cli.report"),

@@ -114,7 +114,7 @@ class _Search:
     def run(self) -> Sized:
         """Look at the dataset, read the log and search; return the answer, on all ranks."""
         world, given = self._world, self._workload
-        self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
+        self._workload, layout, self._bound = world.on_first(lambda: settle(given, world))
         if world.rank == 0:
             self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
@@ -226,7 +226,7 @@ class _Search:
             self._say(f"going on after {len(self._log.points)} runs in {self._folder}")
 
 
-def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
+def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
