@@ -12,7 +12,6 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.work import FILES_IN_FLIGHT, Stopped
 from dlemu.datagen.write import FileWriter
 
-
 _PROBE_SECONDS = 1.0
 
 
