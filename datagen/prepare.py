@@ -42,11 +42,39 @@ class Todo:
     """The smaller dataset that is extended; its files get the names of the larger one."""
 
 
-def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
-    """Make the folders, start the journal, and return what is left to do.
+@dataclass(frozen=True)
+class Examined:
+    """A data folder as it is, before anything is changed."""
 
-    `workload` is the origin of the workload that the dataset is written for.
-    """
+    todo: Todo
+    manifest: Manifest | None
+    done: bytes
+    """Journal entries of the files that are complete."""
+    partial: tuple[str, ...]
+    """Temporary files of an interrupted datagen, below the folder."""
+    sizes: Samples
+    """Bytes of each file, int64 (files,)."""
+    index_sizes: Samples | None
+    """Bytes of each index; None where the format has none."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is left to write."""
+        return self.manifest is None or len(self.todo.missing) > 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the missing files take on the disk."""
+        parts = [part for part in (self.sizes, self.index_sizes) if part is not None]
+        return sum(int(round_up(part[self.todo.missing]).sum()) for part in parts)
+
+    def check_space(self, folder: Path) -> None:
+        """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
+        _check_space(folder, self.sizes, self.index_sizes, self.todo.missing)
+
+
+def examine(folder: Path, wanted: Recipe) -> Examined:
+    """Return what is in a folder and what is missing; refuse to write where others' files are."""
     manifest = read_manifest(folder)
     plan = read_plan(folder / WORK / PLAN) if manifest is None else None
     recipe, older = _choose_recipe(folder, wanted, manifest, plan)
@@ -68,18 +96,34 @@ def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
         crcs = np.pad(manifest.files["crc32c"], (0, layout.num_files - len(manifest.files)))
     missing = np.flatnonzero(~(whole & known))
     done = np.flatnonzero(whole & known)
-    for partial in listing.partial:
+    return Examined(
+        Todo(recipe, missing, older),
+        manifest,
+        to_entries(done, crcs[done]),
+        listing.partial,
+        sizes,
+        index_sizes,
+    )
+
+
+def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
+    """Make the folders, start the journal, and return what is left to do.
+
+    `workload` is the origin of the workload that the dataset is written for.
+    """
+    found = examine(folder, wanted)
+    todo = found.todo
+    for partial in found.partial:
         (folder / partial).unlink()
-    if manifest is None or len(missing):
-        _check_space(folder, sizes, index_sizes, missing)
-        for below in dataset_folders(folder, recipe):
+    if found.changes:
+        found.check_space(folder)
+        for below in dataset_folders(folder, todo.recipe):
             below.mkdir(parents=True, exist_ok=True)
-        extends = None if older is None else older.num_files
-        plan = Plan(recipe, extends, workload or None)
-        _begin(folder, plan, to_entries(done, crcs[done]))
+        extends = None if todo.older is None else todo.older.num_files
+        _begin(folder, Plan(todo.recipe, extends, workload or None), found.done)
     # The empty folder of an evaluation set: without it DLIO does not train.
     (folder / "valid").mkdir(exist_ok=True)
-    return Todo(recipe, missing, older)
+    return todo
 
 
 def _begin(folder: Path, plan: Plan, done: bytes) -> None:
@@ -178,8 +222,9 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
 def _check_space(
     folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
 ) -> None:
-    """Refuse a dataset that does not fit on the disk."""
-    system = os.statvfs(folder)
+    """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    system = os.statvfs(there)
     have = system.f_bavail * system.f_frsize
     need = len(sizes) * FILE_TYPE.itemsize
     for written in (sizes, index_sizes):

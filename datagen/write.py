@@ -157,7 +157,7 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
 
 
 class FileWriter(Worker):
-    """Writes files; what a file number means, and what is entered where, is the subclass's."""
+    """Writes files; what is entered where is the subclass's."""
 
     def __init__(self, folder: Path, recipe: Recipe, content: Content) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def _sync_file_system(number: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
+def _finish(folder: Path, recipe: Recipe, workload: str = "") -> None:
     """Write the manifest, if it is not there, and remove the journals."""
     work = folder / WORK
     if not (folder / MANIFEST).exists():

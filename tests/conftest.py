@@ -11,6 +11,8 @@ from hypothesis import settings
 from tests.lab import warm
 
 SHORT_PROBES = {
+    "dlemu.datagen.probe._PROBE_SECONDS": 0.1,
+    "dlemu.run.forecast._PROBE_SECONDS": 0.1,
     "dlemu.run.monitor._PROBE_SECONDS": 0.3,
     "dlemu.sizing.start._PROBE_SECONDS": 0.1,
 }

@@ -21,6 +21,9 @@ from dlemu.terminal import (
 from dlemu.workload.compose import compose_words, known_workloads
 from dlemu.world.world import World
 
+DRY_RUN = "--dry-run"
+"""Option of the commands that write or replay: show what they would do."""
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -83,6 +86,10 @@ class Command:
                 from dlemu.cli.decided import decided
 
                 detail(decided(workload))
+        if DRY_RUN in parsed.options:
+            from dlemu.cli.dry import dry_run
+
+            return dry_run(self.place.rpartition(":")[2], workload, world)
         return self._function(workload, world, parsed)
 
     def _show(self, workload: Any, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dlemu.cli.command import Command, Tool
+from dlemu.cli.command import DRY_RUN, Command, Tool
 from dlemu.cli.spellings import command_of
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import complain, open_streams, say, set_mode
@@ -146,10 +146,10 @@ _FOR_SCRIPTS = ("--json", "--csv", "--label")
 COMMANDS: dict[str, Command | Tool] = {
     "try": Tool("dlemu.cli.try_"),
     "datasize": Command("dlemu.cli.datasets:datasize", _FOR_SCRIPTS),
-    "datagen": Command("dlemu.cli.datasets:datagen", makes_folder=True),
+    "datagen": Command("dlemu.cli.datasets:datagen", (DRY_RUN,), makes_folder=True),
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
-    "run": Command("dlemu.cli.runs:run", _FOR_SCRIPTS, reads="run"),
-    "size": Command("dlemu.cli.sizes:size", _FOR_SCRIPTS, reads="size"),
+    "run": Command("dlemu.cli.runs:run", (DRY_RUN, *_FOR_SCRIPTS), reads="run"),
+    "size": Command("dlemu.cli.sizes:size", (DRY_RUN, *_FOR_SCRIPTS), reads="size"),
     "predict": Command("dlemu.cli.sizes:predict", _FOR_SCRIPTS),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
     "report": Tool("dlemu.cli.report"),

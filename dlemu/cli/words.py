@@ -24,6 +24,7 @@ class Option:
 OPTIONS: dict[str, Option] = {
     "--config-dir": Option("look for workload files there too, as DLIO does", "FOLDER", "-cd"),
     "--cfg": Option("show all keys with their values, and do nothing else", "job", "-c"),
+    "--dry-run": Option("say what would be done, and do not do it"),
     "--full": Option("read every byte, not only the sizes"),
     "--repair": Option("write bad files again"),
     "--html": Option("write a page", "FILE"),

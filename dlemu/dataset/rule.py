@@ -109,6 +109,21 @@ class DatasetSize:
         """Mean bytes of these samples, without what a format adds."""
         return self.num_samples * self.workload.dataset.mean_bytes
 
+    def judge(self, num_files: int) -> list[str]:
+        """Return for each of the two rules whether so many files are enough."""
+        per_file = self.workload.dataset.num_samples_per_file
+        memory = f"{MEMORY_MULTIPLE} x memory, {self.memory.text},"
+        rules = {
+            f"{STEPS_PER_EPOCH} steps an epoch": self.samples_for_steps,
+            memory: self.samples_for_memory,
+        }
+        lines = []
+        for rule, samples in rules.items():
+            need = math.ceil(samples / per_file)
+            found = "passes" if num_files >= need else "fails"
+            lines.append(f"{rule} need {counted(need, 'file')}, there are {num_files:,}: {found}")
+        return lines
+
     def __str__(self) -> str:
         rows = [f"{name:<27}{value:>16}{note}" for name, value, note in self._rows()]
         lines = [self._title(), *rows, ""]
@@ -294,9 +309,8 @@ def datagen_command(
     if workload.dataset.data_folder:
         folder = workload.data_folder
     more: dict[str, object] = {"dataset.data_folder": folder}
-    if workload.storage.storage_root != "./":  # `folder` has it already
-        more["storage.storage_root"] = "./"
-    keys = [f"dataset.{key}" for key in DatasetSection.model_fields]
+    workload = workload.with_keys({"storage.storage_root": "./"})  # `folder` has it already
+    keys = ["storage.storage_root", *(f"dataset.{key}" for key in DatasetSection.model_fields)]
     if num_files == "auto":
         keys += ["reader.batch_size", "host_memory"]
         more["num_accelerators"] = num_accelerators or 1

@@ -271,6 +271,21 @@ def row_bytes_of(source: Source, num_accelerators: int) -> int:
     return row_bytes
 
 
+def readers_memory(dataset: Dataset, num_accelerators: int) -> int:
+    """Return the bytes that a rank's readers take: batches handed over, and buffers of pieces.
+
+    Raises:
+        WorkloadError: the batches need more memory than is free.
+    """
+    reader = dataset.workload.reader
+    source = Source(dataset, direct=False, keep=int(reader.hands_over))
+    row_bytes = row_bytes_of(source, num_accelerators)
+    one = dataset.layout.samples_per_file == 1
+    piece = round_up(int(reader.piece_bytes if one else reader.transfer_size))
+    batches = Slots.num_bytes(source, row_bytes) if row_bytes else 0
+    return num_accelerators * (batches + reader.num_streams * reader.io_depth * piece)
+
+
 def sample_bytes(source: Source) -> int:
     """Return the bytes that the largest sample needs where it is handed over."""
     resize = source.workload.dataset.record_length_bytes_resize

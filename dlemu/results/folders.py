@@ -1,5 +1,6 @@
 """Output folders: made late, held by one command at a time, never left empty."""
 
+import errno
 import itertools
 import os
 import re
@@ -87,6 +88,22 @@ def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Pa
                 for entry in entries:
                     entry.unlink()
             raise
+
+
+def check_free(workload: Workload) -> None:
+    """Raise what `hold_for_runs` would, as far as it can be told without making anything."""
+    given = workload.output.folder
+    folder = Path(given or "outputs")
+    if given is not None and (folder / SUMMARY).exists():
+        if read_summary(folder).get("status") not in UNFINISHED:
+            raise _taken(folder)
+        return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        number = errno.EEXIST if there == folder else errno.ENOTDIR
+        raise _refusal(folder, "output.folder", OSError(number, os.strerror(number)))
+    if not os.access(there, os.W_OK):
+        raise _refusal(folder, "output.folder", OSError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def keep_leftovers(folder: Path) -> None:

@@ -147,7 +147,7 @@ class _Search:
     def run(self) -> Sized:
         """Look at the dataset, read the log and search; return the answer, on all ranks."""
         world, given = self._world, self._workload
-        self._workload, layout, self._bound = world.on_first(lambda: _settled(given, world))
+        self._workload, layout, self._bound = world.on_first(lambda: settle(given, world))
         if world.rank == 0:
             self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
@@ -258,7 +258,7 @@ class _Search:
             self._say(describe_plan(self._enough, self._first, self._expected))
 
 
-def _settled(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
+def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     manifest = read_manifest(workload.data_folder)
     if manifest is None:

@@ -1,0 +1,147 @@
+"""`--dry-run`: what a command would do, and whether it would be accepted. Nothing stays of it."""
+
+import math
+from functools import partial
+from typing import Any
+
+from dlemu.terminal import say, silent
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.world.world import World
+
+_READERS = 64
+"""Threads that show what a drive gives to many accelerators."""
+_SEARCH_RUNS = 6
+"""Runs that a search usually needs before those that confirm its answer."""
+
+
+def dry_run(command: str, workload: Any, world: World) -> int:
+    """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
+    tell = say if world.rank == 0 else silent
+    {"datagen": _datagen, "run": _run, "size": _size}[command](workload, world, tell)
+    tell(f"dlemu {command} would be accepted; nothing was written")
+    return 0
+
+
+def _datagen(workload: Any, world: World, tell: Any) -> None:
+    from dlemu.datagen.prepare import examine
+    from dlemu.datagen.probe import write_rate
+    from dlemu.datagen.recipe import Recipe
+    from dlemu.dataset.rule import required_size, resolve_auto
+
+    size = required_size(workload, world)
+    workload = resolve_auto(workload, world)
+    folder = workload.data_folder
+    found = world.on_first(lambda: examine(folder, Recipe.of(workload)))
+    if world.rank != 0:
+        return
+    _introduce(workload, world, tell)
+    missing = len(found.todo.missing)
+    tell(f"write:    {counted(missing, 'file')}, {format_bytes(found.num_bytes)}")
+    _judge(size, found.todo.recipe.layout.num_files, world, tell)
+    if found.changes:
+        found.check_space(folder)
+        rate = write_rate(found.todo.recipe, folder)
+        # Ranks of one host share its drive; how many of them a drive needs, nobody knows.
+        seconds = found.num_bytes / rate if rate else math.inf
+        tell(f"time:     {_about(seconds)}{_by(rate, 'written')}")
+
+
+def _run(workload: Any, world: World, tell: Any) -> None:
+    from dlemu.run.forecast import forecast_run
+
+    if workload.workflow.generate_data:
+        _datagen(workload, world, tell)
+    if not workload.workflow.train:
+        return
+    found = forecast_run(workload, world)
+    if world.rank != 0:
+        return
+    _introduce(found.workload, world, tell, found.layout.num_files)
+    tell(
+        f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
+        f"{format_bytes(found.epoch_bytes)} each, "
+        f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
+    )
+    _readers(found, tell)
+    _judge(found.size, found.layout.num_files, world, tell)
+    tell(f"time:     {_about(found.seconds)}{_by(found.bytes_per_second, 'read')}")
+
+
+def _size(workload: Any, world: World, tell: Any) -> None:
+    from dlemu.dataset.rule import SizeCheck, measure_memory
+    from dlemu.run.forecast import forecast_run
+    from dlemu.sizing.measured import settle
+    from dlemu.sizing.targets import find_jobs
+
+    for _, job in world.on_first(lambda: find_jobs(workload, tell)):
+        settled, layout, _ = world.on_first(partial(settle, job, world))
+        enough = SizeCheck(settled, layout, measure_memory(settled, world))
+        alone = {"num_accelerators": world.num_ranks, "output.folder": None}
+        one = forecast_run(settled.with_keys(alone), world, num_readers=_READERS)
+        if world.rank != 0:
+            continue
+        rate = one.bytes_per_second or 0.0
+        expected = rate / settled.demand / settled.metric.au
+        most = min(settled.size.max_accelerators, enough.most_accelerators)
+        first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
+        _introduce(settled, world, tell)
+        tell(
+            f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
+            f"{expected:.1f} accelerators take; the files are enough for {most}"
+        )
+        _search(one, first, max(1, enough.num_steps(first)), tell)
+        _judge(one.size, layout.num_files, world, tell)
+        enough.check(first, expected=expected)
+
+
+def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:
+    """Say how many runs a search makes, and for how long."""
+    workload = one.workload
+    runs = _SEARCH_RUNS + workload.size.confirm
+    computing = num_steps * workload.train.computation_time.mean / workload.metric.au
+    seconds = workload.train.epochs * computing
+    read = workload.train.epochs * num_steps * first * workload.bytes_per_step
+    tell(
+        f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
+        f"{format_bytes(read)} and {format_seconds(seconds)}"
+    )
+    _readers(one, tell)
+    tell(f"time:     {_about(runs * seconds)}")
+
+
+def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
+    from dlemu.results.header import introduction
+
+    tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
+
+
+def _readers(found: Any, tell: Any) -> None:
+    reader = found.workload.reader
+    kept = (
+        f"up to {found.workload.batches_in_flight} batches of each, and "
+        if reader.hands_over
+        else ""
+    )
+    tell(
+        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
+        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
+        f"this host: {kept}the workers' buffers"
+    )
+
+
+def _judge(size: Any, num_files: int, world: World, tell: Any) -> None:
+    tell(
+        f"job:      {counted(world.num_ranks, 'rank')}, "
+        f"{counted(size.num_accelerators, 'emulated accelerator')}"
+    )
+    for line in size.judge(num_files):
+        tell(f"rule:     {line}")
+
+
+def _about(seconds: float) -> str:
+    return "unknown" if seconds == math.inf else f"about {format_seconds(seconds)}"
+
+
+def _by(rate: float | None, verb: str) -> str:
+    """Return where a time comes from."""
+    return f" ({format_rate(rate)} were {verb} in a probe of one second)" if rate else ""

@@ -1,0 +1,100 @@
+"""What a run would read, and for how long, before it begins (`--dry-run`)."""
+
+import math
+from dataclasses import dataclass
+
+from dlemu.datagen.survey import find_dataset
+from dlemu.dataset.layout import Layout
+from dlemu.dataset.plan import make_plan
+from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
+from dlemu.loaders.source import readers_memory
+from dlemu.results.folders import check_free
+from dlemu.run.closed import check_closed
+from dlemu.run.job import check_job
+from dlemu.storage.probe import probe_rate
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+_PROBE_SECONDS = 1.0
+_MOST_READERS = 64
+_PROBE_FILES = 512
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """A run, or several in a row, before it begins. Rates and times come from a short probe."""
+
+    workload: Workload
+    layout: Layout
+    num_accelerators: int
+    num_steps: int
+    """Of an epoch."""
+    size: DatasetSize
+    """What the rule asks for."""
+    memory_bytes: int
+    """Of the readers on the host of rank 0."""
+    bytes_per_second: float | None
+    """Of the storage, by the probe; None: nothing could be read."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of all runs together."""
+        return self.workload.train.epochs * (self.workload.runs + self.workload.warmup)
+
+    @property
+    def epoch_bytes(self) -> float:
+        """Read in an epoch."""
+        return self.num_steps * self.num_accelerators * self.workload.bytes_per_step
+
+    @property
+    def seconds(self) -> float:
+        """Of all epochs: computing or reading, whichever takes longer."""
+        compute = self.num_steps * self.workload.train.computation_time.mean
+        reading = self.epoch_bytes / self.bytes_per_second if self.bytes_per_second else math.inf
+        return self.num_epochs * max(compute, reading)
+
+
+def forecast_run(
+    workload: Workload, world: World, *, num_readers: int | None = None
+) -> RunForecast:
+    """Return what a run would do; all ranks call it. Nothing is written, nothing stays.
+
+    The probe has as many threads as the job has workers, or `num_readers`.
+
+    Raises:
+        DlemuError: what the run itself would raise before its first step.
+    """
+    check_job(workload, world)
+    size = required_size(workload, world)
+    if workload.division == "closed":
+        workload = check_closed(workload, size)
+    if world.rank == 0:
+        check_free(workload)
+    dataset = find_dataset(workload, world)
+    total = num_accelerators(workload, world)
+    own = len(accelerators_of(world.rank, world.num_ranks, total))
+    memory = readers_memory(dataset, own) if own else 0
+    memories = world.all_gather((world.host_index, memory))
+
+    def rest() -> RunForecast:
+        layout = dataset.layout
+        plan = make_plan(dataset.workload, layout, num_accelerators=total, epoch=0)
+        readers = num_readers or total * workload.reader.num_streams
+        return RunForecast(
+            workload=dataset.workload,
+            layout=layout,
+            num_accelerators=total,
+            num_steps=plan.num_steps,
+            size=size,
+            memory_bytes=sum(each for host, each in memories if host == world.host_index),
+            bytes_per_second=read_rate(dataset.workload, layout, readers),
+        )
+
+    return world.on_first(rest)
+
+
+def read_rate(workload: Workload, layout: Layout, num_readers: int) -> float | None:
+    """Return bytes per second that so many threads get in a second; None: nothing was read."""
+    files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
+    paths = [workload.data_folder / layout.path(file) for file in files]
+    return probe_rate(paths, num_readers=min(num_readers, _MOST_READERS), seconds=_PROBE_SECONDS)

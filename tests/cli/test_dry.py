@@ -1,0 +1,147 @@
+"""--dry-run says what a command would do, refuses what it would refuse, and leaves nothing."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.main import run
+from tests.cli.test_main import refusal
+from tests.lab.commands import QUICK, SMALL
+
+QUICK_SIZE = [*QUICK, "size.quick=true", "size.confirm=0", "reader.prefetch_size=1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset."""
+    folder = tmp_path_factory.mktemp("dry") / "data"
+    assert run(["datagen", str(folder), *SMALL]) == 0
+    return folder
+
+
+def everything(folder: Path) -> list[tuple[str, int]]:
+    """Return all that lies below a folder, files with the time of the last change."""
+    times = {path: path.stat().st_mtime_ns * path.is_file() for path in folder.rglob("*")}
+    return sorted((str(path), time) for path, time in times.items())
+
+
+def dry(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines of a dry run that is accepted; nothing below `folder` changes."""
+    before, here = everything(folder), Path.cwd()
+    capsys.readouterr()
+    os.chdir(folder)
+    try:
+        assert run([*words, "--dry-run"]) == 0
+    finally:
+        os.chdir(here)
+    assert everything(folder) == before
+    return capsys.readouterr().out.splitlines()
+
+
+def line(lines: list[str], name: str) -> str:
+    """Return what stands behind "name:", once."""
+    (found,) = [each for each in lines if each.startswith(f"{name}:")]
+    return found.removeprefix(f"{name}:").strip()
+
+
+def test_datagen_into_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = dry(["datagen", str(tmp_path / "a/b"), *SMALL], tmp_path, capsys)
+
+    assert line(lines, "write") == "56 files, 1.4 MiB"
+    assert line(lines, "job") == "1 rank, 1 emulated accelerator"
+    assert line(lines, "time").startswith("about ")
+    assert line(lines, "time").endswith("were written in a probe of one second)")
+    rules = [each for each in lines if each.startswith("rule:")]
+    assert rules[0] == "rule:     500 steps an epoch need 3,500 files, there are 56: fails"
+    assert rules[1].startswith("rule:     5 x memory, ") and rules[1].endswith("56: fails")
+    assert lines[-1] == "dlemu datagen would be accepted; nothing was written"
+
+
+def test_datagen_counts_what_is_missing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = dry(["datagen", str(data), "dataset.num_files_train=60"], data.parent, capsys)
+    assert line(lines, "write").startswith("4 files, ")
+    lines = dry(["datagen", str(data)], data.parent, capsys)
+    assert line(lines, "write") == "0 files, 0 B" and not any("time:" in each for each in lines)
+
+
+def test_run_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*QUICK[2:], "runs=2", "train.computation_time=10", "num_accelerators=2"]
+    given = ["host_memory=2MiB", "reader.io_depth=2", "reader.piece_bytes=8192"]
+    given += ["dataset.record_length_bytes_resize=2000"]
+    words = [word for word in words if not word.startswith("dataset")]
+    lines = dry(["run", str(data), *words, *given], data.parent, capsys)
+
+    # 56 samples, 2 accelerators, batches of 7: 4 steps; 2 runs of 2 epochs.
+    assert line(lines, "read") == "4 epochs of 4 steps, 1.1 MiB each, 4.3 MiB in all"
+    assert line(lines, "time").startswith("about 2:40 ("), "it computes 4 x 4 x 10 s"
+    # Two accelerators: 4 batches and 1 in use, of 7 x 2,000 bytes; 4 workers with 2 x 8 KiB.
+    readers = line(lines, "readers")
+    assert readers.startswith("2 accelerators x 4 workers, 296.0 KiB of memory on this host")
+    rules = [each for each in lines if each.startswith("rule:")]
+    assert rules[1].endswith("(host_memory, as given), need 525 files, there are 56: fails")
+
+
+def test_size_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in QUICK_SIZE if not word.startswith(("dataset", "metric"))]
+    words += ["reader.read_threads=1", "train.loop=rule", "reader.batch_size=1", "size.start=2"]
+    lines = dry(["size", str(data), *words], data.parent, capsys)
+
+    assert line(lines, "drive").endswith("the files are enough for 2")
+    assert line(lines, "search").startswith("begins with 2 accelerators; about 6 runs, each of ")
+    assert lines[-1] == "dlemu size would be accepted; nothing was written"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "num_accelerators=9"], "56 samples are too few for 2 steps"),
+        (["run", "dataset.num_files_train=auto"], "dataset.num_files_train=auto asks for"),
+        (["run", "output.folder={data}/dlemu.json"], "cannot be written (File exists)"),
+        (["run", "division=closed"], "division=closed: "),
+        (["datagen", "dataset.seed=7"], "dataset.seed is 0, the workload's is 7"),
+        (["size"], "are needed for 1 accelerator"),
+        (["size", "size.quick=true"], "a quick search needs 50"),
+    ],
+)
+def test_what_would_be_refused_is_refused_with_the_same_line(
+    words: list[str], said: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(data.parent)
+    command, *keys = [word.format(data=data) for word in words]
+    capsys.readouterr()
+    assert run([command, str(data), *keys, "--dry-run"]) == 1
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and said in refused
+    assert everything(data.parent) == before
+    assert run([command, str(data), *keys]) == 1
+    assert capsys.readouterr().err == refused
+
+
+def test_a_dataset_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["datagen", f"{tmp_path}/a", "workload=unet3d_h100", "dataset.num_files_train=1000000"]
+    assert run([*words, "--dry-run"]) == 1
+    assert f"{tmp_path}/a has " in (said := capsys.readouterr().err) and " free, the data" in said
+    assert not everything(tmp_path)
+
+
+def test_a_run_that_ended_is_not_written_over(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(data), *QUICK[5:], f"output.folder={tmp_path / 'run'}"]
+    assert run(words) == 0
+    capsys.readouterr()
+    assert run([*words, "--dry-run"]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_other_commands_have_no_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(["verify", "x", "--dry-run"], capsys) == (
+        "unknown option --dry-run (dlemu --help lists them)"
+    )
