@@ -88,6 +88,14 @@ def test_a_step_that_waits_for_nothing_tells_its_reads_with_the_compute(tmp_path
     assert all("bytes" in event["args"] for event in events if event.get("cat") == "COMPUTE")
 
 
+def test_neighbours_never_overlap_however_they_are_rounded(tmp_path: Path) -> None:
+    """Perfetto drops a slice that overlaps the one before by a nanosecond."""
+    steps = steps_of(num_steps=300, accelerators=1)
+    steps["wait"] += 5e-10
+    steps["start"] = 100.0 + 0.0100000005 * np.arange(300)
+    check_form(written(tmp_path / "t.json", TracedRun("", [(0, steps)])))
+
+
 def test_epochs_span_all_ranks_and_hosts_with_other_clocks_are_set_right(tmp_path: Path) -> None:
     near, far = steps_of(begin=100.0), steps_of(begin=7.5)
     near["wait"][:2] += 0.05  # the barrier ends for both at once
