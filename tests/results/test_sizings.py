@@ -1,7 +1,7 @@
 """Stored sizings: the answer, the runs that it rests on, and searches that were interrupted."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,17 @@ def test_the_answer_its_runs_and_its_confirmations(tmp_path: Path) -> None:
     (row,) = sizing.rows
     assert (row.num_accelerators, row.verdict) == (4, "feeds 4")
     assert row.au_percentage == pytest.approx(96.75)
+
+
+def test_a_lower_bound_says_that_it_is_one(tmp_path: Path) -> None:
+    goal = Goal(threshold=90.0, max_accelerators=3, start=3, confirm=1)
+    found = search(lambda number: point(number, feeds=50), goal)
+    answer = replace(sized(tmp_path), **vars(found), bound="4 need more open files")
+    text = read_sizing(write(tmp_path / "size", [answer])).text
+    assert (
+        "nvme: at least 3 unet3d_h100 accelerators at AU 90.00% or more: the storage was not the "
+        "limit, it may feed more\n"
+    ) in text
 
 
 def test_json_is_what_the_sizing_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
