@@ -177,7 +177,8 @@ def read_foreign(folder: Path, keys: Mapping[str, object]) -> Foreign:
         except RunError as error:
             incomplete[leaf.name] = str(error)
     if not runs:
-        raise RunError(next(iter(incomplete.values())))
+        none = f"{folder} holds no result of DLIO or mlpstorage"
+        raise RunError(next(iter(incomplete.values()), none))
     return Foreign(folder, runs, incomplete)
 
 
@@ -201,9 +202,9 @@ def _read_leaf(folder: Path, keys: Mapping[str, object]) -> ForeignRun:
     notes: list[str] = []
     tree = _read_config(folder, notes)
     workload = None if tree is None else _workload_of(tree, keys, notes)
-    dlio, metrics = None, None
+    dlio, metrics, outputs = None, None, read_output(folder)
     try:
-        dlio = _read_steps(folder, told, workload)
+        dlio = _read_steps(folder, outputs, told, workload)
         metrics = _measure(dlio, workload, keys)
     except RunError as error:
         notes.append(f"AU cannot be computed again: {error}")
@@ -291,8 +292,17 @@ def _workload_of(
     return workload.with_keys(keys) if given else workload
 
 
-def _read_steps(folder: Path, told: Mapping[str, Any], workload: Workload | None) -> DlioSteps:
-    outputs = read_output(folder)
+def _read_steps(
+    folder: Path,
+    outputs: Mapping[int, Mapping[str, Any]],
+    told: Mapping[str, Any],
+    workload: Workload | None,
+) -> DlioSteps:
+    """Return the steps of all ranks.
+
+    Raises:
+        RunError: a rank's are missing, or they do not fit together.
+    """
     missing = sorted(set(range(told["num_accelerators"])) - outputs.keys())
     if missing:
         names = ", ".join(f"{rank}_output.json" for rank in missing[:3])

@@ -127,6 +127,8 @@ def _answer_lines(answer: Mapping[str, Any]) -> list[str]:
     if failed := answer.get("fewest_failed"):
         au = fmean(p["au_percentage"] for p in points if p["num_accelerators"] == failed)
         lines[0] += f"; {failed} reached {au:.2f}%"
+    if answer["at_least"]:
+        lines[0] += ": the storage was not the limit, it may feed more"
     evidence = [p["evidence"] for p in points if p["limit"] == answer["limit"] and p["evidence"]]
     lines.append(". ".join([f"limit: {answer['limit']}", *evidence[-1:]]))
     where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"

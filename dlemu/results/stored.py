@@ -183,7 +183,8 @@ def find_results(parent: Path) -> list[Path]:
 def _written(folder: Path) -> float:
     """Return when a result was written last."""
     times = [0.0]
-    for path in (folder / SUMMARY, folder / ANSWER, *folder.glob("*.jsonl")):
+    logs = folder.glob("*.jsonl") if is_sizing(folder) else ()
+    for path in (folder / SUMMARY, folder / ANSWER, *logs):
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

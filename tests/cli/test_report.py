@@ -1,6 +1,7 @@
 """Runs shown again: recomputed from the steps, damaged ones named, as text, JSON and a page."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -164,6 +165,89 @@ def test_only_the_metric_can_be_another(
 ) -> None:
     assert run(["report", str(original), override]) == 1
     assert capsys.readouterr().err == f"dlemu: {line}\n"
+
+
+def age(folder: Path, seconds: int) -> None:
+    """Make a result look older."""
+    path = next(each for each in (folder / "summary.json", folder / "sizing.json") if each.exists())
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_without_a_folder_it_is_the_newest_result(
+    original: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["report"]) == 1
+    assert capsys.readouterr().err == (
+        "dlemu: no result below outputs/ here; name a folder: dlemu report FOLDER\n"
+    )
+    old, new = Path("outputs/unet3d_h100/old"), Path("outputs/unet3d_h100/new")
+    for folder, seconds in ((old, 100), (new, 50)):
+        shutil.copytree(original, folder)
+        age(folder, seconds)
+    sizing = Path("outputs/size/a")
+    (sizing / "runs").mkdir(parents=True)
+    shutil.copytree(original, sizing / "runs" / "of it")  # newer than all, but the sizing's own
+    (sizing / "sizing.json").write_text("[]")
+    age(sizing, 70)
+    assert run(["report"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"newest of 3 results: {new}", f"{new}: complete"]
+    age(new, 90)
+    assert run(["report", "--json"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"newest of 3 results: {sizing}\n")
+
+
+def test_several_results_of_both_tools_end_with_one_table(
+    original: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dlio = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
+    assert run(["report", str(dlio), str(original)]) == 1
+    head, _, *rows, legend = capsys.readouterr().out.splitlines()[-5:]
+    assert re.split("  +", head)[:5] == ["result", "tool", "workload", "accelerators", "AU (%)"]
+    assert [row.split()[:3] for row in rows] == [
+        [str(dlio), "DLIO", "unet3d_h100"],
+        [str(original), "dlemu", "unet3d_h100"],
+    ]
+    assert rows[0].split()[4:7] == ["94.32", "81.23", "92.60"]
+    metrics = measure(read_steps(original))
+    assert rows[1].split()[4] == f"{metrics.au_percentage:.2f}"
+    assert legend.startswith("AU by dlemu's formula, without the first step")
+
+
+def test_earlier_attempts_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(stored, stored.with_name("run.attempt-1"))
+    assert run(["report", str(stored)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"attempts before, which did not end: {stored}.attempt-1"
+
+
+def test_the_run_that_was_cut_short_is_shown_with_the_others(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = json.loads((original / "summary.json").read_text())
+    for name in ("run.1", "run.2"):
+        shutil.copytree(original, tmp_path / name)
+    cut = tmp_path / "run.2"
+    unfinished = {**written, "status": "incomplete", "error": "interrupted", "metric": {}}
+    (cut / "summary.json").write_text(json.dumps(unfinished))
+    steps = np.load(cut / "steps.0.npy")
+    np.save(cut / "steps.0.npy", steps[steps["epoch"] == 0])
+    config = cut / "config.yaml"
+    config.write_text(config.read_text().replace("runs: 1", "runs: 2"))
+    row = {"name": "run.1", "gap_seconds": None}
+    series = {"status": "incomplete", "error": "interrupted", "division": "open", "runs": [row]}
+    (tmp_path / "summary.json").write_text(json.dumps({**series, "label": "", "workload": ""}))
+    assert run(["report", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{tmp_path}/run.2: incomplete" in lines
+    assert "NO VERDICT: interrupted after 1 of 2 epochs" in "\n".join(lines)
+    assert lines[-1].startswith("NO VERDICT: interrupted after 1 of 1 run")
 
 
 class Elements(HTMLParser):

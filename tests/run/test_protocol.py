@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,8 +16,8 @@ from dlemu.errors import WorkloadError
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, read_steps, read_summary, write_steps
 from dlemu.results.several import LABEL, judge_runs, spread_of
-from dlemu.results.summary import RunsSummary, Spread
-from dlemu.run.closed import check_closed
+from dlemu.results.summary import RunRow, RunsSummary, Spread
+from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
 
@@ -183,6 +183,100 @@ def test_direct_reads_are_unet3ds_alone_and_v2s() -> None:
     assert check(workload(keys)).reader.odirect is True
 
 
+def v3(keys: Mapping[str, object] | None = None, name: str = "unet3d_h100") -> Workload:
+    """Return a workload in the closed division of edition v3.0."""
+    return workload({"metric.edition": "v3.0", "warmup": 1} | dict(keys or {}), name)
+
+
+def test_edition_v3_takes_six_runs_of_the_rules_size() -> None:
+    assert check(v3()).metric.max_cached_share == 0.05
+    assert check(v3({"reader.odirect": True})).reader.odirect is True
+    size = dataset_size(v3(), num_accelerators=8, host_memory=2**30)
+    eight = v3({"dataset.num_files_train": 28000})
+    assert check_closed(eight, size, [4, 4]) == check_closed(eight, size)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"runs": 6, "warmup": 0},
+            "warmup and runs must be 1 and 5 (rule 2.1.17: 6 runs, the first is the warm-up), got "
+            "0 and 6, add warmup=1 runs=5",
+        ),
+        (
+            {"reader.batch_size": 8, "dataset.num_files_train": "auto"},
+            "reader.batch_size=8 is not allowed (published: 7) (rule 3.6.2), leave it out",
+        ),
+        (
+            {"reader.pin_memory": True},
+            "reader.pin_memory is not allowed (rule 3.6.2), leave it out",
+        ),
+        (
+            {"reader.prefetch_size": 3},
+            "reader.prefetch_size must be at most 2 (rule 3.6.2), got 3, set "
+            "reader.prefetch_size=2",
+        ),
+        (
+            {"dataset.num_files_train": 3499},
+            "dataset.num_files_train must be at least 3500 (rule 3.3.1: 500 steps), got 3499, "
+            "generate with dataset.num_files_train=auto",
+        ),
+        (
+            {"dataset.num_files_train": 3501},
+            "dataset.num_files_train must be 3500 (rule 3.3.1: what dlemu datasize says, 500 "
+            "steps), got 3501, set dataset.num_files_train=3500, the folder may hold more",
+        ),
+    ],
+)
+def test_edition_v3_names_its_rules(keys: dict[str, object], line: str) -> None:
+    assert refusal(v3(keys)) == f"division=closed: {line}; or use division=open"
+
+
+def test_edition_v3_wants_as_many_accelerators_on_each_host() -> None:
+    size = dataset_size(v3(), num_accelerators=1, host_memory=2**30)
+    with pytest.raises(WorkloadError) as error:
+        check_closed(v3(), size, [5, 4])
+    assert str(error.value) == (
+        "division=closed: accelerators of each host must be equal (rule 3.3.6), got 5, 4, start as "
+        "many ranks on each host, or set num_accelerators=8; or use division=open"
+    )
+    assert check_closed(workload(), size, [5, 4]), "other editions do not ask for it"
+
+
+def test_edition_v3_warns_of_what_cannot_be_checked(tmp_path: Path) -> None:
+    job = v3({"dataset.data_folder": str(tmp_path)})
+    assert closed_warnings(job, Path("/proc"), 1) == []
+    assert closed_warnings(job, tmp_path, 2) == [
+        "rule 3.3.4: 2 hosts are a distributed result; a single-host one takes one",
+        f"rule 3.4.2: {tmp_path} and the results in {tmp_path} are on one file system; set "
+        "output.folder to another",
+    ]
+    keys = {"dataset.data_folder": "/nosuch"}
+    (other,) = closed_warnings(v3(keys, "cosmoflow_h100"), tmp_path, 1)
+    assert other == "rule 2.1.11: edition v3.0 has unet3d, retinanet, not cosmoflow_h100"
+    assert closed_warnings(job.with_keys({"metric.edition": "v2.0"}), tmp_path, 2) == []
+    assert closed_warnings(job.with_keys({"division": "open"}), tmp_path, 2) == []
+
+
+def test_edition_v3_fails_gaps_as_long_as_a_run_and_low_utilisation() -> None:
+    def at(minute: int) -> str:
+        return f"2026-11-22T04:{minute:02}:00+00:00"
+
+    rows = [
+        RunRow(name="warmup.1", start=at(0), end=at(10), gap_seconds=None),
+        RunRow(name="run.1", start=at(15), end=at(25), gap_seconds=300.0),
+        RunRow(name="run.2", start=at(36), end=at(46), gap_seconds=660.0),
+    ]
+    found = judged((80.0, 10.0, "FAIL"), (95.0, 10.0, "PASS"), edition="v3.0", rows=rows)
+    assert found["verdict"] == "FAIL"
+    assert found["reasons"] == [
+        "run 1 has 80.00% utilisation (rule 3.3.2)",
+        "660 s lie between run.1 and run.2, less than the 600 s of a run may (rule 2.1.18)",
+    ]
+    assert judged((95.0, 10.0, "PASS"), edition="v2.0", rows=rows)["verdict"] == "PASS"
+
+
 def test_workloads_of_ones_own_are_not_closed() -> None:
     own = workload().model_copy(update={"name": "mine"})
     assert refusal(own) == ("division=closed runs the published workloads only, not 'mine'")
@@ -204,17 +298,20 @@ def test_mean_sd_and_interval_are_students() -> None:
     assert spread_of([9]) == Spread(mean=9.0, sd=None, interval=None)
 
 
-def judged(*runs: tuple[float, float, str]) -> RunsSummary:
-    """Return what runs come to, each of AU, samples/s and verdict."""
+def judged(
+    *runs: tuple[float, float, str], edition: str = "v1.0", rows: Sequence[RunRow] = ()
+) -> RunsSummary:
+    """Return what closed runs come to, each of AU, samples/s and verdict."""
     outcomes = [
         SimpleNamespace(
-            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate),
+            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate, edition=edition),
             summary={"verdict": verdict, "reasons": ["the disk is full"]},
             passed=verdict == "PASS",
         )
         for au, rate, verdict in runs
     ]
-    return judge_runs(RunsSummary(), cast(list[Outcome], outcomes))
+    summary = RunsSummary(division="closed", runs=rows)
+    return judge_runs(summary, cast(list[Outcome], outcomes))
 
 
 def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
