@@ -95,7 +95,7 @@ def _drive(summary: Summary, place: Summary) -> str:
     if size := place.get("size_bytes"):
         parts.append(format_rate(size).removesuffix("/s"))  # decimal, as drives are sold
     if place.get("is_root"):
-        parts.append("the disk of the system itself")
+        parts.append("the root disk")
     return ", ".join(part for part in parts if part)
 
 

@@ -34,8 +34,7 @@ th, td { padding: .25rem .5rem; text-align: right; vertical-align: baseline;
 th { font-weight: 600; vertical-align: bottom; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; position: sticky; left: 0;
   background: var(--back); }
-td { white-space: nowrap; } .text { text-align: left; } td.text { white-space: normal;
-  min-width: 6rem; }
+td { white-space: nowrap; } .text { text-align: left; } td.text { white-space: normal; }
 details { margin: .8rem 0; } summary { cursor: pointer; }
 pre { background: var(--panel); padding: .8rem; overflow-x: auto; font-size: 13px; }
 figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }

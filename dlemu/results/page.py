@@ -92,7 +92,7 @@ def _overview(sections: Sequence[_Section]) -> str:
     """Return the table across results, each a link to its section."""
     numbered = [(n, each.folder, row) for n, each in enumerate(sections, 1) for row in each.rows]
     rows = [[name, *(row.get(head, "") for head in _ACROSS[1:])] for _, name, row in numbered]
-    texts = {"workload", "verdict", "limit", "storage", "host", "measured"}
+    texts = {"workload", "verdict", "limit", "storage", "host"}
     links = [f"result-{number}" for number, _, _ in numbered]
     return render_table(_ACROSS, rows, texts=texts, links=links)
 

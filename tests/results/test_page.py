@@ -204,9 +204,7 @@ def test_a_result_says_where_it_was_measured(page: str, folder: Path) -> None:
     stored = read_folder(folder / "fail")
     facts = dict(facts_of(stored.summary, stored.workload))
     assert facts["host"] == "node1, 96 CPUs, 512.0 GiB of memory"
-    assert facts["drive"] == (
-        "nvme1n1, SSD <7450>, firmware E2MU200, 3.84 TB, the disk of the system itself"
-    )
+    assert facts["drive"] == ("nvme1n1, SSD <7450>, firmware E2MU200, 3.84 TB, the root disk")
     assert facts["file system"] == "xfs at /mnt/d1"
     assert facts["versions"].startswith("dlemu ") and "kernel " in facts["versions"]
     assert "56 npz files" in facts["dataset"] and str(folder / "data") in facts["dataset"]
