@@ -1,13 +1,17 @@
 """The examples run as they stand."""
 
+import ast
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlemu.cli.main import run
 from tests.lab.commands import execute
+from tests.sizing.conftest import no_pictures as no_pictures
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -35,3 +39,43 @@ def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["datagen", *words]) == 0
     assert run(["run", *words, "train.epochs=1", f"output.folder={tmp_path / 'run'}"]) == 0
     assert "speech: 1 emulated accelerator, 1 epoch of 128 steps" in capsys.readouterr().out
+
+
+def shown_by(notebook: Path) -> list[Any]:
+    """Run the code cells of a notebook, one after the other; return what each one shows."""
+    cells = [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    shown = []
+    for number, cell in enumerate(cells):
+        tree = ast.parse("".join(cell["source"]), f"cell {number}")
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"cell {number}", "exec"), names)
+        value = None
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+        shown.append(value)
+    return shown
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_notebook_runs_and_shows_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _, prediction, needed, answer, points, _ = shown_by(EXAMPLES / "sizing.ipynb")
+    for table, word in (
+        (prediction, "<td>limit</td>"),
+        (needed, "<- decides".replace("<", "&lt;")),
+        (answer, "cosmoflow_h100"),
+    ):
+        html = table._repr_html_()
+        assert html.startswith("<table>") and html.endswith("</table>") and word in html
+    assert len(points) == len(answer.points) >= 2
+    assert str(answer) in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [], "it removes what it has written"
+
+
+def test_the_notebook_is_stored_without_what_it_shows() -> None:
+    for cell in json.loads((EXAMPLES / "sizing.ipynb").read_text())["cells"]:
+        assert not cell.get("outputs") and cell.get("execution_count") is None

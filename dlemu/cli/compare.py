@@ -1,7 +1,7 @@
 """`dlemu compare`: results side by side, and whether one is worse than CI allows."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from string import ascii_uppercase
@@ -84,7 +84,7 @@ def _losses(comparison: Comparison, max_loss: float | None) -> Iterator[str]:
     for number, other in enumerate(others, 1):
         loss = 100 * comparison.loss(number)
         if round(loss, 6) > max_loss:
-            more = "; it is a lower bound" if other.at_least else ""
+            more = "; its number is a lower bound" if other.at_least else ""
             yield shown_line(
                 f"LOSS: {other.folder} has {loss:.1f}% fewer {what} than {first.folder}, "
                 f"{_MAX_LOSS} allows {max_loss:g}%{more}"
@@ -96,7 +96,10 @@ def _render(comparison: Comparison) -> str:
     results = comparison.results
     names = [_name(number) for number in range(len(results))]
     target = f" on {results[0].target}" if results[0].target else ""
-    parts = [f"{results[0].workload}{target}", _table(_overview(names, results))]
+    overview = _overview(names, results)
+    text = {"", "verdict", "limit", "folder"}
+    left = [column for column, head in enumerate(overview[0]) if head in text]
+    parts = [f"{results[0].workload}{target}", _table(overview, left)]
     for number in range(1, len(results)):
         rows = [
             [f"  {_FIGURES[name][0]}", *_shown(name, each)]
@@ -104,13 +107,13 @@ def _render(comparison: Comparison) -> str:
         ]
         if rows:
             head = f"{names[number]} against A, with the 95% interval of the difference:"
-            parts.append(f"{head}\n{_table(rows, left=(0, 2))}")
+            parts.append(f"{head}\n{_table(rows, (0, 2))}")
     noise = "; ".join(f"{n} from {r.basis}" for n, r in zip(names, results, strict=True))
     parts.append(f"noise: {noise}{_caveat(results)}")
     unlike: dict[str, list[Any]] = {**comparison.facts, **comparison.keys}
     if unlike:
         rows = [[f"  {name}", *map(_cell, values)] for name, values in unlike.items()]
-        parts.append(f"what differs:\n{_table([['', *names], *rows], left=range(9))}")
+        parts.append(f"what differs:\n{_table([['', *names], *rows], range(len(names) + 1))}")
     else:
         parts.append("what differs: nothing that is known of hosts, drives, versions and keys")
     return _stripped("\n\n".join(parts))
@@ -172,16 +175,15 @@ def _stripped(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
-def _table(rows: Sequence[Sequence[str]], left: Sequence[int] | range = ()) -> str:
-    """Return aligned columns: text to the left (`left`, and the last two), numbers to the right."""
+def _table(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+    """Return aligned columns: those of `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    to_left = {*left} or {0, len(widths) - 3, len(widths) - 2, len(widths) - 1}
-
-    def align(number: int) -> Callable[[str, int], str]:
-        return str.ljust if number in to_left else str.rjust
-
     return "\n".join(
-        "  ".join(align(i)(cell, widths[i]) for i, cell in enumerate(row)) for row in rows
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )
 
 

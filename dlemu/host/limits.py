@@ -66,7 +66,7 @@ def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
 def page_cache_bytes(*, proc: Path = PROC) -> int | None:
     """Return the bytes of the host's memory that hold files; None if the kernel does not tell."""
     match = re.search(r"^Cached:\s+(\d+) kB", read_text(proc / "meminfo"), re.M)
-    return None if match is None else int(match[1]) * 1024
+    return None if match is None else 1024 * int(match[1])
 
 
 def cpu_throttling(folders: Iterable[Path]) -> Throttling | None:

@@ -93,7 +93,7 @@ def parts_of_steps(steps: Steps) -> dict[str, list[float]]:
         own = own.reshape(len(np.unique(own["accelerator"])), -1)[:, 1:]
         num = min(ceil_div(_PARTS, len(epochs)), own.shape[1] // 2)
         for part in np.array_split(own, max(1, num), axis=1):
-            seconds = sum(part[name] for name in ("wait", "overhead", "compute", "barrier"))
+            seconds = part["wait"] + part["overhead"] + part["compute"] + part["barrier"]
             total = seconds.sum(axis=1)
             credited = part["computation_time"].sum(axis=1)
             found["au_percentage"].append(float((100 * credited / total).mean()))

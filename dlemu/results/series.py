@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, read_observations, summarize_interval
-from dlemu.results.records import Steps, host_file, read_summary, write_text
+from dlemu.results.records import SUMMARY, Steps, host_file, read_summary, write_text
 
 SERIES = "series.csv"
 COLUMNS = (
@@ -48,12 +48,11 @@ def write_series(folder: Path, path: Path, steps: Mapping[int, Steps]) -> None:
     Raises:
         RunError: the folder has no host.<rank>.jsonl, one is damaged, or `path` cannot be written.
     """
-    ranks = sorted(int(file.name.split(".")[1]) for file in folder.glob("host.*.jsonl"))
+    files = (file.name.split(".")[1] for file in folder.glob("host.*.jsonl"))
+    ranks = sorted(int(number) for number in files if number.isdecimal())
     if not ranks:
         raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
-    names = [str(host.get("host", "")) for host in read_summary(folder).get("system", ())]
-    if len(names) != len(ranks):  # an older run
-        names = [f"of rank {rank}" for rank in ranks]
+    names = _names(folder, ranks)
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -68,6 +67,15 @@ def write_series(folder: Path, path: Path, steps: Mapping[int, Steps]) -> None:
         except DAMAGE as error:
             raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
     write_text(path, text.getvalue())
+
+
+def _names(folder: Path, ranks: Sequence[int]) -> list[str]:
+    """Return the name of the host of each of these ranks."""
+    try:
+        names = [str(host["host"]) for host in read_summary(folder).get("system", ())]
+    except DAMAGE as error:
+        raise RunError(f"{folder / SUMMARY} is damaged: {in_short(error)}") from None
+    return names if len(names) == len(ranks) else [f"of rank {rank}" for rank in ranks]
 
 
 def _read(path: Path) -> tuple[float, list[Observation]]:

@@ -73,11 +73,11 @@ def _columns_of(path: Path, head: bytes, columns: Sequence[str]) -> Sequence[str
         return columns
     line = head.partition(b"\n")[0].decode("utf-8-sig", errors="replace")
     held = next(csv.reader([line.rstrip("\r")]), [])
-    both = min(len(held), len(columns))
-    if both == 0 or held[:both] != list(columns[:both]):
+    pairs = enumerate(zip(held, columns, strict=False), 1)
+    unlike = next((f"{n} is {own!a:.40}, not {new}" for n, (own, new) in pairs if own != new), "")
+    if unlike or not held:
         raise WorkloadError(
-            f"--csv {path} has other columns ({line[:60]!a}), not {columns[0]},{columns[1]},...; "
-            "name another file"
+            f"--csv {path} has other columns ({unlike or 'no header'}); name another file"
         )
     return held
 

@@ -165,7 +165,10 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["run", "workload=unet3d_h100", "--json"], "dataset.data_folder is not set"),
+        (
+            ["run", *HOST[:1], "reader.data_loader=threads", "--json"],
+            "dataset.data_folder is not set",
+        ),
         (["predict", "workload=unet3d_h100", "--json"], "drive is not set"),
         (["datasize", *HOST, "--label", "x"], "--label is a column of --csv FILE"),
         (["run", *HOST[:1], "workflow.train=false", "--json"], "workflow.train=false makes none"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.errors import RunError
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import Observation
 from dlemu.host.processes import HostCpu, ProcessCounters
@@ -124,6 +125,19 @@ def test_a_run_leaves_its_series_and_a_report_makes_it_again(
     assert again.read_bytes() == written
     assert run(["report", str(tmp_path), "--series", str(again)]) == 1
     assert capsys.readouterr().err.endswith("holds no summary.json; is it a run's folder?\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("summary.json", '{"system": [3]}'), ("summary.json", '{"system": 3}'), ("host.0.jsonl", "x")],
+)
+def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
+    write_host(tmp_path, 0, [observation(0.0, 0, 0), observation(1.0, 0, 0)], 0.0)
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunError, match=f"{name} is damaged: "):
+        write_series(tmp_path, tmp_path / "s.csv", {})
+    assert not (tmp_path / "s.csv").exists()
 
 
 def test_an_observation_of_an_older_run_is_read(tmp_path: Path) -> None:
