@@ -52,9 +52,9 @@ def conclude(
         return _held_back(failed, fewest, most_passed, threshold)
     near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
     feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
-    real = fmean(feeds) * (1 - read_ahead_share / 2)
     low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
-    high = max(feeds) * (1 + _NOISE)
+    high = max([most_passed, *feeds]) * (1 + _NOISE)  # what passed may have done better
+    real = max(most_passed, fmean(feeds) * (1 - read_ahead_share / 2))
     number = min(max(math.floor(real), most_passed), fewest - 1)
     return Estimate(
         num_accelerators=number,

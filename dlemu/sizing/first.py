@@ -33,7 +33,7 @@ from dlemu.sizing.first_answer import FirstAnswer, FirstAnswers, Full
 from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Goal, Point, search
-from dlemu.sizing.start import PROBE_READERS, probed_rate
+from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
@@ -49,8 +49,6 @@ _RUN_SHARE = 0.2
 _LEAST_AHEAD = 12
 """A run has at least this many times the batches that are read ahead."""
 _MOST_ACCELERATORS = 512
-_START_SECONDS = 2.0
-"""About how long a run takes beside its steps."""
 _SURELY_NONE = 1 / 1.3
 """Where 64 readers get less than this share of what one accelerator takes, no run is needed."""
 
@@ -102,7 +100,7 @@ def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
             one = _Try(files, time.perf_counter() + share, results, end, say)
             say(f"{number + 1}/{len(datasets)} {one.describe()}")
             estimate = one.run()
-            full = Full.of(trial.folder, files.workload, estimate, write_rate=rate, own=own)
+            full = Full.of(trial.folder, files, estimate, write_rate=rate, own=own)
             answers.append(FirstAnswer(estimate, files, tuple(one.points), full))
         found = FirstAnswers(trial.folder, tuple(answers), time.perf_counter() - begin, results)
         write_json(results / "try.json", found.as_json())
@@ -110,7 +108,7 @@ def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
 
 
 def _write_rate(own: Path) -> float:
-    """Return bytes per second that can be written; inf on a full disk, which `plan_files` refuses."""
+    """Return bytes per second that can be written; inf if nothing: `plan_files` then refuses."""
     try:
         return probe_writing(own, seconds=1.0)
     except OSError as error:
@@ -222,7 +220,7 @@ class _Try:
             last = self.points[-1]
             feeds = last.num_accelerators * last.au_percentage / 100
         slower = max(1.0, number / max(feeds, 0.1))
-        takes = _START_SECONDS + steps * workload.train.computation_time.mean * slower
+        takes = START_SECONDS + steps * workload.train.computation_time.mean * slower
         begin = time.perf_counter()
         if self.points and begin + takes > self._until:
             raise _TimeIsUp

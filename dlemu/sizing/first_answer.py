@@ -1,8 +1,7 @@
 """The answers of `dlemu try` as text and JSON, each with the commands of the full measurement."""
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,17 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.sizing.estimate import Estimate
 from dlemu.sizing.first_files import Files
 from dlemu.sizing.search import Point
+from dlemu.sizing.start import START_SECONDS
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
 
 _HEADROOM = 1.25
+_QUICK_TIMES = (5, 2)
+"""A quick search gets so many times the files that it needs, if that is half of what is free."""
 _SEARCH_RUNS = 7
 """Runs of a search from a good start, on average (docs/sizing.md)."""
-_START_SECONDS = 3.0
-"""About how long a run of it takes beside its steps."""
 _SIZE_KEYS = (
     *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
@@ -34,7 +34,7 @@ class Full:
     quick: bool
     """Whether there is room for a quick search only."""
     num_bytes: float
-    """Of the dataset."""
+    """Of the files to write."""
     free_bytes: int
     """Room for it, once the files of the try are removed."""
     write_seconds: float
@@ -44,27 +44,24 @@ class Full:
 
     @classmethod
     def of(
-        cls,
-        folder: Path,
-        workload: Workload,
-        estimate: Estimate,
-        *,
-        write_rate: float,
-        own: Path,
+        cls, folder: Path, files: Files, estimate: Estimate, *, write_rate: float, own: Path
     ) -> "Full":
         """Return the full measurement below `folder`; `own` holds files that will be removed."""
         free = shutil.disk_usage(folder).free + _bytes_in(own)
-        full = _full(folder, workload, estimate, quick=False)
-        if full.num_bytes > free:
-            full = _full(folder, workload, estimate, quick=True)
-        room = full.num_bytes <= free
+        job, have = _job(folder, files, own)
+        wanted = _wanted(job, have, estimate, quick=False)
+        if wanted.new_bytes > free:
+            wanted = _wanted(job, have, estimate, quick=True)
+            more = [replace(wanted, num_files=times * wanted.num_files) for times in _QUICK_TIMES]
+            if wanted.new_bytes:  # else those that are there are enough
+                wanted = next((each for each in more if each.new_bytes <= free / 2), wanted)
         return cls(
-            quick=full.workload.size.quick,
-            num_bytes=full.num_bytes,
+            quick=wanted.workload.size.quick,
+            num_bytes=wanted.new_bytes,
             free_bytes=free,
-            write_seconds=full.num_bytes / write_rate,
-            search_seconds=full.seconds(max(1, estimate.num_accelerators)),
-            commands=full.commands if room else (),
+            write_seconds=wanted.new_bytes / write_rate,
+            search_seconds=wanted.seconds(max(1, estimate.num_accelerators)),
+            commands=wanted.commands if wanted.new_bytes <= free else (),
         )
 
     def __str__(self) -> str:
@@ -73,7 +70,7 @@ class Full:
             return f"{needs} even for a quick search, {format_bytes(self.free_bytes)} are free"
         kind = "quick, for the rule asks for more than is free: " if self.quick else ""
         return (
-            f"{kind}{needs}, about {format_seconds(self.write_seconds)} to write, and about "
+            f"{kind}{needs} more, about {format_seconds(self.write_seconds)} to write, and about "
             f"{format_seconds(self.search_seconds)} to measure"
         )
 
@@ -83,12 +80,15 @@ class _Wanted:
     """A search, and the dataset that it needs."""
 
     workload: Workload
-    check: SizeCheck
     num_files: int
+    have: int
+    """Files that are there already."""
 
     @property
-    def num_bytes(self) -> float:
-        return self.num_files * self.check.layout.samples_per_file * self.check.layout.mean_bytes
+    def new_bytes(self) -> float:
+        dataset = self.workload.dataset
+        new = max(0, self.num_files - self.have)
+        return new * dataset.num_samples_per_file * dataset.mean_bytes
 
     def seconds(self, accelerators: int) -> float:
         """Return about how long the search takes."""
@@ -96,27 +96,37 @@ class _Wanted:
         samples = self.num_files * self.workload.dataset.num_samples_per_file
         steps = samples / (reader.batch_size * accelerators)
         step = train.computation_time.mean / self.workload.metric.au
-        return _SEARCH_RUNS * (_START_SECONDS + train.epochs * steps * step)
+        return _SEARCH_RUNS * (START_SECONDS + train.epochs * steps * step)
 
     @property
-    def commands(self) -> tuple[str, str]:
+    def commands(self) -> tuple[str, ...]:
         more: dict[str, object] = {"dataset.data_folder": self.workload.data_folder}
         if self.workload.size.quick:
             more["size.quick"] = True
-        return (
-            datagen_command(self.workload, self.num_files),
-            command("size", self.workload, _SIZE_KEYS, more),
-        )
+        size = command("size", self.workload, _SIZE_KEYS, more)
+        if self.num_files <= self.have:
+            return (size,)
+        return datagen_command(self.workload, self.num_files), size
 
 
-def _full(folder: Path, workload: Workload, estimate: Estimate, *, quick: bool) -> _Wanted:
-    """Return the search for this estimate; its dataset lies below `folder`."""
-    keys: dict[str, object] = {"size.quick": quick, "dataset.seed": 0}
-    keys |= {"dataset.data_folder": str(folder / workload.name), "train.epochs": 1 if quick else 5}
-    workload = workload.with_keys(keys)
+def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
+    """Return the workload with the folder of its full dataset, and the files that are there."""
+    workload = files.workload
+    place = workload.data_folder
+    if not files.written and not place.is_relative_to(own.absolute()):
+        return workload, files.layout.num_files
+    place = folder / workload.name
+    if place.exists():  # another dataset, or something else
+        place = folder / f"{workload.name}.full"
+    return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
+
+
+def _wanted(workload: Workload, have: int, estimate: Estimate, *, quick: bool) -> _Wanted:
+    """Return the search for this estimate."""
+    workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
     check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
     number = max(1, round(_HEADROOM * (estimate.high or estimate.num_accelerators)))
-    return _Wanted(workload, check, check.files_for(number))
+    return _Wanted(workload, max(have, check.files_for(number)), have)
 
 
 def _bytes_in(folder: Path) -> int:
@@ -184,7 +194,7 @@ class FirstAnswers:
             ]
         )
 
-    def _notes(self) -> Sequence[str]:
+    def _notes(self) -> list[str]:
         total = sum(answer.files.num_bytes for answer in self.answers)
         return [
             f"the files were small ({format_bytes(total)} in all) and were read many times: a "

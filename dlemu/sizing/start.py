@@ -17,6 +17,8 @@ from dlemu.world.world import World
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64
 _PROBE_FILES = 512
+START_SECONDS = 3.0
+"""About how long a run takes beside its steps."""
 _WRITE_SECONDS = 1.0
 
 
@@ -68,7 +70,7 @@ def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
     steps = enough.num_steps(first)
     seconds = workload.train.epochs * steps * workload.train.computation_time.mean
     runs = 2 + max(1, workload.size.confirm)  # one that fails, one that is near, the confirming
-    each = seconds / workload.metric.au
+    each = START_SECONDS + seconds / workload.metric.au
     lines = [
         f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
         f"{counted(workload.train.epochs, 'epoch')}"

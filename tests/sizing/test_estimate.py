@@ -66,7 +66,8 @@ def test_one_run_that_fails_gives_number_and_interval() -> None:
 
     assert (found.num_accelerators, found.low, found.high) == (3, 3, 3)
     assert found.real_accelerators == pytest.approx(3.6 * 0.96)
-    assert found.interval == (pytest.approx(3.6 * 0.92 * 0.97), pytest.approx(3.6 * 1.03))
+    assert found.interval is not None
+    assert list(found.interval) == pytest.approx([3.6 * 0.92 * 0.97, 3.6 * 1.03])
     assert (found.limit, found.evidence, found.at_least) == ("storage", "seen at 4", False)
 
 
@@ -82,6 +83,15 @@ def test_runs_far_under_the_threshold_do_not_count() -> None:
     found = after([point(12, 20.0), point(4, 85.0)])
 
     assert found.real_accelerators == pytest.approx(4 * 85 / 90)
+
+
+def test_a_pass_above_what_another_run_gave_is_in_the_interval() -> None:
+    found = after([point(9, 56.0), point(6, 92.2, "host cpu")])
+
+    assert (found.num_accelerators, found.low, found.high) == (6, 5, 6)
+    assert found.real_accelerators == 6
+    assert found.interval is not None
+    assert list(found.interval) == pytest.approx([9 * 56 / 90 * 0.97, 6 * 1.03])
 
 
 def test_one_accelerator_that_fails_is_none() -> None:

@@ -97,10 +97,11 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
     assert run_command([*shlex.split(size)[1:], "--cfg", "job"]) == 0
     for line in (datagen, size):
         assert f"dataset.data_folder={drive}/cosmoflow_h100" in line and line in str(found)
-    # The dataset that it has written is read by the next try, and stays.
+    # The dataset that it has written is read by the next try, stays, and is enough.
     again = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
     assert not again.answers[0].files.written
     assert left(drive) == {"cosmoflow_h100"}
+    assert again.answers[0].full.commands == (size,)
 
 
 def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) -> None:

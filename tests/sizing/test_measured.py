@@ -365,7 +365,7 @@ def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     )
     assert first.endswith("), or take size.quick=true")
     assert "dataset.num_files_train=303000" in command and command.startswith("  dlemu datagen ")
-    assert runs == "about 4 runs of 16:40:00 each: 60 steps x 1 epoch"
+    assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
     assert not list(few.data_folder.glob(".dlemu-probe*"))
 
 
