@@ -3,7 +3,9 @@
 import os
 import re
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 # Control characters (C0, DEL, C1), marks of the writing direction, separators of lines and
 # paragraphs, and surrogates, which stand for bytes that are not UTF-8.
@@ -12,6 +14,11 @@ _ACTS = re.compile(
 )
 _LONGEST_LINE = 10_000
 """Characters: two of the longest paths of Linux, and what is said of them."""
+
+_TURN_SECONDS = 1.0
+"""Longest wait for a thread that writes to the terminal: it may never end, where nobody reads."""
+_turn = threading.RLock()
+_erasers: list[Callable[[], object]] = []
 
 
 def shown(text: str) -> str:
@@ -30,8 +37,33 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a text of one or more lines, and flush."""
-    print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+    """Print a text of one or more lines, and flush. A live line leaves before."""
+    with turn():
+        print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Erase the live line, and keep other threads from writing until the `with` ends."""
+    taken = _turn.acquire(timeout=_TURN_SECONDS)
+    try:
+        for erase in _erasers:
+            with suppress(OSError, ValueError):  # the terminal is gone
+                erase()
+        yield
+    finally:
+        if taken:
+            _turn.release()
+
+
+@contextmanager
+def erased_by(erase: Callable[[], object]) -> Iterator[None]:
+    """Call `erase()` before anything is written, until the `with` ends."""
+    _erasers.append(erase)
+    try:
+        yield
+    finally:
+        _erasers.remove(erase)
 
 
 def silent(text: str) -> None:

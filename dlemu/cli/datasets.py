@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.progress import show_progress
+from dlemu.cli.progress import show_files, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import say, shown_line
 from dlemu.units import counted
@@ -27,7 +27,7 @@ def datagen(workload: Any, world: World, words: Words) -> int:
     from dlemu.dataset.rule import resolve_auto
 
     workload = resolve_auto(workload, world)
-    with show_progress("datagen", quiet=world.rank != 0) as progress:
+    with show_files("datagen", on=shows(workload, world)) as progress:
         manifest = generate(workload, world=world, on_progress=progress)
     if world.rank == 0:
         say(f"{workload.data_folder}: {manifest.describe()}")
@@ -40,7 +40,7 @@ def verify(workload: Any, world: World, words: Words) -> int:
 
     folder = Path(words.others[0]) if workload is None else workload.data_folder
     full, repair = ("--full" in words.options), ("--repair" in words.options)
-    with show_progress("verify", quiet=world.rank != 0) as progress:
+    with show_files("verify", on=shows(workload, world)) as progress:
         faults = find_faults(folder, full=full, repair=repair, world=world, on_progress=progress)
     if world.rank == 0:
         for fault in faults:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dlemu.cli.progress import show_progress, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import say
 from dlemu.world.world import World
@@ -13,6 +14,7 @@ def run(workload: Any, world: World, words: Words) -> int:
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.results.text import render_run
     from dlemu.run.job import check_job, run_job
+    from dlemu.run.live import Live
 
     if workload.workflow.generate_data:
         if workload.workflow.train:
@@ -20,11 +22,14 @@ def run(workload: Any, world: World, words: Words) -> int:
         datagen(workload, world, words)
     if not workload.workflow.train:
         return 0
+    live = Live()
     if workload.division == "closed" or workload.runs > 1 or workload.warmup:
         from dlemu.run.protocol import run_protocol
 
-        return run_protocol(workload, world=world, say=say)
-    outcome = run_job(workload, world=world, say=say)
+        with show_progress("run", live.now, on=shows(workload, world)):
+            return run_protocol(workload, world=world, say=say, live=live)
+    with show_progress("run", live.now, on=shows(workload, world)):
+        outcome = run_job(workload, world=world, say=say, live=live)
     status = 0
     if outcome is not None:
         say(f"\n{render_run(workload, outcome.metrics, outcome.summary)}")

@@ -31,6 +31,7 @@ _PROCEDURE = {
     "name",
     "num_accelerators",
     "num_hosts",
+    "progress",
     "runs",
     "train.seed",
     "warmup",

@@ -29,9 +29,10 @@ from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.live import Live
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
-from dlemu.sizing.search import Event, Goal, Point, search
+from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import first_number
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import say, silent
@@ -69,9 +70,9 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
     return answer
 
 
-def size_storage(workload: Workload, world: World, say: Say = say) -> int:
+def size_storage(workload: Workload, world: World, say: Say = say, live: Live | None = None) -> int:
     """Size every target and workload, and show the answers; return 2 if one alone fails, else 0."""
-    answers = _size_all(workload, world, say, lambda answer: say(f"\n{answer}"))
+    answers = _size_all(workload, world, say, live, lambda answer: say(f"\n{answer}"))
     if world.rank == 0:
         if len(answers) > 1:
             say(f"\n{render_table(answers)}")
@@ -83,6 +84,7 @@ def _size_all(
     workload: Workload,
     world: World,
     say: Say,
+    live: Live | None = None,
     on_answer: Callable[[Sized], None] = lambda answer: None,
 ) -> list[Sized]:
     """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written."""
@@ -92,13 +94,16 @@ def _size_all(
     for _, job in jobs:
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     answers: list[Sized] = []
+    live = live or Live()
     with ExitStack() as stack:
         folder = world.on_first(lambda: stack.enter_context(hold(workload.output.folder, "size")))
         for target, job in jobs:
-            answers.append(_Search(target, job, folder, world, say).run())
+            answers.append(_Search(target, job, folder, world, say, live).run())
+            live.job = ""
             if world.rank == 0:
                 on_answer(answers[-1])
-                _write(answers, say)
+                with live.doing("drawing the plots"):
+                    _write(answers, say)
     return answers
 
 
@@ -106,10 +111,16 @@ class _Search:
     """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
     def __init__(
-        self, target: Target, workload: Workload, folder: Path, world: World, say: Say
+        self,
+        target: Target,
+        workload: Workload,
+        folder: Path,
+        world: World,
+        say: Say,
+        live: Live,
     ) -> None:
         self._target, self._workload, self._folder = target, workload, folder
-        self._world, self._say = world, say
+        self._world, self._say, self._live = world, say, live
         self._name = f"{target.name}.{workload.name}"
 
     def run(self) -> Sized:
@@ -121,7 +132,10 @@ class _Search:
         self._log = world.on_first(self._open_log)
         self._first, self._expected = 1, 1.0
         if not self._log.points:
-            self._first, self._expected = first_number(self._target, self._enough, world, self._say)
+            with self._live.doing("probing the drive"):
+                self._first, self._expected = first_number(
+                    self._target, self._enough, world, self._say
+                )
         if world.rank == 0:
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
@@ -145,7 +159,7 @@ class _Search:
             if event.point is not None:
                 self._log.append(event.point)
 
-        goal = Goal(
+        goal = self._goal = Goal(
             threshold=100 * workload.metric.au,
             max_accelerators=workload.size.max_accelerators,
             start=self._first,
@@ -172,12 +186,23 @@ class _Search:
             "train.seed": self._workload.train.seed + num_runs,
             "output.folder": str(self._run_folder(num_runs + 1, number)),
         }
+        self._live.job = self._state(number)
         begin = time.perf_counter()
         self._world.broadcast(keys)
         outcome = self._carry_out(keys)
         assert outcome is not None
         in_memory = lies_in_memory(self._workload.data_folder)
         return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+
+    def _state(self, number: int) -> str:
+        """Return how far the search is: "run 3 of about 8, trying 12 accelerators, ..."."""
+        points, asked = self._log.points, self._goal.threshold
+        about = about_runs(self._goal, points, number)
+        passing = [p.num_accelerators for p in points if passes(p.au_percentage, asked)]
+        best = f", best so far {max(passing):,} PASS" if passing else ""
+        return (
+            f"run {len(points) + 1} of about {about}, trying {counted(number, 'accelerator')}{best}"
+        )
 
     def _check_dataset(self, number: int) -> None:
         """Refuse a dataset that is too small for this number, with what is known so far."""
@@ -197,7 +222,9 @@ class _Search:
 
     def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
-        outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
+        outcome = run_job(
+            self._workload.with_keys(keys), world=self._world, say=silent, live=self._live
+        )
         if outcome is not None:
             measured = outcome.summary["measured"]
             if reason := cached_too_much(self._workload, measured):
