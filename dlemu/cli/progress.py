@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -79,10 +80,10 @@ def show_progress(
 def show_files(title: str, *, on: bool) -> Iterator[Callable[[FileProgress], None] | None]:
     """Yield a function that takes each FileProgress, which is shown; None if not `on`."""
     begin = time.perf_counter()
-    latest: list[FileProgress] = []
+    latest: deque[FileProgress] = deque(maxlen=1)
 
     def now() -> FileProgress | str:
-        return latest[-1] if latest else waiting("looking at the folder", begin)
+        return latest[0] if latest else waiting("looking at the folder", begin)
 
     with show_progress(title, now, on=on):
         yield latest.append if on else None

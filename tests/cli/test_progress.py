@@ -285,8 +285,14 @@ def test_no_color_is_respected(variable: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_fails_here_never_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
     def fail() -> RunProgress:
-        raise RuntimeError("of the live line alone")
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError("of the live line alone")
+        return NOW
 
     class Gone(io.StringIO):
         def isatty(self) -> bool:
@@ -295,8 +301,9 @@ def test_what_fails_here_never_reaches_the_command(monkeypatch: pytest.MonkeyPat
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    with show_progress("run", fail, on=True):
-        time.sleep(0.2)
+    with on_pty(monkeypatch) as written, show_progress("run", fail, on=True):
+        time.sleep(0.4)
+    assert asked > 1 and b"epoch 1/5" in b"".join(written), "it goes on"
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Gone())
     with show_progress("run", lambda: NOW, on=True):
