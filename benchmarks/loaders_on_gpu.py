@@ -37,7 +37,7 @@ from dlemu.errors import DlemuError
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability, find_library, library_version
 from dlemu.loaders import Loader, open_loader
-from dlemu.run.replay import replay_epoch
+from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.storage.pagecache import drop
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
@@ -163,8 +163,7 @@ def replay(workload: Workload, loader: Loader, epoch: int, plan: EpochPlan) -> f
         compute = gpu_compute([0], clock)
     steps = replay_epoch(
         loader.epoch(epoch, plan),
-        epoch=epoch,
-        computation_times=np.full((plan.num_steps, 1), workload.train.computation_time.mean),
+        new_steps(epoch, np.full((plan.num_steps, 1), workload.train.computation_time.mean)),
         barrier=lambda: None,
         clock=clock,
         compute=compute,

@@ -4,8 +4,9 @@ import os
 import re
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TextIO
@@ -21,6 +22,11 @@ _LONGEST_LINE = 10_000
 """Characters: two of the longest paths of Linux, and what is said of them."""
 _kept: list[TextIO] = []
 """The stdout that `keep_stdout` keeps."""
+
+_TURN_SECONDS = 1.0
+"""Longest wait for a thread that writes to the terminal: it may never end, where nobody reads."""
+_turn = threading.RLock()
+_erasers: list[Callable[[], object]] = []
 
 
 def shown(text: str) -> str:
@@ -92,7 +98,7 @@ def log_to(path: str | None) -> None:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a text of one or more lines, and flush."""
+    """Print a text of one or more lines, and flush. A live line leaves before."""
     _append(text)
     if _mode.quiet:
         if not isinstance(text, Answer):
@@ -115,7 +121,32 @@ def is_verbose() -> bool:
 
 
 def _print(text: str, to_stderr: bool) -> None:
-    print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+    with turn():
+        print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Erase the live line, and keep other threads from writing until the `with` ends."""
+    taken = _turn.acquire(timeout=_TURN_SECONDS)
+    try:
+        for erase in _erasers:
+            with suppress(OSError, ValueError):  # the terminal is gone
+                erase()
+        yield
+    finally:
+        if taken:
+            _turn.release()
+
+
+@contextmanager
+def erased_by(erase: Callable[[], object]) -> Iterator[None]:
+    """Call `erase()` before anything is written, until the `with` ends."""
+    _erasers.append(erase)
+    try:
+        yield
+    finally:
+        _erasers.remove(erase)
 
 
 def _append(text: str) -> None:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.progress import show_progress
+from dlemu.cli.progress import show_files, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import Answer, say, shown_line
 from dlemu.units import counted
@@ -32,23 +32,14 @@ def datagen(workload: Any, world: World, words: Words) -> int:
     from dlemu.results.header import introduction
 
     workload = resolve_auto(workload, world)
-    shown: list[Callable[[Any], None]] = []
-    with ExitStack() as stack:
-
-        def begin() -> None:
-            say(introduction(workload, host=world.host, num_hosts=world.num_hosts))
-            bar = stack.enter_context(show_progress("datagen"))
-            assert bar is not None
-            shown.append(bar)
-
-        def progress(done: Any) -> None:
-            shown[0](done)
-
+    with show_files("datagen", on=shows(workload, world)) as progress:
         manifest = generate(
             workload,
             world=world,
-            on_begin=begin,
-            on_progress=progress if world.rank == 0 else None,
+            on_begin=lambda: say(
+                introduction(workload, host=world.host, num_hosts=world.num_hosts)
+            ),
+            on_progress=progress,
         )
     if world.rank == 0:
         say(f"{workload.data_folder}: {manifest.describe()}")
@@ -61,7 +52,7 @@ def verify(workload: Any, world: World, words: Words) -> int:
 
     folder = Path(words.others[0]) if workload is None else workload.data_folder
     full, repair = ("--full" in words.options), ("--repair" in words.options)
-    with show_progress("verify", quiet=world.rank != 0) as progress:
+    with show_files("verify", on=shows(workload, world)) as progress:
         faults = find_faults(folder, full=full, repair=repair, world=world, on_progress=progress)
     if world.rank == 0:
         for fault in faults:

@@ -1,10 +1,12 @@
 """`dlemu paths`: words to a plan, and its cells as a table and files."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from dlemu.cli.progress import show_progress, waiting
 from dlemu.cli.scripts import OPTIONS, Script, drive_models, short_hash
 from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError, did_you_mean
@@ -34,6 +36,7 @@ them. The same command goes on where it was interrupted.
                            host_direct_gpu_copy, cufile
   file_size=2GiB           of each worker's file; less where space is short
   output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg
+  progress=on              off: do not show on stderr what is being measured
   --json                   print the content of paths.json, and nothing else
   --csv FILE               append a row for each cell; --label TEXT goes into a column
 """
@@ -51,8 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     words = parse(arguments, OPTIONS)
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
+    wanted = words.values.get("progress") != "off"
+    doing = [("starting", time.perf_counter())]
+
+    def begin(text: str) -> None:
+        doing[0] = (text, time.perf_counter())
+
     with keep_stdout(script.as_json):
-        cells = run_paths(plan, say)
+        with show_progress("paths", lambda: waiting(*doing[0]), on=wanted):
+            cells = run_paths(plan, say, begin)
         say(f"\n{render_table(cells)}")
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
@@ -79,6 +89,7 @@ def plan_of(words: Words) -> Sweep:
             values["targets" if key == "target" else key] = _KEYS[key](text)
         except ValueError as error:
             raise WorkloadError(f"{key}={text}: {error}") from None
+    values.pop("progress", None)
     if "targets" not in values:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
     return Sweep(**values)
@@ -130,5 +141,6 @@ _KEYS: dict[str, Callable[[str], Any]] = {
     "patterns": _list_of(_one_of(PATTERNS)),
     "paths": _list_of(_one_of(DATA_PATHS)),
     "file_size": parse_bytes,
+    "progress": _one_of(("on", "off")),
 }
 """How each key's value is read."""

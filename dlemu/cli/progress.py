@@ -1,71 +1,262 @@
-"""Progress: a bar on a terminal, and a plain line every few seconds elsewhere."""
+"""How far a command is: a live line on a terminal, and a plain line every 10 s elsewhere."""
 
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlemu.datagen.work import FileProgress
-from dlemu.terminal import say
+from dlemu.terminal import erased_by, say, shown_line, turn
 from dlemu.units import format_bytes, format_rate, format_seconds
+from dlemu.world.ending import last_act
+from dlemu.world.world import World
 
-_PLAIN_SECONDS = 5.0
+if TYPE_CHECKING:
+    from dlemu.run.live import RunProgress
+
+_LIVE_SECONDS, _PLAIN_SECONDS = 1.0, 10.0
+_SHARE = 0.0008
+"""Largest share of a core for all that is shown; a line that costs more is shown less often."""
+_END_SECONDS = 2.0
+"""Longest wait for a line that is being written, where nobody reads the terminal."""
+_SHORTEST_BAR, _LONGEST_BAR = 8, 40
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown at one moment."""
+
+    pieces: tuple[str, ...]
+    """Of the line, in order; an empty one is left out."""
+    first_dropped: tuple[int, ...] = ()
+    """Which of them are left out where the line is too narrow, the least important first."""
+    above: str = ""
+    """The line above."""
+    share: float | None = None
+    """Share (0-1) that is done, for the bar; None: not known."""
+
+    def fitting(self, width: int) -> str:
+        """Return the line with as many pieces as fit; the first may still be too long."""
+        left = dict(enumerate(self.pieces))
+        for index in (*self.first_dropped, *reversed(range(1, len(self.pieces)))):
+            text = ", ".join(filter(None, left.values()))
+            if len(text) <= width:
+                break
+            left.pop(index, None)
+        return ", ".join(filter(None, left.values()))
+
+
+def shows(workload: Any, world: World) -> bool:
+    """Return whether this rank shows how far it is; `workload` is None if a folder was given."""
+    return world.rank == 0 and (workload is None or workload.progress == "on")
 
 
 @contextmanager
 def show_progress(
-    title: str, *, quiet: bool = False
-) -> Iterator[Callable[[FileProgress], None] | None]:
-    """Yield a function that shows a FileProgress; None if `quiet`."""
-    if quiet:
-        yield None
+    title: str, now: Callable[[], "RunProgress | FileProgress | str"], *, on: bool
+) -> Iterator[None]:
+    """Show what `now()` returns, about once a second, from a thread of its own.
+
+    It goes to stderr. The line is gone when the `with` ends, however it ends. Nothing that fails
+    here reaches the command.
+    """
+    if not on:
+        yield
         return
-    if not sys.stderr.isatty():
-        yield _plain(title)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    with Bar(
-        TextColumn(title),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(title, total=None, text="")
-
-        def show(progress: FileProgress) -> None:
-            bar.update(
-                task,
-                completed=progress.bytes_done,
-                total=progress.bytes_total,
-                text=describe(progress),
-            )
-
-        yield show
+    place = _find_place(title)
+    with (
+        erased_by(place.erase),
+        _Ticker(lambda: place.show(describe(now())), place.seconds) as ticker,
+        last_act(ticker.stop),
+    ):
+        yield
 
 
-def describe(progress: FileProgress) -> str:
-    """Return "12/168 files, 1.7 of 22.9 GiB, 1.2 GB/s, 0:18 left"."""
-    rate = progress.bytes_done / progress.seconds if progress.seconds > 0 else 0.0
-    left = (progress.bytes_total - progress.bytes_done) / rate if rate else float("inf")
-    rest = f", {format_seconds(left)} left" if left != float("inf") else ""
-    return (
-        f"{progress.files_done:,}/{progress.files_total:,} files, "
-        f"{format_bytes(progress.bytes_done)} of {format_bytes(progress.bytes_total)}, "
-        f"{format_rate(rate)}{rest}"
+@contextmanager
+def show_files(title: str, *, on: bool) -> Iterator[Callable[[FileProgress], None] | None]:
+    """Yield a function that takes each FileProgress, which is shown; None if not `on`."""
+    begin = time.perf_counter()
+    latest: deque[FileProgress] = deque(maxlen=1)
+
+    def now() -> FileProgress | str:
+        return latest[0] if latest else waiting("looking at the folder", begin)
+
+    with show_progress(title, now, on=on):
+        yield latest.append if on else None
+
+
+def waiting(text: str, since: float) -> str:
+    """Return a text with the time that has passed."""
+    return _lasting(text, time.perf_counter() - since)
+
+
+def _lasting(text: str, seconds: float) -> str:
+    return f"{text}, {format_seconds(round(seconds))}" if seconds >= 1 else text
+
+
+def describe(progress: "RunProgress | FileProgress | str") -> Shown:
+    """Return what is shown of it."""
+    if isinstance(progress, str):
+        return Shown((progress,))
+    if isinstance(progress, FileProgress):
+        return _describe_files(progress)
+    return _describe_run(progress)
+
+
+def _describe_files(progress: FileProgress) -> Shown:
+    """Return "12/168 files, 1.7 GiB of 22.9 GiB, 1.2 GB/s, 0:18 left"."""
+    done, total = progress.bytes_done, progress.bytes_total
+    rate = done / progress.seconds if progress.seconds > 0 else 0.0
+    return Shown(
+        (
+            f"{progress.files_done:,}/{progress.files_total:,} files",
+            f"{format_bytes(done)} of {format_bytes(total)}",
+            format_rate(rate),
+            _left((total - done) / rate if rate else None),
+        ),
+        first_dropped=(1, 2),
+        share=done / total if total else None,
     )
 
 
-def _plain(title: str) -> Callable[[FileProgress], None]:
-    last = time.perf_counter()
+def _describe_run(now: "RunProgress") -> Shown:
+    """Return "epoch 1/5, step 310/500, AU 92.31%, 312 samples/s, drive 812 MB/s, ..."."""
+    if not now.steps:
+        return Shown((_lasting(now.doing, now.seconds),), above=now.job)
+    au, rate = now.au_percentage, now.samples_per_second
+    drive, cached = now.drive_bytes_per_second, now.cached_share
+    return Shown(
+        (
+            f"epoch {now.epoch:,}/{now.epochs:,}",
+            f"step {now.step:,}/{now.steps:,}",
+            "" if au is None else f"AU {au:.2f}%",
+            "" if rate is None else f"{rate:,.4g} samples/s",
+            "" if drive is None else f"drive {format_rate(drive)}",
+            "" if cached is None else f"{100 * cached:.0f}% cached",
+            _left(now.seconds_left),
+            "" if now.num_ranks == 1 else f"rank 0 of {now.num_ranks:,}",
+        ),
+        first_dropped=(5, 7, 3, 4),
+        above=now.job,
+        share=now.share,
+    )
 
-    def show(progress: FileProgress) -> None:
-        nonlocal last
-        if time.perf_counter() - last >= _PLAIN_SECONDS:
-            last = time.perf_counter()
-            say(f"{title}: {describe(progress)}", to_stderr=True)
 
-    return show
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} left" if minutes < 60 else f"{format_seconds(seconds)} left"
+
+
+class _Place(Protocol):
+    """Where it is shown."""
+
+    seconds: float
+    """Between two looks."""
+
+    def show(self, what: Shown) -> None: ...
+
+    def erase(self) -> None: ...
+
+
+def _find_place(title: str) -> _Place:
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return _Line(console)
+    return _PlainLines(title)
+
+
+class _PlainLines:
+    """A line of text now and then."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self.seconds = title, _PLAIN_SECONDS
+
+    def show(self, what: Shown) -> None:
+        words = [what.above, *what.pieces]
+        say(shown_line(f"{self._title}: {', '.join(filter(None, words))}"), to_stderr=True)
+
+    def erase(self) -> None:
+        """Lines of text stay."""
+
+
+class _Line:
+    """A line at the terminal's end, with another above it where there is one to show.
+
+    It is drawn without hiding the cursor or scrolling: a process that is killed leaves a terminal
+    that works.
+    """
+
+    def __init__(self, console: Any) -> None:
+        from rich.control import Control
+        from rich.progress_bar import ProgressBar
+        from rich.segment import ControlType as Do
+        from rich.text import Text
+
+        self._console, self.seconds = console, _LIVE_SECONDS
+        self._height = 0
+        self._text, self._bar = Text, ProgressBar
+        line = (Do.CARRIAGE_RETURN, (Do.ERASE_IN_LINE, 2))
+        above = ((Do.CURSOR_UP, 1), (Do.ERASE_IN_LINE, 2))
+        self._erasing = {1: Control(*line), 2: Control(*line, *above)}
+
+    def show(self, what: Shown) -> None:
+        console = self._console
+        width = console.width - 1  # the last column may begin a line
+        texts = (what.above, what.fitting(width))
+        lines = [self._text(shown_line(text)) for text in texts if text]
+        for each in lines:
+            each.truncate(width, overflow="ellipsis")
+        room = min(_LONGEST_BAR, width - lines[-1].cell_len - 1)
+        with turn():
+            self._height = len(lines)
+            console.print(self._text("\n").join(lines), end="", soft_wrap=True)
+            if what.share is not None and room >= _SHORTEST_BAR:
+                bar = self._bar(total=1.0, completed=what.share, width=room)
+                console.print(" ", bar, sep="", end="", soft_wrap=True)
+
+    def erase(self) -> None:
+        """Remove it, if it is there."""
+        height, self._height = self._height, 0
+        if height:
+            self._console.control(self._erasing[height])
+
+
+class _Ticker:
+    """Calls a function now and then, from a thread of its own, until it fails or is stopped."""
+
+    def __init__(self, act: Callable[[], object], seconds: float) -> None:
+        self._act, self._seconds = act, seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
+
+    def __enter__(self) -> "_Ticker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Show nothing more, and erase the line."""
+        self._ended.set()
+        self._thread.join(_END_SECONDS)
+        with turn():
+            pass
+
+    def _run(self) -> None:
+        begin, used = time.perf_counter(), time.thread_time()
+        pause = self._seconds
+        while not self._ended.wait(pause):
+            with suppress(Exception):
+                self._act()
+            owed = (time.thread_time() - used) / _SHARE - (time.perf_counter() - begin)
+            pause = min(max(self._seconds, owed), _PLAIN_SECONDS)

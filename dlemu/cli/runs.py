@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dlemu.cli.progress import show_progress, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import Answer, say
 from dlemu.world.world import World
@@ -15,6 +16,7 @@ def run(workload: Any, world: World, words: Words) -> int:
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
+    from dlemu.run.live import Live
 
     def for_scripts() -> Script:
         script = Script.of(words, RUN)
@@ -29,6 +31,7 @@ def run(workload: Any, world: World, words: Words) -> int:
         datagen(workload, world, words)
     if not workload.workflow.train:
         return 0
+    live = Live()
     if workload.division == "closed" or workload.runs > 1 or workload.warmup:
         from dlemu.run.protocol import run_protocol
 
@@ -36,8 +39,10 @@ def run(workload: Any, world: World, words: Words) -> int:
             row = runs_row(workload, folder, summary, outcomes)
             script.tell(run_document(folder, summary), [row])
 
-        return run_protocol(workload, world=world, say=say, on_end=tell)
-    outcome = run_job(workload, world=world, say=say)
+        with show_progress("run", live.now, on=shows(workload, world)):
+            return run_protocol(workload, world=world, say=say, on_end=tell, live=live)
+    with show_progress("run", live.now, on=shows(workload, world)):
+        outcome = run_job(workload, world=world, say=say, live=live)
     status = 0
     if outcome is not None:
         verdict = verdict_line(workload, outcome.metrics, outcome.summary)

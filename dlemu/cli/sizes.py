@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dlemu.cli.progress import show_progress, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import Answer, say
 from dlemu.world.world import World
@@ -10,6 +11,7 @@ from dlemu.world.world import World
 def size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.cli.scripts import SIZE, Script, size_row
+    from dlemu.run.live import Live
     from dlemu.sizing.answers import as_json
     from dlemu.sizing.measured import size_storage
 
@@ -18,7 +20,9 @@ def size(workload: Any, world: World, words: Words) -> int:
     def tell(answers: list[Any]) -> None:
         script.tell(as_json(answers), [size_row(answer) for answer in answers])
 
-    return size_storage(workload, world, say, words.as_typed, on_end=tell)
+    live = Live()
+    with show_progress("size", live.now, on=shows(workload, world)):
+        return size_storage(workload, world, say, words.as_typed, on_end=tell, live=live)
 
 
 def predict(workload: Any, world: World, words: Words) -> int:
@@ -36,6 +40,9 @@ def predict(workload: Any, world: World, words: Words) -> int:
 
 def calibrate(workload: Any, world: World, words: Words) -> int:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.run.live import Live
     from dlemu.sizing.calibrate import calibrate_host
 
-    return calibrate_host(workload, world, say)
+    live = Live()
+    with show_progress("calibrate", live.now, on=shows(workload, world)):
+        return calibrate_host(workload, world, say, live)

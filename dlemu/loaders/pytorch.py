@@ -201,6 +201,8 @@ class _Workers:
 
     def close(self) -> None:
         """End the processes."""
+        # One that the starter is about to start, when an interrupt comes, ends with the starter.
+        self._processes[:] = [each for each in self._processes if each.pid is not None]
         for process in self._processes:
             process.terminate()
         end = perf_counter() + CLOSE_SECONDS

@@ -143,8 +143,11 @@ class Cell(Asked):
         return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
 
-def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
-    """Measure the cells that the output folder lacks; return all. `on_event` gets lines of text."""
+def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: None) -> list[Cell]:
+    """Measure the cells that the output folder lacks; return all.
+
+    `on_event` gets lines of text, `on_begin` what is done next.
+    """
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
@@ -161,8 +164,10 @@ def run_paths(sweep: Sweep, on_event: OnEvent) -> list[Cell]:
             left = [each for each in asked[target] if each not in known]
             if not left:
                 continue
+            on_begin(f"writing files into {target}")
             with _files(sweep, target, on_event) as (files, file_bytes):
                 for each in left:
+                    on_begin(f"{each.path} {each.pattern} {format_bytes(each.io_size)}")
                     cell = _measure(each, files[: each.workers], file_bytes)
                     num_left -= 1
                     on_event(

@@ -163,6 +163,18 @@ def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     )
 
 
+def step_seconds(steps: Steps) -> _Values:
+    """Return the time of each step; they add up to the epoch's."""
+    seconds: _Values = steps["wait"] + steps["overhead"] + steps["compute"] + steps["barrier"]
+    return seconds
+
+
+def credited_seconds(steps: Steps, edition: Edition) -> _Values:
+    """Return the part of each step that counts as utilised."""
+    seconds: _Values = steps["computation_time" if edition == "v1.0" else "compute"]
+    return seconds
+
+
 def epochs_of_all(steps: Steps, num_accelerators: int) -> Steps:
     """Return the records of the epochs that all accelerators have ended.
 
@@ -195,19 +207,17 @@ def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetric
     """Return the metrics of (accelerators, steps) records."""
     num_steps = steps.shape[1]
     # (accelerators, steps)
-    seconds = steps["wait"] + steps["overhead"] + steps["compute"] + steps["barrier"]
+    seconds = step_seconds(steps)
     whole, inside = seconds.sum(axis=1), seconds[:, window].sum(axis=1)
     num_samples = steps["num_samples"].sum(axis=1)
     if edition == "v1.0":
-        credited = steps["computation_time"][:, window].sum(axis=1)
         samples_per_second = num_samples / whole
     else:
-        credited = steps["compute"][:, window].sum(axis=1)
         # With its defaults the published code counts n - 2 steps over the time of n - 1. We do the
         # same, so that results can be compared; `true_samples_per_second` is correct.
         counted = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
         samples_per_second = counted / inside
-    au = 100 * credited / inside
+    au = 100 * credited_seconds(steps, edition)[:, window].sum(axis=1) / inside
     over = (steps["compute"] - steps["computation_time"])[:, window]
     window_total = inside.sum()
     return EpochMetrics(

@@ -39,6 +39,7 @@ _PROCEDURE = {
     "name",
     "num_accelerators",
     "num_hosts",
+    "progress",
     "runs",
     "train.seed",
     "warmup",

@@ -40,7 +40,7 @@ def make_cold(
     output = workload.output
     if output.drop_all_caches:
         if world.local_rank == 0:
-            with watchdog.phase("while all caches were dropped"):
+            with watchdog.phase("while dropping all caches"):
                 drop_all_caches()
         world.barrier()
         return

@@ -43,8 +43,9 @@ from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import RunsSummary, Summary, time_of_day
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
+from dlemu.run.live import Live
 from dlemu.run.monitor import Reports, RunMonitor
-from dlemu.run.replay import draw_computation_times, replay_epoch
+from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
 from dlemu.run.watchdog import Watchdog
 from dlemu.terminal import complain, say, silent
 from dlemu.units import format_rate
@@ -74,20 +75,23 @@ def run_job(
     clock: Clock | None = None,
     say: Say = say,
     layout: Layout | None = None,
-    introduce: bool = True,
+    live: Live | None = None,
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
 
-    With a `layout` its files are read, whatever else lies in the data folder. With `introduce`, the
-    first lines name workload, dataset, storage and host.
+    With a `layout` its files are read, whatever else lies in the data folder. On rank 0 another
+    thread may ask `live` what the run is doing.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
-        run = _Run(workload, world, clock or WallClock.calibrate(), say, watchdog)
-        run.layout = layout
-        return run.run(introduce=introduce)
+        live = live or Live()
+        with live.run(lambda: watchdog.doing):
+            clock = clock or WallClock.calibrate()
+            run = _Run(workload, world, clock, say, watchdog, live)
+            run.layout = layout
+            return run.run()
 
 
 class _Run:
@@ -100,20 +104,27 @@ class _Run:
     _summary: Summary
 
     def __init__(
-        self, workload: Workload, world: World, clock: Clock, say: Say, watchdog: Watchdog
+        self,
+        workload: Workload,
+        world: World,
+        clock: Clock,
+        say: Say,
+        watchdog: Watchdog,
+        live: Live,
     ) -> None:
         self._workload, self._world, self._clock = workload, world, clock
-        self._watchdog = watchdog
+        self._watchdog, self._live = watchdog, live
         self._say = say if world.rank == 0 else silent
         self._num_accelerators = num_accelerators(workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
-    def run(self, *, introduce: bool) -> Outcome | None:
+    def run(self) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         self._prepare()
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
-            if introduce:
+            if not self._live.introduced:  # the first of several runs
+                self._live.introduced = True
                 self._say(header(self._summary))
             try:
                 if world.rank == 0:
@@ -162,7 +173,7 @@ class _Run:
     def _shared_folder(self) -> Iterator[Path]:
         """Yield the run's folder, made and held by rank 0 and known to all."""
         world = self._world
-        making = "while the run's folder was made"
+        making = "while making the run's folder"
         with ExitStack() as stack:
             own = None
             if world.rank == 0:
@@ -228,18 +239,19 @@ class _Run:
                         write_steps(self._folder, world.rank, np.concatenate(parts))
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
+                self._live.does("gathering the results")
                 own = np.concatenate(parts)
                 lost = own["wait"].sum() + own["barrier"].sum()
                 share = lost / max(lost + own["compute"].sum(), 1e-9)
                 most = max(world.all_gather(float(share)))
-                with watchdog.phase("in the probe"):
+                with watchdog.phase("while probing the drive"):
                     monitor.probe(most)
         return monitor, own
 
     def _open_loader(self) -> Loader:
         if not self._own:
             return _Idle()
-        with self._watchdog.phase("while the loader was opened"):
+        with self._watchdog.phase("while opening the loader"):
             keep = int(self._workload.reader.hands_over)
             loader = open_loader(self._dataset, accelerators=self._own, keep=keep)
         self._watchdog.pids = loader.pids
@@ -261,18 +273,20 @@ class _Run:
             epoch=epoch,
             seed=self._workload.train.seed,
         )
+        records = new_steps(epoch, times)
         watchdog = self._watchdog
         watchdog.barrier()
         with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
             monitor.begin(epoch)
-            steps = replay_epoch(
-                loader.epoch(epoch, plan),
-                epoch=epoch,
-                computation_times=times,
-                barrier=watchdog.barrier,
-                clock=self._clock,
-                compute=compute,
-            )
+            others = 1 if len(self._own) == self._num_accelerators else self._world.num_ranks
+            with self._live.epoch(epoch, records, self._workload, monitor, others):
+                steps = replay_epoch(
+                    loader.epoch(epoch, plan),
+                    records,
+                    barrier=watchdog.barrier,
+                    clock=self._clock,
+                    compute=compute,
+                )
             monitor.end(epoch)
         return steps
 
@@ -348,7 +362,7 @@ class _Run:
             self._say(f"\n{text}\nresults: {self._folder}")
 
     def _writing(self) -> AbstractContextManager[None]:
-        return self._watchdog.phase(f"while {self._folder} was written to")
+        return self._watchdog.phase(f"while writing to {self._folder}")
 
     def _plan(self, epoch: int) -> EpochPlan:
         return make_plan(

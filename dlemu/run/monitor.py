@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -24,10 +25,25 @@ from dlemu.world.world import World
 _PROBE_SECONDS = 2.4
 _FEWEST_READERS, _MOST_READERS = 16, 256
 _SAMPLED_FILES = 512
+_RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
 Reports = tuple[list[HostReport], list[str], PathBytes]
 """Of all hosts; the rank of each accelerator, with its host; and all ranks' bytes."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What this rank's host counted in the current epoch, until its last observation."""
+
+    epoch: IntervalSummary
+    recent: IntervalSummary
+    """The last seconds of it."""
+    time: float
+    """Of that observation, on the clock of time.perf_counter."""
+    own_share: float
+    """Share (0-1) of the host's accelerators that are this rank's."""
+    file_system: str
 
 
 class RunMonitor:
@@ -55,6 +71,7 @@ class RunMonitor:
         self._resident_before: float | None = None
         self._observer: HostObserver | None = None
         self._epochs: list[IntervalSummary] = []
+        self._begun = 0
         self._probe: Probe | None = None
         self._paths = PathBytes()
 
@@ -88,6 +105,7 @@ class RunMonitor:
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} start")
+            self._begun = len(self._observer.observations) - 1
 
     def end(self, epoch: int) -> None:
         """Mark an epoch's end."""
@@ -99,9 +117,31 @@ class RunMonitor:
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize_interval(between))
 
+    def counted(self) -> Counted | None:
+        """Return what was counted in this epoch; None while that is too short to tell.
+
+        Any thread may call it.
+        """
+        if self._observer is None:
+            return None
+        seen = self._observer.observations  # it only grows
+        begun, last = self._begun, len(seen) - 1
+        if last <= begun or seen[last].time - seen[begun].time < _LEAST_SECONDS:
+            return None
+        recent = last - 1
+        while recent > begun and seen[last].time - seen[recent].time < _RECENT_SECONDS:
+            recent -= 1
+        return Counted(
+            epoch=summarize_interval([seen[begun], seen[last]]),
+            recent=summarize_interval([seen[recent], seen[last]]),
+            time=seen[last].time,
+            own_share=self.num_workers / max(1, self._num_host_workers),
+            file_system=self._file_system,
+        )
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._watchdog.phase(f"while {self._path} was written"), named(self._path):
+        with self._watchdog.phase(f"while writing to {self._path}"), named(self._path):
             yield
 
     @property

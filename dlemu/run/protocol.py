@@ -20,6 +20,7 @@ from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.run.job import Say, run_job, write_failure
+from dlemu.run.live import Live
 from dlemu.terminal import Answer, say
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
@@ -29,7 +30,12 @@ OnEnd = Callable[[Path, RunsSummary, Sequence[Outcome]], None]
 
 
 def run_protocol(
-    workload: Workload, *, world: World, say: Say = say, on_end: OnEnd | None = None
+    workload: Workload,
+    *,
+    world: World,
+    say: Say = say,
+    on_end: OnEnd | None = None,
+    live: Live | None = None,
 ) -> int:
     """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
 
@@ -52,14 +58,17 @@ def run_protocol(
     with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as held:
         base = world.broadcast(held)
         assert base is not None
-        return _Runs(base, workload, world, say).run(on_end)
+        return _Runs(base, workload, world, say, live or Live()).run(on_end)
 
 
 class _Runs:
     """The runs in a folder of their own, and their summary on rank 0."""
 
-    def __init__(self, folder: Path, workload: Workload, world: World, say: Say) -> None:
+    def __init__(
+        self, folder: Path, workload: Workload, world: World, say: Say, live: Live
+    ) -> None:
         self._folder, self._workload, self._world, self._say = folder, workload, world, say
+        self._live = live
         self._summary = RunsSummary(
             status="incomplete",
             label=LABEL,
@@ -101,14 +110,15 @@ class _Runs:
         for number in range(workload.warmup + workload.runs):
             warming = number < workload.warmup
             name = f"warmup.{number + 1}" if warming else f"run.{number + 1 - workload.warmup}"
+            self._live.job = f"{name} of {workload.warmup} warm-ups and {workload.runs} runs"
             if self._world.rank == 0:
-                self._say(f"\n{name} of {workload.warmup} warm-ups and {workload.runs} runs")
+                self._say(f"\n{self._live.job}")
             keys = {
                 "output.folder": str(self._folder / name),
                 "train.seed": workload.train.seed + number,
             }
             outcome = run_job(
-                workload.with_keys(keys), world=self._world, say=self._say, introduce=number == 0
+                workload.with_keys(keys), world=self._world, say=self._say, live=self._live
             )
             if outcome is None:
                 continue

@@ -13,31 +13,32 @@ from dlemu.workload.sections import Distribution
 
 def replay_epoch(
     batches: Iterable[Sequence[Batch]],
+    steps: Steps,
     *,
-    epoch: int,
-    computation_times: NDArray[np.float64],
     barrier: Callable[[], None],
     clock: Clock,
     compute: Callable[[float], None] | None = None,
 ) -> Steps:
-    """Take one epoch's batches as a training job would; return (steps, accelerators) records.
+    """Take one epoch's batches as a training job would; return the records of the steps it made.
 
-    `batches` yields, for each step, one batch for every accelerator of this rank;
-    `computation_times` is (steps, accelerators) in seconds. A step begins when the one before ends,
-    so the steps add up to the whole time; the first step's `wait` includes the loader's start.
+    `batches` yields, for each step, one batch for every accelerator of this rank; `steps` are the
+    (steps, accelerators) records of `new_steps`, filled one step after the other. Another thread
+    may read them meanwhile: `start` is written last, so a step whose `start` is set is whole.
+
+    A step begins when the one before ends, so the steps add up to the whole time; the first step's
+    `wait` includes the loader's start.
 
     All accelerators of a rank meet at the end of every step, so one thread is enough for any number
     of them: each computes from the moment when its own batch is there, and the thread sleeps until
     the last has finished. `compute`, if given, keeps a real device busy until a deadline instead.
     """
-    steps = np.zeros(computation_times.shape, STEP)
+    asked = steps["computation_time"]
     wait_until = compute or clock.sleep_until
     start = clock.now()
     step = -1
     for step, taken in enumerate(batches):
         loaded = np.maximum([batch.ready for batch in taken], start)
-        asked = computation_times[step]
-        ends = loaded + asked
+        ends = loaded + asked[step]
         if taken:  # a rank without accelerators only meets the others
             last = int(ends.argmax())
             wait_until(float(ends[last]))
@@ -45,21 +46,27 @@ def replay_epoch(
         barrier()
         met = clock.now()
         row = steps[step]
-        row["epoch"] = epoch
-        row["step"] = step
-        row["start"] = start
         row["wait"] = loaded - start
         row["compute"] = ends - loaded
         row["barrier"] = met - ends
-        row["computation_time"] = asked
         row["accelerator"] = [batch.accelerator for batch in taken]
         row["num_samples"] = [len(batch.samples) for batch in taken]
         row["num_bytes"] = [batch.num_bytes for batch in taken]
         row["read"] = [batch.read_seconds for batch in taken]
         row["decode"] = [batch.decode_seconds for batch in taken]
         row["hand_over"] = [batch.hand_over_seconds for batch in taken]
+        row["start"] = start
         start = met
     return steps[: step + 1]
+
+
+def new_steps(epoch: int, computation_times: NDArray[np.float64]) -> Steps:
+    """Return records to fill, for (steps, accelerators) computation times in seconds."""
+    steps = np.zeros(computation_times.shape, STEP)
+    steps["epoch"] = epoch
+    steps["step"] = np.arange(len(steps))[:, None]
+    steps["computation_time"] = computation_times
+    return steps
 
 
 def draw_computation_times(

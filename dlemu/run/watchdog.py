@@ -45,7 +45,7 @@ class Watchdog:
         self._now = now
         self._phase: str | None = None
         self._where: Callable[[], str] | None = None
-        self._last = self._cpu = 0.0
+        self._last = self._cpu = self._begun = 0.0
         self._worker = 0
         self._paths: dict[int, tuple[float, str]] = {}
         self._compute = self._prepare = 0.0
@@ -75,12 +75,17 @@ class Watchdog:
         self._where = where
         self._worker = threading.get_ident()
         self._cpu = _cpu_seconds(self._worker)
-        self._last = self._now()
+        self._last = self._begun = self._now()
         self._phase = name
         try:
             yield
         finally:
             self._phase = None
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """The phase's name, "" between phases, and for how many seconds it has lasted."""
+        return self._phase or "", self._now() - self._begun
 
     def at(self, path: str) -> None:
         """Note that this thread begins with a file; with "" that it has ended its work."""

@@ -28,6 +28,7 @@ from dlemu.results.header import introduction
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.live import Live
 from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
 from dlemu.sizing.start import cold_rate
 from dlemu.storage.locks import locked
@@ -51,7 +52,9 @@ _PROBE_READERS = 16
 _PROBE_SECONDS = 2.0
 
 
-def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
+def calibrate_host(
+    workload: Workload, world: World, say: Say = say, live: Live | None = None
+) -> int:
     """Make the three runs on all ranks and write the calibration; return the exit status."""
     if world.rank != 0:
         say = silent
@@ -69,7 +72,7 @@ def calibrate_host(workload: Workload, world: World, say: Say = say) -> int:
         if world.rank == 0:
             num_files = target.num_files if target else None
             say(introduction(workload, host=world.host, num_files=num_files))
-        calibration = _Runs(workload, world, say, scratch).calibrate(memory, target)
+        calibration = _Runs(workload, world, say, scratch, live or Live()).calibrate(memory, target)
         if calibration is not None:
             say(Answer(f"\n{render_calibration(workload, calibration)}"))
             file = CalibrationFile(host=world.host, calibrations=(calibration,))
@@ -180,17 +183,21 @@ def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
 class _Runs:
     """The three runs; all ranks call them alike."""
 
-    def __init__(self, workload: Workload, world: World, say: Say, scratch: Path) -> None:
-        self._workload, self._world, self._say, self._scratch = workload, world, say, scratch
+    def __init__(
+        self, workload: Workload, world: World, say: Say, scratch: Path, live: Live
+    ) -> None:
+        self._workload, self._world, self._scratch = workload, world, scratch
+        self._say, self._live = say, live
 
     def calibrate(self, memory: Workload, target: Layout | None) -> Calibration | None:
         """Return the figures on rank 0, None on the others."""
         many = _readers(self._workload, self._world)
         size = format_bytes(_num_samples(memory) * memory.dataset.mean_bytes)
-        self._say(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
-        generate(memory, world=self._world)
+        self._begin(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
+        with self._live.doing("writing the files"):
+            generate(memory, world=self._world)
         one = self._one(memory)
-        self._say(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
+        self._begin(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
         full = self._full(memory, many)
         read = self._target(target)
         return self._conclude(one, full, read) if one and full else None
@@ -217,14 +224,17 @@ class _Runs:
             self._say("3/3 left out: dataset.data_folder is not set")
             return None
         workload = self._workload
-        rate = self._world.on_first(
-            lambda: cold_rate(workload, layout, _PROBE_READERS, _PROBE_SECONDS) or workload.demand
-        )
+        with self._live.doing("probing the drive"):
+            rate = self._world.on_first(
+                lambda: (
+                    cold_rate(workload, layout, _PROBE_READERS, _PROBE_SECONDS) or workload.demand
+                )
+            )
         batches = layout.num_samples // workload.reader.batch_size
         # About as many as the storage may feed: fewer would not fill its queues.
         number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
         num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
-        self._say(
+        self._begin(
             f"3/3 {counted(number, 'accelerator')} without computing, from "
             f"{workload.data_folder}, cold"
         )
@@ -239,7 +249,12 @@ class _Runs:
 
     def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
         keys = {**keys, "output.folder": str(self._scratch / name)}
-        return run_job(workload.with_keys(keys), world=self._world, say=silent)
+        return run_job(workload.with_keys(keys), world=self._world, say=silent, live=self._live)
+
+    def _begin(self, text: str) -> None:
+        """Say what is measured next."""
+        self._live.job = text
+        self._say(text)
 
     def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
         workload = self._workload

@@ -27,17 +27,19 @@ from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much
+from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.live import Live
 from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.log import SearchLog, settings_of
-from dlemu.sizing.search import Event, Goal, Point, search
+from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.sizing.unfinished import HeldSearch, hold_search
 from dlemu.terminal import Answer, say, silent
-from dlemu.units import ceil_div, format_bytes, format_rate
+from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
@@ -76,6 +78,7 @@ def size_storage(
     words: Sequence[str] = (),
     *,
     on_end: Callable[[list[Sized]], None] = lambda answers: None,
+    live: Live | None = None,
 ) -> int:
     """Size every target and workload, and show the answers; return 2 if one alone fails, else 0.
 
@@ -84,7 +87,7 @@ def size_storage(
     """
     again = partial(_same_command, words)
     answers = _size_all(
-        workload, world, say, lambda answer: say(Answer(f"\n{answer}", answer.line)), again
+        workload, world, say, live, lambda answer: say(Answer(f"\n{answer}", answer.line)), again
     )
     if world.rank == 0:
         if len(answers) > 1:
@@ -98,6 +101,7 @@ def _size_all(
     workload: Workload,
     world: World,
     say: Say,
+    live: Live | None = None,
     on_answer: Callable[[Sized], None] = lambda answer: None,
     go_on: Callable[[Path], str] = lambda folder: f"dlemu.size with output.folder={folder}",
 ) -> list[Sized]:
@@ -111,14 +115,17 @@ def _size_all(
     for _, job in jobs:
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     answers: list[Sized] = []
+    live = live or Live()
     with ExitStack() as stack:
         kept = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
         try:
             for target, job in jobs:
-                answers.append(_Search(target, job, kept, world, say).run())
+                answers.append(_Search(target, job, kept, world, say, live).run())
+                live.job = ""
                 if world.rank == 0:
                     on_answer(answers[-1])
-                    _write(answers, say)
+                    with live.doing("drawing the plots"):
+                        _write(answers, say)
         except KeyboardInterrupt:
             say(f"interrupted; this goes on after the runs so far: {go_on(kept.folder)}")
             raise
@@ -137,11 +144,17 @@ class _Search:
     """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
     def __init__(
-        self, target: Target, workload: Workload, kept: HeldSearch, world: World, say: Say
+        self,
+        target: Target,
+        workload: Workload,
+        kept: HeldSearch,
+        world: World,
+        say: Say,
+        live: Live,
     ) -> None:
         self._target, self._workload = target, workload
         self._kept, self._folder = kept, kept.folder
-        self._world, self._say = world, say
+        self._world, self._say, self._live = world, say, live
         self._name = f"{target.name}.{workload.name}"
 
     def run(self) -> Sized:
@@ -155,7 +168,10 @@ class _Search:
         self._log = world.on_first(self._open_log)
         self._first, self._expected = 1, 1.0
         if not self._log.points:
-            self._first, self._expected = first_number(self._target, self._enough, world, self._say)
+            with self._live.doing("probing the drive"):
+                self._first, self._expected = first_number(
+                    self._target, self._enough, world, self._say
+                )
         if world.rank == 0:
             self._introduce()
             self._bound_by_dataset()
@@ -193,7 +209,7 @@ class _Search:
                 self._log.append(event.point)
                 self._kept.begin()
 
-        goal = Goal(
+        goal = self._goal = Goal(
             threshold=100 * workload.metric.au,
             max_accelerators=workload.size.max_accelerators,
             start=self._first,
@@ -219,6 +235,7 @@ class _Search:
             "train.seed": self._workload.train.seed + num_runs,
             "output.folder": str(self._run_folder(num_runs + 1, number)),
         }
+        self._live.job = self._state(number)
         begin = time.perf_counter()
         self._world.broadcast(keys)
         outcome = self._carry_out(keys)
@@ -226,9 +243,21 @@ class _Search:
         in_memory = lies_in_memory(self._workload.data_folder)
         return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
 
+    def _state(self, number: int) -> str:
+        """Return how far the search is: "run 3 of about 8, trying 12 accelerators, ..."."""
+        points, asked = self._log.points, self._goal.threshold
+        about = about_runs(self._goal, points, number)
+        passing = [p.num_accelerators for p in points if passes(p.au_percentage, asked)]
+        best = f", best so far {max(passing):,} PASS" if passing else ""
+        return (
+            f"run {len(points) + 1} of about {about}, trying {counted(number, 'accelerator')}{best}"
+        )
+
     def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
-        outcome = run_job(self._workload.with_keys(keys), world=self._world, say=silent)
+        outcome = run_job(
+            self._workload.with_keys(keys), world=self._world, say=silent, live=self._live
+        )
         if outcome is not None:
             measured = outcome.summary["measured"]
             if reason := cached_too_much(self._workload, measured):

@@ -14,6 +14,7 @@ describes the method and how well it did in simulation.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -39,6 +40,7 @@ _DISTURBED_SHARE = 0.95
 _STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make its rate collapse; such a run tells nothing.
 _OVERLOAD = 1.5
+_MOST_FORESEEN = 30
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,34 @@ def search(
             return history.result()
         measured = measure(number)
         points.append(measured)
+
+
+def about_runs(goal: Goal, known: Sequence[Point], number: int) -> int:
+    """Return how many runs a search takes in all, as far as its runs so far tell.
+
+    `number` is the number of accelerators that is tried next. The search is carried on with a
+    storage without noise, which feeds what the saturated runs say, or else hardly less than
+    `number`.
+    """
+    history = _History(known, goal) if known else None
+    feeds = (history and history._feeds(history._near(history.counted))) or max(1.0, number - 0.5)
+    num_runs = len(known)
+
+    def measure(tried: int) -> Point:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs > len(known) + _MOST_FORESEEN:
+            raise _Endless
+        au = min(_CEILING, goal.threshold * feeds / tried)
+        return Point(tried, au, au, au, limit="storage")
+
+    with suppress(_Endless):
+        search(measure, goal, known=known)
+    return num_runs
+
+
+class _Endless(Exception):
+    """The runs so far contradict a storage without noise."""
 
 
 class _History:

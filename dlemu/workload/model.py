@@ -29,6 +29,7 @@ from dlemu.workload.sections import (
     Size,
     SizeSection,
     StorageSection,
+    Switch,
     TrainSection,
     WorkflowSection,
 )
@@ -124,6 +125,8 @@ class Workload(Section):
     """Runs that count, one after the other."""
     warmup: Natural = 0
     """Runs before those that count."""
+    progress: Switch = "on"
+    """Show on stderr how far a command is: a line on a terminal, elsewhere a line every 10 s."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that were given and have no effect here."""
     given: Annotated[tuple[str, ...], Field(strict=False)] = ()

@@ -59,6 +59,12 @@ def _file_name(value: str) -> str:
     return value
 
 
+def _switch(value: object) -> object:
+    """Take true and false as "on" and "off", as which YAML 1.1 reads them."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off"], BeforeValidator(_switch)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 """Part of a file's or folder's name."""
 Shuffle = Annotated[Literal["off", "seed", "random"], BeforeValidator(_shuffle)]

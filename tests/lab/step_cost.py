@@ -7,7 +7,7 @@ import numpy as np
 
 from dlemu.clock import WallClock
 from dlemu.loaders import Batch
-from dlemu.run.replay import replay_epoch
+from dlemu.run.replay import new_steps, replay_epoch
 
 
 def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
@@ -23,8 +23,7 @@ def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
     begin = time.perf_counter()
     replay_epoch(
         batches(),
-        epoch=0,
-        computation_times=np.zeros((num_steps, num_accelerators)),
+        new_steps(0, np.zeros((num_steps, num_accelerators))),
         barrier=lambda: None,
         clock=clock,
     )

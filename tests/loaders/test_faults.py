@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,34 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
     )
     loader.close()
     _nothing_runs()
+
+
+def test_an_interrupt_while_workers_are_started_ends_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    start = BaseProcess.start
+
+    def slow(process: BaseProcess) -> None:
+        begun.set()
+        go.wait(30)
+        start(process)
+
+    def interrupt(main: int) -> None:
+        begun.wait(30)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    monkeypatch.setattr(BaseProcess, "start", slow)
+    case = make_case(tmp_path, "npz", {"reader.data_loader": "pytorch", "reader.read_threads": 2})
+    loader = case.open()
+    threading.Thread(target=interrupt, args=[threading.get_ident()]).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(loader.epoch(0, case.plan(0)))
+        loader.close()
+    finally:
+        go.set()
+    assert loader.pids() == []
 
 
 def test_a_worker_that_is_killed_between_epochs_is_named(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ PHASES = {
     "the manifest": ("dlemu.json", "open", (), "while looking at the dataset in "),
     "the survey": ("train", "list", (), "while looking at the dataset in "),
     "a surveyed file": (file_name(12), "open", (), "while looking at the dataset in "),
-    "the loader": (file_name(0), "open", ("reader.odirect=auto",), "while the loader was opened"),
+    "the loader": (file_name(0), "open", ("reader.odirect=auto",), "while opening the loader"),
     "the cold start": (file_name(7), "open", (), "in the cold start"),
     "the sample": (file_name(7), "open", ("output.drop_caches=false",), "the data folder and its"),
     "a first read": (file_name(0), "read", ("output.drop_caches=false",), "in epoch 1"),

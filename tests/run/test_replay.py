@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dlemu.clock import WallClock
 from dlemu.loaders import Batch
 from dlemu.results.metrics import measure
-from dlemu.run.replay import draw_computation_times, replay_epoch
+from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
 from dlemu.workload.sections import Distribution
 from tests.lab.virtual import VirtualClock
 
@@ -46,9 +46,7 @@ def test_each_second_goes_where_it_was_spent() -> None:
     def barrier() -> None:
         clock.time += 0.25
 
-    steps = replay_epoch(
-        batches(), epoch=3, computation_times=np.ones((3, 1)), barrier=barrier, clock=clock
-    )
+    steps = replay_epoch(batches(), new_steps(3, np.ones((3, 1))), barrier=barrier, clock=clock)
 
     assert steps.shape == (3, 1)
     assert steps["wait"].ravel().tolist() == [8, 0, 0.5]
@@ -78,7 +76,7 @@ def test_each_accelerator_of_a_rank_starts_when_its_own_batch_is_there() -> None
         yield [batch_of(1, ready=6, accelerator=5 + n) for n in range(3)]
 
     steps = replay_epoch(
-        batches(), epoch=0, computation_times=np.full((2, 3), 3.0), barrier=nothing, clock=clock
+        batches(), new_steps(0, np.full((2, 3), 3.0)), barrier=nothing, clock=clock
     )
     assert steps["accelerator"].tolist() == [[5, 6, 7]] * 2
     assert steps["wait"].tolist() == [[1, 2, 4], [0, 0, 0]]
@@ -99,7 +97,7 @@ def test_only_the_last_to_finish_can_be_late() -> None:
     clock = Sleepy()
     times = np.array([[9.0, 1.0]])
     batches = [[batch_of(1, ready=1, accelerator=0), batch_of(1, ready=2, accelerator=1)]]
-    steps = replay_epoch(batches, epoch=0, computation_times=times, barrier=nothing, clock=clock)
+    steps = replay_epoch(batches, new_steps(0, times), barrier=nothing, clock=clock)
     assert steps["compute"].tolist() == [[9.5, 1]]
     assert steps["barrier"].tolist() == [[0, 10.5 - 3]]
     assert steps["computation_time"].tolist() == [[9, 1]], "what was asked is kept"
@@ -110,8 +108,7 @@ def test_a_rank_without_accelerators_only_meets_the_others() -> None:
     met = []
     steps = replay_epoch(
         iter([[], [], []]),
-        epoch=0,
-        computation_times=np.empty((3, 0)),
+        new_steps(0, np.empty((3, 0))),
         barrier=lambda: met.append(clock.time),
         clock=clock,
     )
@@ -122,15 +119,12 @@ def test_a_rank_without_accelerators_only_meets_the_others() -> None:
 def test_a_loader_that_ends_early_leaves_a_shorter_record() -> None:
     steps = replay_epoch(
         [[batch_of(1, ready=0)]],
-        epoch=0,
-        computation_times=np.ones((5, 1)),
+        new_steps(0, np.ones((5, 1))),
         barrier=nothing,
         clock=VirtualClock(),
     )
     assert steps.shape == (1, 1)
-    none = replay_epoch(
-        [], epoch=0, computation_times=np.ones((5, 1)), barrier=nothing, clock=VirtualClock()
-    )
+    none = replay_epoch([], new_steps(0, np.ones((5, 1))), barrier=nothing, clock=VirtualClock())
     assert none.shape == (0, 1)
 
 
@@ -144,8 +138,7 @@ def test_a_real_device_may_compute() -> None:
 
     steps = replay_epoch(
         [[batch_of(1, ready=0)], [batch_of(1, ready=0)]],
-        epoch=0,
-        computation_times=np.full((2, 1), 2.0),
+        new_steps(0, np.full((2, 1), 2.0)),
         barrier=nothing,
         clock=clock,
         compute=compute,
@@ -178,7 +171,7 @@ def test_the_steps_of_every_accelerator_add_up_to_the_whole_time(
         clock.time += data.draw(parts)
 
     times = np.array([[data.draw(parts) for _ in range(accelerators)] for _ in range(num_steps)])
-    steps = replay_epoch(batches(), epoch=0, computation_times=times, barrier=barrier, clock=clock)
+    steps = replay_epoch(batches(), new_steps(0, times), barrier=barrier, clock=clock)
     whole = (steps["wait"] + steps["compute"] + steps["barrier"]).sum(axis=0)
     assert whole == pytest.approx(np.full(accelerators, clock.time - begin))
     assert min(steps[name].min() for name in ("wait", "compute", "barrier")) >= -1e-9
@@ -192,8 +185,7 @@ def test_in_real_time_too() -> None:
     begin = clock.now()
     steps = replay_epoch(
         ([batch_of(1, ready=begin)] for _ in range(10)),
-        epoch=0,
-        computation_times=np.full((10, 1), 0.02),
+        new_steps(0, np.full((10, 1), 0.02)),
         barrier=nothing,
         clock=clock,
     )

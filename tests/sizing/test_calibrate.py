@@ -18,6 +18,7 @@ from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, write_steps
 from dlemu.results.summary import Summary
+from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host, render_calibration
 from dlemu.sizing.formula import Calibration, CalibrationFile
@@ -167,7 +168,7 @@ def test_the_file_says_what_bound_each_figure(
 ) -> None:
     """The loader took 6.5 MB/s, what 0.2 accelerators take; the host moves 32.8, what 1.0 take."""
     said: list[str] = []
-    runs = _Runs(job, Alone(), said.append, tmp_path)
+    runs = _Runs(job, Alone(), said.append, tmp_path, Live())
 
     found = runs._conclude(
         outcome(tmp_path / "one", "none", seconds=0.0021),
@@ -195,7 +196,7 @@ def test_the_file_says_what_bound_each_figure(
 
 def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> None:
     """A batch in 10 ms, a quarter of it from memory, by four drives."""
-    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path)._conclude(
+    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path, Live())._conclude(
         outcome(tmp_path / "one", "none", seconds=0.0021),
         outcome(tmp_path / "full", "host cpu", seconds=0.002, cached=1.0),
         outcome(tmp_path / "read", "storage", seconds=0.01, cached=0.25),

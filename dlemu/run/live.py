@@ -1,0 +1,193 @@
+"""What a run is doing now, for another thread that asks. Nothing here is called in a step."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from dlemu.results.cached import stored_bytes, vouched_bytes
+from dlemu.results.records import Steps
+from dlemu.results.so_far import StepsSoFar
+from dlemu.run.monitor import RunMonitor
+from dlemu.workload.model import Workload
+
+Phase = Callable[[], tuple[str, float]]
+"""Returns a phase of `Watchdog`, "" between phases, and how long it has lasted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """What is known of a run at one moment; None: not known yet, or not at all.
+
+    The figures of steps are those of rank 0's accelerators, those of the drive those of its host.
+    """
+
+    job: str = ""
+    """What the run is a part of: "run 3 of about 8 …"; "" if it stands alone."""
+    doing: str = ""
+    """What it does outside its epochs: "opening the loader"; "" in an epoch."""
+    seconds: float = 0.0
+    """Time since it began with that."""
+    epoch: int = 0
+    """From 1 on; 0 outside an epoch."""
+    epochs: int = 0
+    step: int = 0
+    """Steps of this epoch that have ended, of `steps`."""
+    steps: int = 0
+    au_percentage: float | None = None
+    """Of the whole run so far, 0 to 100. At an epoch's end it is what the run's metrics have."""
+    samples_per_second: float | None = None
+    """Over the last seconds."""
+    drive_bytes_per_second: float | None = None
+    """What storage delivered over the last seconds."""
+    cached_share: float | None = None
+    """Share (0-1) of this epoch's bytes that came from memory."""
+    seconds_left: float | None = None
+    """Until the last epoch ends."""
+    num_ranks: int = 1
+    """Above 1: there are so many ranks, and the figures are those of rank 0 alone."""
+
+    @property
+    def share(self) -> float | None:
+        """Share (0-1) of the run's steps that have ended; None outside an epoch."""
+        if not self.steps:
+            return None
+        return (self.epoch - 1 + self.step / self.steps) / self.epochs
+
+
+class Live:
+    """Tells what a run is doing: give it to `run_job`, and call `now` from another thread.
+
+        live = Live()
+        threading.Thread(target=lambda: print(live.now())).start()
+        dlemu.run_job(workload, world=world, live=live)
+
+    The run tells it when a phase or an epoch begins. All figures are computed in `now`.
+    """
+
+    def __init__(self) -> None:
+        self.job = ""
+        """What the next runs are a part of."""
+        self.introduced = False
+        """Whether workload, dataset, storage and host have been printed."""
+        self._doing, self._since = "starting", time.perf_counter()
+        self._phase: Phase = lambda: ("", 0.0)
+        self._epoch: _Epoch | None = None
+        self._ended: list[_Epoch] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """Show this text until the `with` ends, except in epochs and in a watchdog's phases."""
+        before = self._doing, self._since
+        self.does(text)
+        try:
+            yield
+        finally:
+            self._doing, self._since = before
+
+    def does(self, text: str) -> None:
+        """Show this text from now on."""
+        self._doing, self._since = text, time.perf_counter()
+
+    @contextmanager
+    def run(self, phase: Phase) -> Iterator[None]:
+        """Follow one run, whose watchdog has these phases."""
+        self._ended, self._phase = [], phase
+        try:
+            with self.doing("starting"):
+                yield
+        finally:
+            self._epoch, self._ended, self._phase = None, [], lambda: ("", 0.0)
+
+    @contextmanager
+    def epoch(
+        self, number: int, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
+    ) -> Iterator[None]:
+        """Follow an epoch: `steps` are the records that its replay fills.
+
+        `num_ranks` is above 1 if other ranks have accelerators as well.
+        """
+        self._epoch = epoch = _Epoch(number, steps, workload, monitor, num_ranks)
+        try:
+            yield
+        finally:
+            self._epoch = None
+            self._ended = [*self._ended, epoch]
+
+    def now(self) -> RunProgress:
+        """Return what is known now."""
+        with self._lock:
+            epoch = self._epoch
+            if epoch is not None:
+                return epoch.progress(self.job, self._ended)
+        phase, seconds = self._phase()
+        text = phase.removeprefix("while ").removeprefix("in ").removeprefix("the ")
+        if not text:
+            text, seconds = self._doing, time.perf_counter() - self._since
+        return RunProgress(job=self.job, doing=text, seconds=seconds)
+
+
+class _Epoch:
+    """An epoch that runs, or has ended."""
+
+    def __init__(
+        self, number: int, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
+    ) -> None:
+        self._number, self._epochs = number, workload.train.epochs
+        self._steps, self._metric = steps, workload.metric
+        self._monitor, self._num_ranks = monitor, num_ranks
+
+    @cached_property
+    def _sums(self) -> StepsSoFar:
+        return StepsSoFar(self._steps, self._metric)
+
+    def progress(self, job: str, before: "list[_Epoch]") -> RunProgress:
+        """Return the figures of this epoch, and the AU of all with those `before`."""
+        sums = self._sums
+        for each in (*before, self):
+            each._sums.look()
+        rate, share = self._of_the_drive()
+        return RunProgress(
+            job=job,
+            epoch=self._number + 1,
+            epochs=self._epochs,
+            step=sums.done,
+            steps=sums.num_steps,
+            au_percentage=_mean_au([each._sums for each in (*before, self)]),
+            samples_per_second=sums.samples_per_second(time.perf_counter()),
+            drive_bytes_per_second=rate,
+            cached_share=share,
+            seconds_left=self._seconds_left(),
+            num_ranks=self._num_ranks,
+        )
+
+    def _of_the_drive(self) -> tuple[float | None, float | None]:
+        """Return bytes per second of the last seconds, and the share from memory of the epoch."""
+        counted = self._monitor.counted()
+        if counted is None:
+            return None, None
+        epoch, recent = counted.epoch, counted.recent
+        read = round(self._sums.bytes_until(counted.time) / counted.own_share)
+        stored = stored_bytes(epoch, counted.file_system)
+        if stored is None:
+            stored = vouched_bytes(epoch, counted.file_system, read=read)
+        lately = stored_bytes(recent, counted.file_system)
+        rate = None if lately is None else lately / recent.seconds
+        return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
+
+    def _seconds_left(self) -> float | None:
+        each = self._sums.step_seconds
+        if each is None:
+            return None
+        later = self._sums.num_steps * (self._epochs - self._number - 1)
+        return each * (self._sums.num_steps - self._sums.done + later)
+
+
+def _mean_au(epochs: list[StepsSoFar]) -> float | None:
+    """Return the mean over epochs; one that has not ended weighs as much as its steps."""
+    counted = [(each.au_percentage, each.counted) for each in epochs]
+    steps = sum(num for _, num in counted)
+    return sum(au * num for au, num in counted if au is not None) / steps if steps else None
