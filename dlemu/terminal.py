@@ -115,6 +115,11 @@ def detail(text: str) -> None:
         _print(text, to_stderr=True)
 
 
+def is_quiet() -> bool:
+    """Return whether answers and errors only are printed."""
+    return _mode.quiet
+
+
 def is_verbose() -> bool:
     """Return whether details are printed."""
     return _mode.verbose

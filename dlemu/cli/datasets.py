@@ -1,7 +1,6 @@
 """`dlemu datasize`, `datagen` and `verify`: how large a dataset must be, written, checked."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlemu.datagen.work import FileProgress
-from dlemu.terminal import erased_by, say, shown_line, turn
+from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
 from dlemu.units import format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 from dlemu.world.world import World
@@ -52,7 +52,8 @@ class Shown:
 
 def shows(workload: Any, world: World) -> bool:
     """Return whether this rank shows how far it is; `workload` is None if a folder was given."""
-    return world.rank == 0 and (workload is None or workload.progress == "on")
+    wanted = workload is None or workload.progress == "on"
+    return world.rank == 0 and wanted and not is_quiet()
 
 
 @contextmanager
