@@ -12,7 +12,7 @@ from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.results.records import SUMMARY, map_steps, plain, read_summary
 from dlemu.results.rows import render_rows
-from dlemu.results.stored import Result, Stored, find_results, read_result
+from dlemu.results.stored import Result, find_results, read_result
 from dlemu.terminal import complain, say, shown_line
 from dlemu.units import counted
 
@@ -105,9 +105,8 @@ def report_folders(
     rows = [row for each in results for row in each.rows]
     if len(results) > 1 and rows and not as_json:
         say(f"\n{render_rows(rows)}")
-    stored = [each for each in results if isinstance(each, Stored)]
-    if html is not None and stored:
-        _write_page(html, stored)
+    if html is not None and results:
+        _write_page(html, results)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
@@ -151,11 +150,11 @@ def _metric_value(key: str, text: str) -> object:
         raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
 
 
-def _write_page(path: Path, stored: Sequence[Stored]) -> None:
+def _write_page(path: Path, results: Sequence[Result]) -> None:
     from dlemu.results.page import render_page
 
-    with _sound(stored[0].folder):
-        page = render_page(stored)
+    with _sound(results[0].folder):
+        page = render_page(results)
     try:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
