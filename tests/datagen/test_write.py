@@ -391,10 +391,10 @@ def test_what_vanishes_midway_is_one_line(
     """Another process removes it."""
     finish = write._finish
 
-    def vanish(folder: Path, recipe: Recipe) -> None:
+    def vanish(folder: Path, recipe: Recipe, workload: str) -> None:
         if what == ".dlemu":
             shutil.rmtree(tmp_path / what)
-        finish(folder, recipe)
+        finish(folder, recipe, workload)
         (tmp_path / "dlemu.json").unlink(missing_ok=True)
 
     monkeypatch.setattr(write, "_finish", vanish)
