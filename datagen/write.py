@@ -250,7 +250,7 @@ def _sync_file_system(number: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _finish(folder: Path, recipe: Recipe, workload: str = "") -> None:
+def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
     """Write the manifest, if it is not there, and remove the journals."""
     work = folder / WORK
     if not (folder / MANIFEST).exists():

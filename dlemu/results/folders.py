@@ -95,7 +95,7 @@ def check_free(workload: Workload) -> None:
     given = workload.output.folder
     folder = Path(given or "outputs")
     if given is not None and (folder / SUMMARY).exists():
-        if read_summary(folder).get("status") not in UNFINISHED:
+        if _has_ended(folder):
             raise _taken(folder)
         return
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -104,6 +104,11 @@ def check_free(workload: Workload) -> None:
         raise _refusal(folder, "output.folder", OSError(number, os.strerror(number)))
     if not os.access(there, os.W_OK):
         raise _refusal(folder, "output.folder", OSError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _has_ended(folder: Path) -> bool:
+    """Return whether the run in a folder ended."""
+    return read_summary(folder).get("status") not in UNFINISHED
 
 
 def keep_leftovers(folder: Path) -> None:
@@ -118,7 +123,7 @@ def keep_leftovers(folder: Path) -> None:
 def _set_aside(folder: Path) -> Path:
     """Rename the folder of a run that did not end; return its new name."""
     with hold(folder, ""):
-        if read_summary(folder).get("status") not in UNFINISHED:
+        if _has_ended(folder):
             raise _taken(folder)
         names = sorted(entry.name for entry in folder.iterdir())
         others = [n for n in names if not _EMPTY_RUN.fullmatch(n) and not _RECORDS.fullmatch(n)]

@@ -118,8 +118,9 @@ samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (host_memory, as
 files                                28,000   of 1 sample, npz
 total                               3,822.9 GiB
 
-dlemu datagen workload=unet3d_h100 dataset.num_files_train=28000 \
-dataset.data_folder=/path/on/the/storage"""
+written below the working directory; name a folder on the storage instead:
+dlemu datagen workload=unet3d_h100 dataset.data_folder=data/unet3d_h100 \
+dataset.num_files_train=28000"""
     )
     size = dataset_size(job(), num_accelerators=1, host_memory=256 * GIB)
     lines = str(size).splitlines()
