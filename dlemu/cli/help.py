@@ -231,7 +231,7 @@ def help_on(words: Sequence[str], commands: Iterable[str]) -> str:
         return _whole(keys[above])
     if word in ("workloads", "drives"):
         return ", ".join(keys[word[:-1]].choices)
-    leaves = {name.rpartition(".")[2]: name for name in reversed(list(keys))}
+    leaves = {name.rpartition(".")[2]: name for name in reversed([*keys])}
     known = [*keys, *commands, *groups, "keys", "workloads"]
     hint = did_you_mean(word, known) or did_you_mean(
         word.rpartition(".")[2], leaves, cutoff=0.7, full=leaves

@@ -89,6 +89,15 @@ def test_an_unknown_word_gets_one_line(
     assert capsys.readouterr().err == f"dlemu: {line}\n"
 
 
+def test_a_command_does_not_show_what_only_others_read() -> None:
+    shown = {name: {key.name for key in keys_of(name)} for name in USAGES}
+    assert not {"size.quick", "drive", "predict.tool"} & shown["run"]
+    assert not {"reader.io_depth", "train.epochs", "metric.au"} & shown["datagen"]
+    assert shown["verify"] == {
+        *("workload", "dataset.data_folder", "storage.storage_root", "output.log")
+    }
+
+
 def test_the_table_says_what_predict_reads() -> None:
     assert reading("metric.au") == ["run", "size", "calibrate", "predict"]
     assert reading("dataset.file_prefix") == ["datagen", "run", "size", "calibrate"]
