@@ -225,7 +225,7 @@ class SizeCheck:
         if not self.workload.size.quick:
             return DatasetSize(self.workload, accelerators, self.memory).num_files
         samples = self._least_steps * self.workload.reader.batch_size * accelerators
-        return math.ceil(samples / self.workload.dataset.num_samples_per_file)
+        return ceil_div(samples, self.workload.dataset.num_samples_per_file)
 
     def wanted(self, expected: float) -> int:
         """Return for how many accelerators a larger dataset is proposed, with some to spare."""

@@ -49,7 +49,9 @@ def conclude(
     most_passed = max((number for number in passed if number < fewest), default=0)
     off = {id(p): abs(p.au_percentage - threshold) for p in points if p.limit == "storage"}
     if not any(p.limit == "storage" for p in failed):
-        return _held_back(failed, fewest, most_passed, threshold)
+        moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
+        surely = math.floor(moved * (1 - read_ahead_share) * (1 - _NOISE))
+        return _held_back(failed, fewest, most_passed, threshold, surely)
     near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
     feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
     low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
@@ -67,13 +69,18 @@ def conclude(
 
 
 def _held_back(
-    failed: Sequence[Point], fewest: int, most_passed: int, threshold: float
+    failed: Sequence[Point], fewest: int, most_passed: int, threshold: float, surely: int
 ) -> Estimate:
-    """Return what runs say that something other than the storage held back, or nothing."""
+    """Return what runs say that something other than the storage held back, or nothing.
+
+    `surely`: the number that they moved enough for, without what was read ahead.
+    """
     number, limit, evidence = most_passed, "none", f"nothing failed up to {most_passed}"
     if failed:
         worst = next(p for p in failed if p.num_accelerators == fewest)
         moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
         number = min(max(most_passed, math.floor(moved)), fewest - 1)
         limit, evidence = worst.limit or "unclear", worst.evidence
-    return Estimate(num_accelerators=number, low=number, high=None, limit=limit, evidence=evidence)
+    return Estimate(
+        num_accelerators=number, low=min(number, surely), high=None, limit=limit, evidence=evidence
+    )
