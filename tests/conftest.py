@@ -15,8 +15,10 @@ SHORT_PROBES = {
     "dlemu.run.forecast._PROBE_SECONDS": 0.1,
     "dlemu.run.monitor._PROBE_SECONDS": 0.3,
     "dlemu.sizing.start._PROBE_SECONDS": 0.1,
+    "dlemu.cli.progress._PLAIN_SECONDS": 600.0,
 }
-"""A probe after each short run would take longer than all else; no such test is about its rate."""
+"""A probe after each short run would take longer than all else; no such test is about its rate. Nor
+is one about a plain line of progress, which a busy host would add to what a command says."""
 NOT_QUICK = [
     line
     for line in Path(__file__).with_name("not_quick.txt").read_text().splitlines()
