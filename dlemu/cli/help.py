@@ -29,6 +29,7 @@ class Usage:
 
 _DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=340"
 _KEYS_AND = "workload=NAME [key=value ...]"
+_OR_FOLDER = "[FOLDER] [workload=NAME] [key=value ...]"
 
 USAGES: dict[str, Usage] = {
     "datasize": Usage(
@@ -40,7 +41,7 @@ USAGES: dict[str, Usage] = {
         "workload num_accelerators host_memory num_hosts",
     ),
     "datagen": Usage(
-        _KEYS_AND,
+        _OR_FOLDER,
         (
             f"dlemu datagen {_DATA}",
             "dlemu datagen workload=unet3d_h100 dataset.data_folder=data/unet3d "
@@ -56,7 +57,7 @@ USAGES: dict[str, Usage] = {
         "dataset.data_folder",
     ),
     "run": Usage(
-        _KEYS_AND,
+        _OR_FOLDER,
         (
             f"dlemu run {_DATA}",
             f"dlemu run {_DATA} num_accelerators=2 train.epochs=2 reader.odirect=true",
@@ -66,7 +67,7 @@ USAGES: dict[str, Usage] = {
         "metric.au runs warmup output.folder output.log",
     ),
     "size": Usage(
-        _KEYS_AND,
+        _OR_FOLDER,
         (
             f"dlemu size {_DATA} size.quick=true size.confirm=1 train.epochs=2",
             f"dlemu size {_DATA} size.quick=true size.confirm=1 size.max_accelerators=2",
@@ -76,7 +77,7 @@ USAGES: dict[str, Usage] = {
         "reader.odirect metric.au output.folder output.log",
     ),
     "calibrate": Usage(
-        _KEYS_AND,
+        _OR_FOLDER,
         (
             "dlemu calibrate workload=cosmoflow_h100",
             f"dlemu calibrate {_DATA} predict.calibration=cosmoflow.json",
