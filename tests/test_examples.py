@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.workload.model import load_workload
 from tests.lab.commands import execute
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -35,3 +36,13 @@ def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["datagen", *words]) == 0
     assert run(["run", *words, "train.epochs=1", f"output.folder={tmp_path / 'run'}"]) == 0
     assert "speech: 1 emulated accelerator, 1 epoch of 128 steps" in capsys.readouterr().out
+
+
+def test_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["workload=unet3d_h100", "steptime.model=my_step:dense", "steptime.device=cpu"]
+    words += ["steptime.steps=3", "steptime.seconds=0", f"output.folder={tmp_path / 'out'}"]
+    assert run(["steptime", *words]) == 0
+    assert load_workload(tmp_path / "out" / "unet3d_cpu.yaml").train.computation_time.mean > 0

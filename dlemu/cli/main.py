@@ -24,6 +24,7 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
+  steptime   time real training steps on this host's GPU, for train.computation_time
   report     show runs again: dlemu report FOLDER... [--html FILE] [--json]
   paths      compare the data paths to memory and to the GPU: dlemu paths target=FOLDER
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
@@ -118,6 +119,7 @@ _COMMANDS: dict[str, Command | Tool] = {
     "size": Command("dlemu.cli.sizes:size", reads="size"),
     "predict": Command("dlemu.cli.sizes:predict"),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
+    "steptime": Command("dlemu.cli.steptime:steptime"),
     "report": Tool("dlemu.cli.report"),
     "paths": Tool("dlemu.cli.paths"),
     "doctor": Tool("dlemu.cli.doctor"),

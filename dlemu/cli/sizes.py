@@ -11,6 +11,8 @@ def size(workload: Any, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.sizing.measured import size_storage
 
+    if world.rank == 0:
+        _say_what_it_stands_for(workload)
     return size_storage(workload, world, say)
 
 
@@ -20,6 +22,7 @@ def predict(workload: Any, world: World, words: Words) -> int:
 
     if world.rank == 0:
         say(str(foretell(workload)))
+        _say_what_it_stands_for(workload)
     return 0
 
 
@@ -28,3 +31,11 @@ def calibrate(workload: Any, world: World, words: Words) -> int:
     from dlemu.sizing.calibrate import calibrate_host
 
     return calibrate_host(workload, world, say)
+
+
+def _say_what_it_stands_for(workload: Any) -> None:
+    from dlemu.workload.published import what_it_stands_for
+
+    line = what_it_stands_for(workload)
+    if line:
+        say(line)
