@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.workload.model import load_workload
 from tests.lab.commands import execute
 from tests.sizing.conftest import no_pictures as no_pictures
 
@@ -79,3 +80,11 @@ def test_the_notebook_runs_and_shows_tables(
 def test_the_notebook_is_stored_without_what_it_shows() -> None:
     for cell in json.loads((EXAMPLES / "sizing.ipynb").read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None
+def test_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["workload=unet3d_h100", "steptime.model=my_step:dense", "steptime.device=cpu"]
+    words += ["steptime.steps=3", "steptime.seconds=0", f"output.folder={tmp_path / 'out'}"]
+    assert run(["steptime", *words]) == 0
+    assert load_workload(tmp_path / "out" / "unet3d_cpu.yaml").train.computation_time.mean > 0

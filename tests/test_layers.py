@@ -30,7 +30,8 @@ MAY_IMPORT = {
     "training": "datagen dataset gpu loaders results workload world",
     "sizing": "datagen dataset host loaders results run storage workload world",
     "paths": "gpu host results storage world",
-    "cli": "datagen dataset gpu host paths results run sizing workload world",
+    "steptime": "results workload",
+    "cli": "datagen dataset gpu host paths results run sizing steptime workload world",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
@@ -45,6 +46,7 @@ MAY_NEED = {
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
     "loaders.dali.readers": {"nvidia", "torch", "cupy"},
     "sizing.plots": {"matplotlib"},
+    "steptime.networks": {"torch"},
 }
 """Modules that are imported on demand, and what they may import as they are."""
 

@@ -94,14 +94,24 @@ USAGES: dict[str, Usage] = {
         "workload drive drives drive.read_bandwidth predict.calibration predict.accelerators "
         "num_hosts metric.au",
     ),
+    "steptime": Usage(
+        _KEYS_AND,
+        (
+            "dlemu steptime workload=unet3d_h100",
+            "dlemu steptime workload=cosmoflow_h100 steptime.device=cpu steptime.batches=[1] "
+            "steptime.side=32 steptime.steps=3 steptime.seconds=0",
+        ),
+        "workload steptime.model steptime.batches steptime.compile steptime.device steptime.steps "
+        "steptime.seconds output.folder output.log",
+    ),
 }
 
 _RUNS = "run size calibrate"
 _WRITES = f"datagen {_RUNS}"
 _ALL = f"datasize {_WRITES} predict"
 READERS: dict[str, str] = {
-    "workload": f"{_ALL} verify",
-    "name": _ALL,
+    "workload": f"{_ALL} verify steptime",
+    "name": f"{_ALL} steptime",
     "framework": "",
     "drive": "predict size",
     "drives": "predict size",
@@ -126,7 +136,7 @@ READERS: dict[str, str] = {
     "dataset.enable_chunking": "",
     "dataset.chunk_size": "",
     "reader": _RUNS,
-    "reader.batch_size": _ALL,
+    "reader.batch_size": f"{_ALL} steptime",
     "reader.data_loader": f"{_RUNS} predict",
     "reader.read_threads": f"{_RUNS} predict",
     "reader.odirect": f"{_RUNS} predict",
@@ -137,11 +147,12 @@ READERS: dict[str, str] = {
     "storage.storage_type": "",
     "storage.storage_root": f"{_WRITES} verify",
     "output": _RUNS,
-    "output.folder": f"{_RUNS} predict",
-    "output.log": f"{_ALL} verify",
+    "output.folder": f"{_RUNS} predict steptime",
+    "output.log": f"{_ALL} verify steptime",
     "dali": _RUNS,
     "size": "size",
     "predict": "predict",
+    "steptime": "steptime",
     "predict.calibration": "predict size calibrate",
 }
 """Commands that read a key, or all keys of a group that are not listed themselves."""

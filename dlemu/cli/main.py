@@ -28,6 +28,7 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
+  steptime   time real training steps on this host's GPU, for train.computation_time
   report     show results again: dlemu report [FOLDER...] [--html FILE] [--json] [--trace FILE]
   compare    results side by side, and what differs: dlemu compare A B [compare.max_loss=5%]
   paths      compare the data paths to memory and to the GPU: dlemu paths FOLDER
@@ -152,6 +153,7 @@ COMMANDS: dict[str, Command | Tool] = {
     "size": Command("dlemu.cli.sizes:size", (DRY_RUN, *_FOR_SCRIPTS), reads="size"),
     "predict": Command("dlemu.cli.sizes:predict", _FOR_SCRIPTS),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
+    "steptime": Command("dlemu.cli.steptime:steptime"),
     "report": Tool("dlemu.cli.report"),
     "compare": Tool("dlemu.cli.compare"),
     "paths": Tool("dlemu.cli.paths"),

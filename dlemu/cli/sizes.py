@@ -16,6 +16,8 @@ def size(workload: Any, world: World, words: Words) -> int:
     from dlemu.sizing.measured import size_storage
 
     script = world.on_first(lambda: Script.of(words, SIZE))
+    if world.rank == 0:
+        _say_what_it_stands_for(workload)
 
     def tell(answers: list[Any]) -> None:
         script.tell(as_json(answers), [size_row(answer) for answer in answers])
@@ -34,6 +36,7 @@ def predict(workload: Any, world: World, words: Words) -> int:
         script = Script.of(words, PREDICT)
         found = foretell(workload)
         say(Answer(str(found)))
+        _say_what_it_stands_for(workload)
         script.tell(found.fields, [predict_row(found)])
     return 0
 
@@ -46,3 +49,11 @@ def calibrate(workload: Any, world: World, words: Words) -> int:
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
         return calibrate_host(workload, world, say, live)
+
+
+def _say_what_it_stands_for(workload: Any) -> None:
+    from dlemu.workload.published import what_it_stands_for
+
+    line = what_it_stands_for(workload)
+    if line:
+        say(line)

@@ -197,6 +197,22 @@ class Meter:
         parts = self._world.gather(self.steps)
         return None if parts is None else measure_run(self.workload, parts)
 
+    def workload_yaml(self, name: str = "") -> str:
+        """Return a workload file of this rank's loop, for `dlemu run workload=FILE`.
+
+        It has the batch size, the bytes of a sample and their deviation, and compute with its
+        deviation, without each epoch's first step; a comment says which share of the time was
+        waiting. `name` is the workload's; "" takes the old one with `_measured`.
+
+        Raises:
+            WorkloadError: no epoch has two steps.
+        """
+        from dlemu.training.own_workload import own_workload_yaml
+
+        return own_workload_yaml(
+            self.workload, self.steps, name=name, timed_by=" and ".join(self._timed_by)
+        )
+
     def report(self) -> str:
         """Return the table and verdict on rank 0, an empty text elsewhere. All ranks call it.
 

@@ -34,6 +34,7 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "workflow": runs,
         "size": sizes,
         "predict": False,
+        "steptime": False,
         "predict.calibration": sizes,
         "drive": sizes,
         "drives": sizes,

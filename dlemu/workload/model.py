@@ -28,6 +28,7 @@ from dlemu.workload.sections import (
     Section,
     Size,
     SizeSection,
+    SteptimeSection,
     StorageSection,
     Switch,
     TrainSection,
@@ -107,6 +108,7 @@ class Workload(Section):
     dali: DaliSection = DaliSection()
     size: SizeSection = SizeSection()
     predict: PredictSection = PredictSection()
+    steptime: SteptimeSection = SteptimeSection()
     drive: Annotated[Drive, BeforeValidator(_datasheet)] | None = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Positive = 1

@@ -448,3 +448,34 @@ class DaliSection(Section):
     """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
     gpus_per_host: Annotated[int, Whole, Field(ge=1, le=1024)] | None = None
     """GPUs that the accelerators are dealt to in turn; None: all of the host."""
+
+
+def _user_batches(value: object) -> object:
+    return value if value == "auto" else tuple(value) if isinstance(value, list) else value
+
+
+class SteptimeSection(Section):
+    """The measurement of real training steps (`dlemu steptime`)."""
+
+    model: str | None = None
+    """`unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, which is called
+    with the batch size and the device and returns a function that does one step. None: the network
+    that the workload's name begins with."""
+    batches: Annotated[
+        Literal["auto"]
+        | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=100)],
+        BeforeValidator(_user_batches),
+    ] = "auto"
+    """Batch sizes. `auto`: a quarter, half, one and two times reader.batch_size."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """`cpu` tries the command on a host without a GPU."""
+    layout: Literal["auto", "channels_last", "contiguous"] = "auto"
+    """Order of a tensor's axes in memory. `auto`: the faster one."""
+    steps: Annotated[int, Whole, Field(ge=2, le=1_000_000)] = 100
+    """Least steps of each batch size; a fifth more come before, to warm up."""
+    seconds: Annotated[float, Field(ge=0, le=86_400)] = 20.0
+    """Least seconds of each batch size; a quarter more come before, to warm up."""
+    side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
+    """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""

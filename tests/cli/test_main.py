@@ -298,7 +298,16 @@ def test_help_needs_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(words) == 0
         text = capsys.readouterr().out
         assert "dlemu COMMAND" in text and KNOWN.rpartition(",")[0] in text
-    for command in ("datasize", "datagen", "verify", "run", "size", "predict", "calibrate"):
+    for command in (
+        "datasize",
+        "datagen",
+        "verify",
+        "run",
+        "size",
+        "predict",
+        "calibrate",
+        "steptime",
+    ):
         assert run([command, "--help"]) == 0
         assert capsys.readouterr().out.startswith(f"dlemu {command}: ")
     for command in ("report", "paths", "doctor"):

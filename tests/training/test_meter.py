@@ -1,6 +1,7 @@
 """One's own training loop is measured as a replayed job is."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch
+from dlemu.results.records import STEP
 from dlemu.training.meter import Meter
+from dlemu.training.own_workload import own_workload_yaml
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.lab.virtual import VirtualClock
@@ -152,3 +155,34 @@ def test_pytorchs_own_loader_is_an_iterable_like_any_other() -> None:
     assert (meter.steps["compute"] >= 0.005).all()
     assert (meter.steps["wait"] > 0).all()
     assert "emulated accelerator" in meter.report()
+
+
+def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for batch in meter.epoch(Delayed(clock, 9.0, 1.0, 1.0, 1.0), 0):
+        with meter.computing():
+            clock.time += 50.0 if batch == "batch 0" else 3.0
+    file = tmp_path / "own.yaml"
+    file.write_text(meter.workload_yaml("own"))
+    found = load_workload(file)
+    time = found.train.computation_time
+    assert (found.name, time.mean, time.stdev) == ("own", 3.0, 0.0), "without the first step"
+    assert found.dataset == load_workload("unet3d_h100").dataset
+    assert "waiting for batches: 25.0 %" in file.read_text()
+    assert "the loader does not tell its bytes" in file.read_text()
+
+
+def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
+    steps = np.zeros(4, STEP)
+    steps["step"] = range(4)
+    steps["num_samples"], steps["compute"] = 4, [9, 1, 2, 3]
+    steps["num_bytes"] = [0, 36, 40, 44]
+    file = tmp_path / "own.yaml"
+    file.write_text(own_workload_yaml(WORKLOAD, steps, name="own", timed_by="a clock"))
+    found = load_workload(file)
+    assert (found.reader.batch_size, found.dataset.record_length_bytes) == (4, 10)
+    # Means of 4 samples deviate by sqrt(2/3); the samples by twice that.
+    assert found.dataset.record_length_bytes_stdev == pytest.approx(2 * (2 / 3) ** 0.5, rel=1e-4)
+    with pytest.raises(WorkloadError, match="at least two steps"):
+        own_workload_yaml(WORKLOAD, steps[:1], name="own", timed_by="a clock")

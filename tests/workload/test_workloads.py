@@ -1,10 +1,12 @@
 """The workloads that come with dlemu hold the benchmark's numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.published import what_it_stands_for
 
 FOLDER = Path(__file__).parents[2] / "workloads" / "workload"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -21,11 +23,38 @@ COMPUTATION_TIME = {
 }
 
 
+MEASURED = [name for name in NAMES if name.endswith("_h200")]
+"""Rows of `dlemu steptime`; their evidence is in docs/steptime/."""
+
+
 def test_every_workload_is_known_here() -> None:
-    assert set(NAMES) == set(COMPUTATION_TIME)
+    assert set(NAMES) == {*COMPUTATION_TIME, *MEASURED}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_measured_row_is_its_evidence(name: str) -> None:
+    workload = load_workload(name)
+    evidence = json.loads((FOLDER.parents[1] / f"docs/steptime/{name}.json").read_text())
+    [own] = [e for e in evidence["batches"] if e["batch"] == workload.reader.batch_size]
+    assert workload.name == name
+    time = workload.train.computation_time
+    assert time.mean == pytest.approx(sum(own["step_seconds"]) / len(own["step_seconds"]), rel=1e-4)
+    assert time.stdev == pytest.approx(own["stdev_seconds"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("unet3d_h100", "2.0 times"), ("resnet50_h100", "2.7 times"), ("cosmoflow_h100", "")],
+)
+def test_a_published_row_says_what_it_stands_for(name: str, told: str) -> None:
+    """Only where the measured step differs by more than 1.3 times, and only for the row's own."""
+    line = what_it_stands_for(load_workload(name))
+    assert told in line and bool(line) == bool(told) and "\n" not in line
+    assert what_it_stands_for(load_workload(name, {"train.computation_time": 0.5})) == ""
+    assert what_it_stands_for(load_workload("unet3d_a100")) == ""
+
+
+@pytest.mark.parametrize("name", sorted(COMPUTATION_TIME))
 def test_the_times_are_the_benchmarks(name: str) -> None:
     workload = load_workload(name)
     assert workload.name == name
@@ -77,7 +106,7 @@ def test_what_an_accelerator_asks_of_storage(name: str, gigabytes: float) -> Non
     assert load_workload(name).demand / 1e9 == pytest.approx(gigabytes, rel=3e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(COMPUTATION_TIME))
 def test_a_comment_names_the_source(name: str) -> None:
     assert "# Source: MLPerf Storage v" in (FOLDER / f"{name}.yaml").read_text()
 

@@ -1,0 +1,167 @@
+"""What is timed: a step of one of dlemu's networks, or of the user's own model."""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import DlemuError, WorkloadError
+
+NETWORKS = ("unet3d", "resnet50", "cosmoflow")
+
+Step = Callable[[], object]
+"""Queues or does one training step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Which step is timed, and on what."""
+
+    model: str
+    device: str
+    compiled: bool = False
+    side: int | None = None
+
+
+def find_torch(device: str) -> Any:
+    """Return PyTorch.
+
+    Raises:
+        WorkloadError: it is missing, or it sees no GPU and one was asked for.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise WorkloadError("dlemu steptime needs torch: pip install 'dlemu[torch]'") from None
+    if device == "cuda" and not torch.cuda.is_available():
+        raise WorkloadError(
+            f"steptime.device=cuda: this PyTorch ({torch.__version__}) sees no GPU; install one "
+            "made for the driver's CUDA, or set steptime.device=cpu to try the command"
+        )
+    return torch
+
+
+def model_of(given: str | None, workload: str) -> str:
+    """Return the model's name: the one given, else the one that the workload's name begins with.
+
+    Raises:
+        WorkloadError: it is neither a network nor PACKAGE.MODULE:FUNCTION.
+    """
+    model = given or next((name for name in NETWORKS if workload.startswith(name)), "")
+    if model in NETWORKS:
+        return model
+    module, colon, function = model.partition(":")
+    names = [*module.split("."), function]
+    if colon and all(name.isidentifier() for name in names):
+        return model
+    known = ", ".join(NETWORKS)
+    if not given:
+        raise WorkloadError(
+            f"workload {workload} names no network that dlemu has; set steptime.model to one of "
+            f"{known}, or to PACKAGE.MODULE:FUNCTION"
+        )
+    raise WorkloadError(
+        f"steptime.model must be one of {known}, or PACKAGE.MODULE:FUNCTION, got {given!r}"
+    )
+
+
+def make_step(job: Job, batch: int, layout: str) -> Step:
+    """Return one step for a batch size.
+
+    Raises:
+        WorkloadError: the user's function cannot be found, raises, or returns no function.
+    """
+    if ":" in job.model:
+        return _users_step(job, batch)
+    from dlemu.steptime.networks import Training, network
+
+    training = Training(
+        network(job.model, job.side), job.device, layout=layout, compiled=job.compiled
+    )
+    data, target = training.data(batch), training.net.target(batch, job.device)
+    return lambda: training.step(data, target)
+
+
+def _users_step(job: Job, batch: int) -> Step:
+    module_name, _, name = job.model.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    with_line = UsersCode(job.model)
+    with with_line:
+        module = importlib.import_module(module_name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise WorkloadError(f"steptime.model={job.model}: {module.__file__} has no function {name}")
+    with with_line:
+        step = function(batch, job.device)
+    if not callable(step):
+        raise WorkloadError(
+            f"steptime.model={job.model}: {name}({batch}, {job.device!r}) must return a function "
+            f"that does one step, got {type(step).__name__}"
+        )
+
+    def guarded() -> object:
+        with with_line:
+            return step()
+
+    return guarded
+
+
+class UsersCode:
+    """Turns what the user's code raises into one line with its file and line.
+
+    Out of memory passes through: `measure` skips that batch.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if (
+            not isinstance(error, Exception)
+            or isinstance(error, DlemuError)
+            or out_of_memory(error)
+        ):
+            return
+        module = self._model.partition(":")[0]
+        if isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name)):
+            raise WorkloadError(
+                f"steptime.model={self._model}: there is no module {error.name}; give it as Python "
+                "imports it, in this folder or in PYTHONPATH"
+            ) from None
+        raise WorkloadError(
+            f"steptime.model={self._model}: {_place(error)}: {type(error).__name__} "
+            f"{' '.join(str(error).split())[:120]}".rstrip()
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Return "file:line" of the last line of the user's own code, or else of any."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    theirs = [f for f in frames if not f.filename.startswith((ours, "<")) and _is_own(f.filename)]
+    frame = (theirs or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file is neither Python's nor an installed package's."""
+    return "site-packages" not in file and not file.startswith(os.path.dirname(os.__file__))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory is short, on the GPU or on the host."""
+    names = {each.__name__ for each in type(error).__mro__}
+    return bool(names & {"OutOfMemoryError", "MemoryError"}) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )

@@ -1,0 +1,50 @@
+"""A workload file from the steps of a real loop."""
+
+from math import sqrt
+
+import numpy as np
+
+from dlemu.errors import WorkloadError
+from dlemu.results.records import Steps
+from dlemu.workload.derived import derived_yaml
+from dlemu.workload.model import Workload
+
+
+def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: str) -> str:
+    """Return a workload file with the batch, sample bytes and compute of these steps.
+
+    `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
+    loader, and a GPU looks for its fastest kernels.
+
+    Raises:
+        WorkloadError: no epoch has two steps.
+    """
+    counted = steps[steps["step"] > 0]
+    if not len(counted):
+        raise WorkloadError(
+            "meter.workload_yaml() needs an epoch of at least two steps; the first one is left out"
+        )
+    compute, samples = counted["compute"], counted["num_samples"]
+    batch = int(np.median(samples))
+    keys: dict[str, object] = {
+        "reader.batch_size": batch,
+        "train.computation_time": {
+            "mean": float(f"{compute.mean():.6g}"),
+            "stdev": float(f"{compute.std():.4g}"),
+            "type": "normal",
+        },
+    }
+    known = bool(counted["num_bytes"].sum()) and not workload.dataset.record_dims
+    if known:
+        of_sample = counted["num_bytes"] / samples
+        keys["dataset.record_length_bytes"] = float(f"{of_sample.mean():.10g}")
+        # A batch's mean deviates by 1 / sqrt(batch) of what a sample deviates.
+        keys["dataset.record_length_bytes_stdev"] = float(f"{of_sample.std() * sqrt(batch):.6g}")
+    whole = sum(counted[part].sum() for part in ("wait", "overhead", "compute", "barrier"))
+    comment = [
+        f"A training loop measured by dlemu.Meter, {len(counted):,} steps, timed by {timed_by}.",
+        f"waiting for batches: {100 * counted['wait'].sum() / whole:.1f} % of the time",
+    ]
+    if not known:
+        comment.append(f"dataset: that of {workload.name}; the loader does not tell its bytes")
+    return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)

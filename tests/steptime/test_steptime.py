@@ -1,0 +1,236 @@
+"""Step times: the fit, the files, the user's own function, and what NVML tells or does not."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.errors import WorkloadError
+from dlemu.steptime.answer import StepTimes, fit_line
+from dlemu.steptime.gpu_state import Gpu, State, find_gpu
+from dlemu.steptime.job import batch_sizes
+from dlemu.steptime.measure import Timed
+from dlemu.steptime.steps import model_of
+from dlemu.workload.model import load_workload
+
+STEP = """
+def quick(batch, device):
+    if batch == 4:
+        raise MemoryError
+    return lambda: sum(range(1000 * batch))
+
+def broken(batch, device):
+    values = []
+    return lambda: values[batch]
+
+def no_step(batch, device):
+    return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words of a command on the CPU, in a folder with a module of the user's."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+    (tmp_path / "own_model.py").write_text(STEP)
+    words = ["steptime", "workload=unet3d_h100", "steptime.device=cpu"]
+    return [*words, "steptime.steps=3", "steptime.seconds=0", "output.folder=out"]
+
+
+def test_the_users_own_step_becomes_a_workload(
+    own: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[1,7,4]"]) == 0
+    shown = capsys.readouterr().out
+    assert "on the CPU: " in shown and "batch 4: out of memory, skipped" in shown
+    evidence = json.loads(Path("out/unet3d_cpu.json").read_text())
+    assert [each["batch"] for each in evidence["batches"]] == [1, 7]
+    assert len(evidence["batches"][1]["step_seconds"]) == 3
+    workload = load_workload("out/unet3d_cpu.yaml")
+    seven, time = evidence["batches"][1], workload.train.computation_time
+    assert (workload.name, workload.reader.batch_size) == ("unet3d_cpu", 7)
+    assert time.mean == pytest.approx(seven["mean_seconds"], rel=1e-5)
+    assert time.stdev == pytest.approx(seven["stdev_seconds"], rel=1e-3)
+    assert "# torch: " in Path("out/unet3d_cpu.yaml").read_text()
+    assert run(["run", "workload=out/unet3d_cpu.yaml", "--cfg", "job"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("own_model:broken", "own_model.py:9: IndexError list index out of range"),
+        ("own_model:no_step", "must return a function that does one step, got int"),
+        ("own_model:nosuch", "own_model.py has no function nosuch"),
+        ("nosuch_module:step", "there is no module nosuch_module"),
+        ("unet", "must be one of unet3d, resnet50, cosmoflow, or PACKAGE.MODULE:FUNCTION"),
+    ],
+)
+def test_a_wrong_model_gets_one_line(
+    own: list[str], model: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*own, f"steptime.model={model}"]) == 1
+    [told] = capsys.readouterr().err.splitlines()
+    assert line in told and told.startswith("dlemu: steptime.model")
+    assert not Path("out").exists()
+
+
+def test_no_memory_at_any_batch_is_an_error(
+    own: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[4]"]) == 1
+    assert "out of memory at every batch size (4)" in capsys.readouterr().err
+
+
+def test_a_gpu_is_not_replaced_by_the_cpu(
+    own: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(["steptime", "workload=unet3d_h100"]) == 1
+    assert "sees no GPU" in capsys.readouterr().err
+
+
+def test_the_networks_are_the_benchmarks() -> None:
+    """Parameters of ResNet-50 v1.5; operations of a forward pass, twice the published MACs."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from dlemu.steptime.networks import network
+
+    for name, flop in (("unet3d", 2 * 477e9), ("resnet50", 2 * 4.09e9), ("cosmoflow", 2 * 10.2e9)):
+        net = network(name)
+        with torch.device("meta"):
+            model = net.model()
+            data = torch.empty(1, net.channels, *(net.side,) * net.axes)
+        with FlopCounterMode(display=False) as counter:
+            model(data)
+        assert counter.get_total_flops() == pytest.approx(flop, rel=0.02), name
+        if name == "resnet50":
+            assert sum(each.numel() for each in model.parameters()) == 25_557_032
+
+
+def test_a_small_network_learns() -> None:
+    torch = pytest.importorskip("torch")
+    from dlemu.steptime.networks import Training, UNet3D, dice_and_cross_entropy, network
+
+    training = Training(network("cosmoflow", 32), "cpu", layout="contiguous")
+    before = [each.clone() for each in training.model.parameters()]
+    training.step(training.data(1), training.net.target(1, "cpu"))
+    after = training.model.parameters()
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    logits = UNet3D((2, 4, 8))(torch.rand(1, 1, 16, 16, 16))
+    assert logits.shape == (1, 3, 16, 16, 16)
+    right = torch.zeros(1, 4, 4, 4, dtype=torch.long)
+    sure = torch.nn.functional.one_hot(right, 3).movedim(-1, 1) * 100.0
+    # Dice of the two classes that are not there is 1: nothing is missed.
+    assert float(dice_and_cross_entropy(sure, right)) == pytest.approx(0, abs=1e-3)
+
+
+def test_the_fit_is_the_line_through_the_medians() -> None:
+    fit = fit_line([1, 2, 4], [3.0, 5.0, 9.0])
+    assert fit is not None
+    assert (fit.a, fit.b) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert fit.residual == pytest.approx(0, abs=1e-9)
+    assert fit_line([3], [1.0]) is None
+
+
+def timed(batch: int, seconds: float, launch: float) -> Timed:
+    steps = np.full(10, seconds)
+    return Timed(
+        batch=batch,
+        layout="contiguous",
+        seconds=steps,
+        launch=launch,
+        flops=1e12,
+        memory=0,
+        on_gpu=True,
+    )
+
+
+def test_a_launch_bound_step_is_said_and_left_out_of_the_fit() -> None:
+    steps = [timed(1, 0.004, 0.0039), timed(2, 0.010, 0.004), timed(4, 0.018, 0.004)]
+    answer = StepTimes(
+        workload=load_workload("cosmoflow_h100"),
+        model="cosmoflow",
+        name="cosmoflow_x",
+        environment={},
+        timed=steps,
+    )
+    text = "\n".join(answer.lines())
+    assert "batch 1: the host needs 3.9 ms to launch a step" in text
+    assert text.count("launch-bound") == 1
+    assert "t = 2 ms + 4 ms x batch" in text
+    assert "707 MB/s" in text, "a sample of 2.83 MB each 4 ms"
+
+
+def test_batches_are_those_around_the_workloads() -> None:
+    assert batch_sizes("auto", 7) == [1, 3, 7, 14]
+    assert batch_sizes("auto", 1) == [1, 2, 4]
+    assert batch_sizes((4, 2), 7) == [2, 4]
+
+
+def test_a_workload_without_a_network_asks_for_one() -> None:
+    assert model_of(None, "resnet50_h100") == "resnet50"
+    with pytest.raises(WorkloadError, match=r"set steptime\.model to one of"):
+        model_of(None, "speech")
+
+
+class FakeNvml:
+    """As much of pynvml as is used."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 1
+
+    def __init__(self, *, driver: bool = True) -> None:
+        self._driver = driver
+
+    def nvmlInit(self) -> None:
+        if not self._driver:
+            raise self.NVMLError("no driver")
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.1"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=1)]
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 650_000
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return 55
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x4
+
+
+def test_another_process_on_the_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert run(["steptime", "workload=unet3d_h100"]) == 1
+    assert "another process computes on this GPU: pid 1 (" in capsys.readouterr().err
+
+
+def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(FakeNvml(), 0)
+    assert gpu.state() == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
+    assert gpu.state().throttled_by == ("power cap",)  # type: ignore[union-attr]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
+    assert find_gpu() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert find_gpu() is None
