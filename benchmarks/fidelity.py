@@ -146,7 +146,8 @@ class Real:
     def mark(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
-        event = self.torch.cuda.Event(enable_timing=True, blocking=True)
+        cuda: Any = self.torch.cuda
+        event = cuda.Event(enable_timing=True, blocking=True)
         event.record()
         return event
 

@@ -17,8 +17,10 @@ from dlemu.cli.main import run
 from tests.lab.commands import QUICK, SMALL, dlemu, generate
 
 DATA = Path(__file__).parents[1] / "data"
-OWN = "cosmoflow_a100, cosmoflow_h100, resnet50_a100, resnet50_h100, "
-KNOWN = OWN + "unet3d_a100, unet3d_b200, unet3d_h100, or a file.yaml"
+OWN = (
+    "cosmoflow_a100, cosmoflow_h100, cosmoflow_h200, resnet50_a100, resnet50_h100, resnet50_h200, "
+)
+KNOWN = OWN + "unet3d_a100, unet3d_b200, unet3d_h100, unet3d_h200, or a file.yaml"
 QUOTE = (
     "cannot be parsed; write key=value, and quote what has brackets, commas, blanks or =, "
     "for the shell too: "

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,9 +123,10 @@ def test_a_small_network_learns() -> None:
     from dlemu.steptime.networks import Training, UNet3D, dice_and_cross_entropy, network
 
     training = Training(network("cosmoflow", 32), "cpu", layout="contiguous")
-    before = [each.clone() for each in training.model.parameters()]
+    model: Any = training.model
+    before = [each.clone() for each in model.parameters()]
     training.step(training.data(1), training.net.target(1, "cpu"))
-    after = training.model.parameters()
+    after = model.parameters()
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     logits = UNet3D((2, 4, 8))(torch.rand(1, 1, 16, 16, 16))
     assert logits.shape == (1, 3, 16, 16, 16)
@@ -137,7 +139,7 @@ def test_a_small_network_learns() -> None:
 def test_the_fit_is_the_line_through_the_medians() -> None:
     fit = fit_line([1, 2, 4], [3.0, 5.0, 9.0])
     assert fit is not None
-    assert (fit.a, fit.b) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert [fit.a, fit.b] == pytest.approx([1.0, 2.0])
     assert fit.residual == pytest.approx(0, abs=1e-9)
     assert fit_line([3], [1.0]) is None
 

@@ -289,8 +289,8 @@ def test_a_workload_that_is_not_there_is_named_with_the_nearest() -> None:
         load_workload("unet3d_h10")
     assert str(error.value) == (
         "no workload unet3d_h10; did you mean unet3d_h100? (known: cosmoflow_a100, "
-        "cosmoflow_h100, resnet50_a100, resnet50_h100, unet3d_a100, unet3d_b200, unet3d_h100, "
-        "or a file.yaml)"
+        "cosmoflow_h100, cosmoflow_h200, resnet50_a100, resnet50_h100, resnet50_h200, "
+        "unet3d_a100, unet3d_b200, unet3d_h100, unet3d_h200, or a file.yaml)"
     )
 
 
