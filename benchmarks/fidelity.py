@@ -43,7 +43,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.gpu.compute import gpu_compute
 from dlemu.loaders import open_loader
-from dlemu.run.replay import draw_computation_times, replay_epoch
+from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
 from dlemu.units import ceil_div
 from tests.lab.cgroups import throttled_reads
 
@@ -269,8 +269,7 @@ def run_emulated(
     with closing(open_loader(dataset, accelerators=range(1), keep=1)) as loader:
         replay_epoch(
             loader.epoch(0, plan),
-            epoch=0,
-            computation_times=times,
+            new_steps(0, times),
             barrier=lambda: None,
             clock=clock,
             compute=compute,

@@ -80,6 +80,8 @@ def test_the_notebook_runs_and_shows_tables(
 def test_the_notebook_is_stored_without_what_it_shows() -> None:
     for cell in json.loads((EXAMPLES / "sizing.ipynb").read_text())["cells"]:
         assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
 def test_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(EXAMPLES)

@@ -123,6 +123,7 @@ READERS: dict[str, str] = {
     "runs": "run",
     "warmup": "run",
     "workflow": "run",
+    "progress": f"{_WRITES} verify",
     "dataset": _WRITES,
     "dataset.data_folder": f"{_WRITES} verify",
     "dataset.format": _ALL,

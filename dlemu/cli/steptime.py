@@ -8,7 +8,7 @@ from dlemu.world.world import World
 
 
 def steptime(workload: Any, world: World, words: Words) -> int:
-    """time real training steps on this host's GPU; write a workload with their computation_time"""
+    """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.steptime.job import measure_steps
     from dlemu.workload.commands import word
 
