@@ -9,6 +9,7 @@ from typing import Any
 from dlemu.cli.words import Words, parse
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.terminal import (
+    Answer,
     answer,
     begin_log,
     complain,
@@ -97,7 +98,7 @@ class Command:
         from dlemu.results.records import dump_workload
 
         if not as_json:
-            say(dump_workload(workload).rstrip("\n"))
+            say(Answer(dump_workload(workload).rstrip("\n")))
             return
         from dlemu.cli.scripts import json_text
 
@@ -107,6 +108,8 @@ class Command:
         """Return the workload and the words; None, after a line on stderr, if they are wrong."""
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
+            if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
+                raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.without_workload and not parsed.overrides:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")

@@ -12,7 +12,7 @@ from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.results.compare import Comparison, Result, compare_folders
 from dlemu.results.noise import Difference
-from dlemu.terminal import answer, keep_stdout, say, shown_line
+from dlemu.terminal import Answer, answer, keep_stdout, say, shown_line
 
 HELP = """\
 dlemu compare A B... [compare.max_loss=5%] [--json]
@@ -54,9 +54,10 @@ def main(arguments: Sequence[str]) -> int:
         if "--json" in words.options:
             answer(json_text(_document(comparisons, max_loss)))
         else:
-            say("\n\n".join(_render(each) for each in comparisons))
+            say(Answer("\n\n".join(_render(each) for each in comparisons)))
         if max_loss is not None:
-            say("\n" + ("\n".join(lost) or f"no result lost more than {_MAX_LOSS}={max_loss:g}%"))
+            text = "\n".join(lost) or f"no result lost more than {_MAX_LOSS}={max_loss:g}%"
+            say(Answer(f"\n{text}", text))
     return 2 if lost else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dlemu.cli.help import OPTIONS_OF_ALL, USAGES, keys_of
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
 
 SHELLS = ("bash", "zsh", "fish")
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     words = parse(arguments)
     if len(words.others) != 1 or words.others[0] not in SHELLS:
         raise WorkloadError(f"name a shell: dlemu completion {'|'.join(SHELLS)}")
-    say(script(words.others[0]))
+    say(Answer(script(words.others[0])))
     return 0
 
 

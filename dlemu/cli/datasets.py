@@ -41,7 +41,7 @@ def datagen(workload: Any, world: World, words: Words) -> int:
             on_progress=progress,
         )
     if world.rank == 0:
-        say(f"{workload.data_folder}: {manifest.describe()}")
+        say(Answer(f"{workload.data_folder}: {manifest.describe()}"))
     return 0
 
 

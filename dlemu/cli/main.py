@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlemu.cli.command import DRY_RUN, Command, Tool
 from dlemu.cli.spellings import command_of
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
-from dlemu.terminal import complain, open_streams, say, set_mode
+from dlemu.terminal import Answer, complain, open_streams, say, set_mode
 from dlemu.workload.compose import known_workloads
 from dlemu.world.ending import Interrupts
 from dlemu.world.mpi import make_world
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
             arguments = _without_modes(arguments)
             text = _answer(arguments)
             if text is not None:
-                say(text)
+                say(Answer(text))
                 return 0
             with make_world() as world:
                 interrupts.speaks = world.rank == 0

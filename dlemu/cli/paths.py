@@ -16,7 +16,7 @@ from dlemu.paths.report import render_table, write_report
 from dlemu.paths.sweep import Cell, Sweep, run_paths
 from dlemu.results.summary import time_of_day
 from dlemu.results.table import Row
-from dlemu.terminal import keep_stdout, say
+from dlemu.terminal import Answer, keep_stdout, say
 from dlemu.units import parse_bytes
 from dlemu.workload.compose import refuse_tilde
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     with keep_stdout(script.as_json):
         with show_progress("paths", lambda: waiting(*doing[0]), on=wanted):
             cells = run_paths(plan, say, begin)
-        say(f"\n{render_table(cells)}")
+        say(Answer(f"\n{render_table(cells)}"))
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
         say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")

@@ -13,7 +13,7 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.results.records import SUMMARY, map_steps, plain, read_summary
 from dlemu.results.rows import render_rows
 from dlemu.results.stored import Result, find_results, read_result
-from dlemu.terminal import complain, say, shown_line
+from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
 
 HELP = """\
@@ -99,12 +99,12 @@ def report_folders(
             complain(str(error))
             statuses.add(1)
             continue
-        say(f"\n{text}" if results and not as_json else text)
+        say(Answer(f"\n{text}" if results and not as_json else text))
         results.append(each)
         statuses.add(each.status)
     rows = [row for each in results for row in each.rows]
     if len(results) > 1 and rows and not as_json:
-        say(f"\n{render_rows(rows)}")
+        say(Answer(f"\n{render_rows(rows)}"))
     if html is not None and results:
         _write_page(html, results)
     return next(status for status in (1, 2, 0) if status in statuses)

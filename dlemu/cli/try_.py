@@ -9,7 +9,7 @@ import yaml
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.sizing.first import WORKLOADS, Trial, load_workloads, try_storage
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.units import parse_bytes
 from dlemu.workload.compose import refuse_tilde
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run `dlemu try` with its arguments; return the exit status."""
     trial = parse_trial(arguments)
     found = try_storage(trial, say)
-    say(f"\n{found}\n")
+    say(Answer(f"\n{found}\n"))
     if trial.keep:
         say(f"kept: {trial.folder / 'dlemu-try'}")
     say(f"results: {found.results}")

@@ -43,6 +43,12 @@ def test_several_runs_are_one_verdict(
     capsys.readouterr()
     assert run([*job(data, tmp_path), "runs=2", "--quiet"]) in (0, 1, 2)
     assert re.fullmatch(r"(PASS|FAIL|NO VERDICT): .*\n", capsys.readouterr().out)
+    folder = str(tmp_path / "run")
+    for words, shown in ((["report", folder], "runs"), (["compare", folder, folder], "samples/s")):
+        run([*words, "-q"])
+        quiet = capsys.readouterr().out
+        run(words)
+        assert quiet == capsys.readouterr().out and shown in quiet
 
 
 def test_quiet_keeps_errors_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
