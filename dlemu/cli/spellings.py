@@ -117,7 +117,7 @@ def _workload(named: dict[str, str]) -> list[str]:
         if kinds:
             raise WorkloadError(
                 f"--model {model} needs {_TYPE} {' or '.join(kinds)}; or write "
-                f"workload={model}_{kinds[-1]}"
+                f"workload={model}_{'h100' if 'h100' in kinds else kinds[-1]}"
             )
     return [f"workload={name}"]
 

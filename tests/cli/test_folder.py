@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.workload.compose import known_workloads
 from tests.cli.test_main import refusal
 from tests.lab.commands import SMALL
 
 RUN = ["reader.data_loader=threads", "train.computation_time=0.005", "metric.au=0.01"]
-KNOWN = "cosmoflow_a100, cosmoflow_h100, resnet50_a100, resnet50_h100, unet3d_a100, unet3d_b200, "
-ASK = f"add workload=NAME, one of {KNOWN}unet3d_h100, or a file.yaml"
+ASK = f"add workload=NAME, one of {', '.join(known_workloads())}, or a file.yaml"
 
 
 @pytest.fixture(scope="module")

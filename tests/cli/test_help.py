@@ -94,7 +94,7 @@ def test_a_command_does_not_show_what_only_others_read() -> None:
     assert not {"size.quick", "drive", "predict.tool"} & shown["run"]
     assert not {"reader.io_depth", "train.epochs", "metric.au"} & shown["datagen"]
     assert shown["verify"] == {
-        *("workload", "dataset.data_folder", "storage.storage_root", "output.log")
+        *("workload", "dataset.data_folder", "storage.storage_root", "output.log", "progress")
     }
 
 

@@ -93,7 +93,6 @@ WRONG_WORDS = [
     (["run", *SMALL, "--cfg", "hydra"], "--cfg must be job, got 'hydra'"),
     (["run", *SMALL, "--config-dir"], "--config-dir needs a value"),
     (["run", *SMALL, "--config-dir", "/nosuch"], "--config-dir /nosuch is no folder"),
-    (["report"], "dlemu report needs the folder of a run: dlemu report outputs/..."),
     (["report", "--jsn", "x"], "unknown option --jsn; did you mean --json?"),
     (["report", "--html"], "--html needs a value"),
     (["report", "/nosuch"], "/nosuch holds no summary.json; is it a run's folder?"),

@@ -158,7 +158,8 @@ def test_stdout_and_stderr_may_be_apart(data: str, tmp_path: Path) -> None:
     assert screen.lines == [""]
     text = (tmp_path / "out").read_text()
     assert "\x1b" not in text and "epoch 1/3" not in text
-    assert text.startswith("cold start: ") and text.endswith("results: run\n")
+    assert text.startswith("workload: ") and "\ncold start: " in text
+    assert text.endswith("results: run\n")
 
 
 def test_elsewhere_a_plain_line_comes_now_and_then(data: str, tmp_path: Path) -> None:

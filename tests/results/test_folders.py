@@ -366,7 +366,7 @@ def test_hosts_that_share_no_folder_have_one_report(hosts: str, data: str, tmp_p
     assert (tmp_path / "b" / "run.attempt-1" / name).read_bytes() == b""
     page = tmp_path / "page.html"
     assert run(["report", str(here), "--html", str(page)]) in EXIT_STATUS.values()
-    assert f"CPU on the host of rank {leader}" in page.read_text()
+    assert f"CPUs over time, host of rank {leader}" in page.read_text()
 
 
 @pytest.mark.mpi

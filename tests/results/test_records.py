@@ -111,12 +111,15 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path) -> None:
 
 
 def test_another_arrays_file_is_named(tmp_path: Path) -> None:
-    np.save(tmp_path / "steps.x.npy", np.zeros(3, [("wait", float)]))
+    np.save(tmp_path / "steps.1.npy", np.zeros(3, [("wait", float)]))
     with pytest.raises(RunError) as error:
         read_steps(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'steps.x.npy'} holds ('wait',), not steps of this version"
+        f"{tmp_path / 'steps.1.npy'} holds ('wait',), not steps of this version"
     )
+    (tmp_path / "steps.1.npy").rename(tmp_path / "steps.x.npy")
+    with pytest.raises(RunError, match=r"steps\.x\.npy is no steps\.<rank>\.npy; remove it"):
+        read_steps(tmp_path)
 
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:

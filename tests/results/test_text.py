@@ -54,8 +54,8 @@ per epoch                           mean         min         max
 accelerator utilisation (%)        71.79       66.67       76.92
   with the first step (%)          66.59       60.00       73.17
 samples/s                          74.58       67.20       81.95
-read, nominal (MB/s)             10932.9      9851.6     12014.1
-read, really (MB/s)              10947.8      9865.0     12030.5
+read, nominal (MB/s)             10932.8      9851.6     12014.1
+read, really (MB/s)              10947.7      9865.0     12030.5
 first step (s)                     1.750       1.500       2.000
 wait for a batch (ms)             400.00      300.00      500.00
 

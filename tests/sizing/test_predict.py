@@ -8,6 +8,8 @@ import pytest
 import dlemu
 from dlemu.cli.main import run
 from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.workload.model import load_workload
+from dlemu.workload.published import what_it_stands_for
 
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010"]
 
@@ -26,6 +28,7 @@ def test_a_datasheet_gives_a_range(capsys: pytest.CaptureFixture[str]) -> None:
         "\n"
         "limit: storage\n"
         "dlemu calibrate measures the host, which is taken as unlimited here\n"
+        f"{what_it_stands_for(load_workload('unet3d_h100'))}\n"
     )
 
 
@@ -342,7 +345,7 @@ def test_a_library_call_returns_the_prediction(capsys: pytest.CaptureFixture[str
     assert (prediction.num_accelerators, prediction.low, prediction.high) == (20, 12, 27)
     assert prediction.drive.read_bandwidth == 14_500_000_000
     assert run([*PS1010, "drives=4"]) == 0
-    assert capsys.readouterr().out == f"{prediction}\n"
+    assert capsys.readouterr().out.startswith(f"{prediction}\n")
     shown = prediction._repr_html_()
     head = "<tr><th>unet3d_h100</th><th>predicted</th><th>range</th></tr>"
     assert shown.startswith(f"<table>{head}<tr><td>accelerators</td><td>20</td>")
