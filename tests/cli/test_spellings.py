@@ -36,8 +36,9 @@ def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--model unet3d", "--model unet3d needs --accelerator-type a100 or b200 or h100 or h200; or "
-         "write workload=unet3d_h100"),
+        ("--model unet3d",
+         "--model unet3d needs --accelerator-type a100 or b200 or h100 or h200; or write "
+         "workload=unet3d_h100"),
         ("--accelerator-type h100", "--accelerator-type h100 needs --model, or write "
          "workload=NAME"),
         ("--results-dir /x", "--results-dir is mlpstorage's; write output.folder=FOLDER, which is "
