@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes
+from dlemu.host.place import describe_drive
 
 _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
 """Options of an overlay that are long, and new in each container."""
@@ -93,18 +94,13 @@ def _mount_options(folder: Path, proc: Path) -> str:
 
 
 def _drive(name: str, sys: Path) -> DriveSettings:
-    folder = sys / "class" / "block" / name
-
-    def first(*files: str) -> str:
-        texts = (" ".join(read_text(folder / file).split()) for file in files)
-        return next((text for text in texts if text), "")
-
-    scheduler = first("queue/scheduler")  # "none [mq-deadline] kyber"
+    drive, queue = describe_drive(name, sys=sys), sys / "class" / "block" / name / "queue"
+    scheduler = read_text(queue / "scheduler").strip()  # "none [mq-deadline] kyber"
     chosen = re.search(r"\[(.+?)\]", scheduler)
     return DriveSettings(
         name=name,
-        model=first("device/model", "device/name"),
-        firmware=first("device/firmware_rev", "device/rev", "device/fwrev"),
+        model=drive.model,
+        firmware=drive.firmware,
         scheduler=chosen[1] if chosen else scheduler,
-        read_ahead_kib=first("queue/read_ahead_kb"),
+        read_ahead_kib=read_text(queue / "read_ahead_kb").strip(),
     )
