@@ -113,11 +113,21 @@ def header(summary: Mapping[str, Any]) -> str:
     """
     place, dataset = summary.get("place"), summary.get("dataset")
     lines = [f"workload: {summary.get('workload')}{_dataset(dataset or {})}"]
-    if place and "file_system" in place:
+    return "\n".join([*lines, *_place_lines(place or {})])
+
+
+def place_lines(folder: Path, *, host: str) -> str:
+    """Return the lines about a folder's storage and about this host."""
+    return "\n".join(_place_lines(place_fields(folder, host=host)))
+
+
+def _place_lines(place: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if "file_system" in place:
         lines.append(f"storage:  {_storage(place)}")
-    if place and "host" in place:
+    if "host" in place:
         lines.append(f"host:     {_host(place)}")
-    return "\n".join(lines)
+    return lines
 
 
 def _dataset(dataset: Mapping[str, Any]) -> str:

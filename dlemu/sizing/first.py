@@ -26,6 +26,7 @@ from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.folders import hold
+from dlemu.results.header import place_lines
 from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.estimate import Estimate, conclude
@@ -92,6 +93,7 @@ def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
+        say(place_lines(trial.folder, host=Alone().host))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
         answers = []

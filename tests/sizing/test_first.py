@@ -71,7 +71,8 @@ def test_it_answers_for_each_workload_and_leaves_nothing(drive: Path, tmp_path: 
     assert [a.estimate.num_accelerators for a in found.answers] == [3, 3]
     assert all(a.estimate.at_least and a.files.written for a in found.answers)
     assert [line[:3] for line in said if line[1:3] == "/2"] == ["1/2", "2/2"]
-    assert all(line.endswith(" left") for line in said[1:])
+    assert said[1].startswith("storage:  ") and "\nhost:     " in said[1]
+    assert all(line.endswith(" left") for line in said[2:])
     stored = json.loads((tmp_path / "out" / "try.json").read_text())
     assert [(a["workload"], a["low"], a["high"]) for a in stored["answers"]] == [
         ("unet3d_h100", 3, None),
