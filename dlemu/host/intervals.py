@@ -126,6 +126,15 @@ def read_observations(path: Path) -> list[Observation]:
 _OBSERVATION = TypeAdapter(Observation)
 
 
+def apart(observations: Sequence[Observation], least_seconds: float) -> list[Observation]:
+    """Return the observations that are far enough from each other for rates."""
+    kept = list(observations[:1])
+    for each in observations[1:]:
+        if each.time - kept[-1].time >= least_seconds:
+            kept.append(each)
+    return kept
+
+
 def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | None:
     if before is None or after is None:
         return None

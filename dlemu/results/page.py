@@ -8,7 +8,13 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import IntervalSummary, Observation, read_observations, summarize_interval
+from dlemu.host.intervals import (
+    IntervalSummary,
+    Observation,
+    apart,
+    read_observations,
+    summarize_interval,
+)
 from dlemu.results.drawing import Axis, Bands, Plot, Series
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.markup import (
@@ -328,7 +334,7 @@ def _host(path: Path) -> Iterable[str]:
 
 def _host_plots(rank: str, observations: Sequence[Observation]) -> Iterable[str]:
     """Yield what the host of a rank read and how busy its CPUs were, over the time of a run."""
-    points = _apart(observations)
+    points = _for_a_plot(observations)
     if len(points) < 2:
         return
     start = points[0].time
@@ -398,13 +404,9 @@ def _stairs(
     return [piece for piece in pieces if piece]
 
 
-def _apart(observations: Sequence[Observation]) -> list[Observation]:
+def _for_a_plot(observations: Sequence[Observation]) -> list[Observation]:
     """Return about 400 observations at most, far enough from each other for rates."""
     if not observations:
         return []
     least = max(_LEAST_SECONDS, (observations[-1].time - observations[0].time) / 400)
-    kept = [observations[0]]
-    for observation in observations[1:]:
-        if observation.time - kept[-1].time >= least:
-            kept.append(observation)
-    return kept
+    return apart(observations, least)

@@ -27,7 +27,7 @@ from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.storage.atomic import partial_path, write_atomically
+from dlemu.storage.atomic import append_whole, partial_path, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.workload.compose import read_yaml, set_key
 from dlemu.workload.model import Workload, check_workload
@@ -226,14 +226,7 @@ class JsonLines:
         """Append values, all or none of them."""
         lines = "".join(json.dumps(value) + "\n" for value in values).encode()
         with named(self.path), self.path.open("ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                while lines:
-                    lines = lines[file.write(lines) :]
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
+            append_whole(file, lines)
         self.values += values
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import Observation, read_observations, summarize_interval
+from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.results.records import SUMMARY, Steps, host_file, read_summary, write_text
 
 SERIES = "series.csv"
@@ -82,16 +82,7 @@ def _read(path: Path) -> tuple[float, list[Observation]]:
     """Return what makes a time of the host's clock a Unix time, and the observations."""
     with path.open("rb") as file:
         head = json.loads(file.readline())
-    return head["unix_time"] - head["time"], _apart(read_observations(path))
-
-
-def _apart(observations: Sequence[Observation]) -> list[Observation]:
-    """Return the observations that are far enough from each other for rates."""
-    kept = list(observations[:1])
-    for each in observations[1:]:
-        if each.time - kept[-1].time >= _LEAST_SECONDS:
-            kept.append(each)
-    return kept
+    return head["unix_time"] - head["time"], apart(read_observations(path), _LEAST_SECONDS)
 
 
 def _rows(

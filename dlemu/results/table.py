@@ -14,6 +14,7 @@ from typing import Any
 
 from dlemu.errors import WorkloadError
 from dlemu.results.records import named, plain
+from dlemu.storage.atomic import append_whole
 from dlemu.storage.regular import check_regular
 
 Row = Mapping[str, Any]
@@ -58,13 +59,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None
         data = _text([*([] if head.strip() else [held]), *lines])
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # edited by hand
             data = b"\n" + data
-        try:
-            while data:
-                data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        except BaseException:
-            file.truncate(size)
-            raise
+        append_whole(file, data)
 
 
 def _columns_of(path: Path, head: bytes, columns: Sequence[str]) -> Sequence[str]:

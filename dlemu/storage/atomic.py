@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 PARTIAL = ".partial"
@@ -12,6 +13,18 @@ PARTIAL = ".partial"
 def partial_path(path: Path) -> Path:
     """Return the temporary name of a file that is being written."""
     return path.with_name(f"{path.name}{PARTIAL}")
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """Append to an open unbuffered file and sync it; if that fails, the file stays as it was."""
+    size = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        file.truncate(size)
+        raise
 
 
 @contextmanager
