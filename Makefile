@@ -17,6 +17,7 @@ DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
 # Modules are compiled once, not by each of the many processes that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+CLOCKED = $(shell grep -rl --include='test_*.py' 'mark\.clock' tests)
 # Benchmarks that need neither fio nor a GPU, nor root: two minutes together.
 BENCH  := start search events published
 
@@ -36,11 +37,16 @@ quick: $(VENV)/test.done ## the tests that start no process and read no clock: a
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
 # Most tests wait, so more of them than cores run at a time. Those that compare times follow: four
-# at a time where they wait for a slow device, then one at a time.
-test: $(VENV)/test.done ## all tests
+# at a time where they wait for a slow device, then one at a time; no other file is collected then.
+test: $(VENV)/test.done build/compiled.done ## all tests
 	$(PYTEST) -n 6 --dist worksteal -m "not clock"
-	$(PYTEST) -n 4 --dist worksteal -m "clock and waits"
-	$(PYTEST) -m "clock and not waits"
+	$(PYTEST) -n 4 --dist worksteal -m "clock and waits" $(CLOCKED)
+	$(PYTEST) -m "clock and not waits" $(CLOCKED)
+
+# Once, and not by each of the workers at the same time.
+build/compiled.done: $(VENV)/test.done $(wildcard tests/*.py tests/*/*.py)
+	$(PYTEST) --collect-only -qq > /dev/null
+	mkdir -p build && touch $@
 
 lint: $(VENV)/test.done ## form and common mistakes
 	$(BIN)/ruff format --check .

@@ -1,43 +1,57 @@
 """Is the emulated AU that of a real job? python -m benchmarks.fidelity FOLDER [key=value …]
 
-    nets=unet3d,resnet50,cosmoflow loaders=pytorch,threads rates=0.3,0.6,0.9,1.2,2 arms=R,E,G
-    repeats=3 longer=1 limit_s=100000 json=fidelity.json
+    nets=unet3d,resnet50,cosmoflow loaders=pytorch,threads rates=0.3,0.6,0.9,1.2,2 arms=R,E,B
+    repeats=3 first=0 limit_s=100000 json=fidelity.json
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
 
-Arms, one after the other in each cell, from the same files in the same order by the same loader:
+Other nets: unet3d_full (whole volumes, batch 7), resnet50_400, resnet50_jpeg (the workers decode a
+picture for each sample), cosmoflow_graph (the step as one CUDA graph). Loader dali: into the GPU.
+The arms of a cell run one after the other, in every second repeat in the opposite order, from the
+same files in the same order by the same loader:
 
 R   the real network trains on the GPU: batches in pinned memory, copied on a stream of their own,
     the host at most one step ahead.
 E   dlemu sleeps: `train.loop=pipelined`, with mean and stdev of the step that R's network has just
-    shown with its data on the GPU. G: the same with `train.compute=gpu`, in the first repeat only.
-B   on request: E, but with mean and stdev of R's steps in the loop, as `Meter.workload_yaml` gives.
+    shown with its data on the GPU. G: the same with `train.compute=gpu`.
+B   E with the computation_time that `dlemu.Meter` has found in R's loop just before, its reads not
+    held: what `meter.workload_yaml` writes.
 
-An epoch has `longer` times so many steps.
+As root, a cgroup holds reads to `rates` times the demand (batch bytes / c); 0: they are not held.
+Elsewhere the drive's own rate is measured, and each rate gets files of another size.
 
-As root, a cgroup holds reads to `rates` times the demand (batch bytes / c). Elsewhere the drive's
-own rate is measured, and each rate gets files of another size.
-
-AU = (n - 1) c / (T - T1) for all arms. T1 and T are the ends of the first and the last step: of R
-by CUDA events, of E, G and B by the host's clock. Neither Meter nor the replay's records take part.
+AU = (n - 1) c / (T - T1) for all arms. T1 and T are the ends of the first and the last step that
+count, a fifth of the epoch after its begin: of R by CUDA events, of the others by the host's clock.
+Neither Meter nor the replay's records take part.
 On a host without a GPU, small inputs are trained on the CPU, to try the program.
 """
 
 import contextlib
-import itertools
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 import dlemu
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.fidelity_real import (
+    ON_CPU,
+    ON_GPU,
+    PIXELS,
+    Net,
+    Pictures,
+    Real,
+    batches_stay_on_gpu,
+    uncounted,
+)
+from benchmarks.fidelity_table import Cell, Run, draw, load, table
+from benchmarks.machine import describe_machine
 from dlemu.clock import WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -47,208 +61,81 @@ from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
 from dlemu.units import ceil_div
 from tests.lab.cgroups import throttled_reads
 
-WARM_UP = 15
-ALONE_SECONDS = 0.6
-"""Steps that time a network alone last this long."""
-GOALS = {0.3: 1.0, 0.6: 1.0, 0.9: 1.0, 1.2: 2.0, 2.0: 3.0}
-"""Points of AU by which E may differ from R, by rate / demand."""
+Seconds = tuple[float, float]
+"""Mean and stdev."""
 
 
-@dataclass(frozen=True)
-class Net:
-    """A network, its batch, and the files that it reads."""
-
-    name: str
-    batch: int
-    steps: int
-    sample_bytes: int
-    samples_per_file: int = 1
-    side: int | None = None
-
-    @property
-    def workload(self) -> str:
-        return f"{self.name}_h100"
-
-
-ON_GPU = [
-    # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
-    # the benchmark's.
-    Net("unet3d", 2, 25, 20_000_000),
-    Net("resnet50", 200, 32, 114_660, 1251),
-    Net("cosmoflow", 1, 200, 2_828_486),
-]
-ON_CPU = [
-    Net("unet3d", 1, 6, 2_000_000, side=64),
-    Net("resnet50", 4, 8, 114_660, 16, side=32),
-    Net("cosmoflow", 1, 8, 2_828_486, side=32),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One place of the table."""
-
-    net: str
-    loader: str
-    rate: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run of one arm."""
-
-    cell: Cell
-    arm: str
-    repeat: int
-    c: float
-    """Mean seconds of a step with its data on the GPU, timed alone just before."""
-    stdev: float
-    seconds: float
-    """T - T1."""
-    num_steps: int
-    batch: int
-    busy: float = 0.0
-    """R: mean seconds of a step in this very loop, from its first kernel to its last."""
-    busy_stdev: float = 0.0
-
-    @property
-    def au(self) -> float:
-        return 100 * (self.num_steps - 1) * self.c / self.seconds
-
-    @property
-    def rate(self) -> float:
-        """Samples per second."""
-        return (self.num_steps - 1) * self.batch / self.seconds
-
-
-class Real:
-    """One network on the device."""
-
-    def __init__(self, net: Net) -> None:
-        import torch
-
-        from dlemu.steptime.networks import Training, network
-
-        self.torch, self.net = torch, net
-        self.cuda = torch.cuda.is_available()
-        self.device = "cuda" if self.cuda else "cpu"
-        layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
-        self.training = Training(network(net.name, net.side), self.device, layout=layout)
-        self.target = self.training.net.target(net.batch, self.device)
-        self.alone = self.training.data(net.batch)
-        for _ in range(WARM_UP if self.cuda else 1):
-            self.step(self.alone)
-        self.time_alone()
-
-    def step(self, data: Any) -> None:
-        self.training.step(data, self.target)
-
-    def mark(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        cuda: Any = self.torch.cuda
-        event = cuda.Event(enable_timing=True, blocking=True)
-        event.record()
-        return event
-
-    def between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end) / 1000 if self.cuda else end - begin)
-
-    def finish(self) -> None:
-        if self.cuda:
-            self.torch.cuda.synchronize()
-
-    def time_alone(self) -> tuple[float, float]:
-        """Return mean and stdev of a step's seconds, at most one step queued ahead."""
-        begin, marks = time.perf_counter(), [self.mark()]
-        while len(marks) < 4 or time.perf_counter() - begin < ALONE_SECONDS:
-            self.step(self.alone)
-            marks.append(self.mark())
-            if self.cuda and len(marks) > 2:
-                marks[-2].synchronize()
-        self.finish()
-        # The first step waits for its launch; in a loop, the launch is hidden.
-        times = [self.between(a, b) for a, b in itertools.pairwise(marks[1:])]
-        return statistics.fmean(times), statistics.stdev(times)
-
-    def train(self, batches: Iterator[Any]) -> dict[str, Any]:
-        """Train on an epoch; return T - T1, the number of steps, and a step's seconds in it."""
-        loop = self._pipelined if self.cuda else self._synchronous
-        begins, ends = loop(batches)
-        self.finish()
-        spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
-        return {
-            "seconds": self.between(ends[0], ends[-1]),
-            "num_steps": len(ends),
-            "busy": statistics.fmean(spans),
-            "busy_stdev": statistics.stdev(spans),
-        }
-
-    def _pipelined(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
-        torch = self.torch
-        copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
-        data: list[Any] = [None, None]
-        begins: list[Any] = []
-        ends: list[Any] = []
-        for number, batch in enumerate(batches):
-            slot, rows = number % 2, torch.from_numpy(batch.data)
-            if data[slot] is None:
-                data[slot] = torch.empty(rows.shape, dtype=torch.uint8, device="cuda")
-            with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
-                data[slot].copy_(rows, non_blocking=True)
-                copied = torch.cuda.Event()
-                copied.record()
-            compute.wait_event(copied)
-            begins.append(self.mark())
-            self.step(data[slot])
-            ends.append(self.mark())
-            if number:
-                ends[-2].synchronize()  # the step before has ended: the next batch is asked for
-        return begins, ends
-
-    def _synchronous(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
-        begins, ends = [], []
-        for batch in batches:
-            begins.append(self.mark())
-            self.step(self.torch.from_numpy(batch.data))
-            ends.append(self.mark())
-        return begins, ends
-
-
-def workload_of(net: Net, folder: Path, loader: str, sample_bytes: int) -> dlemu.Workload:
-    files = ceil_div(net.steps * net.batch, net.samples_per_file)
-    keys = {
+def workload_of(
+    net: Net, folder: Path, loader: str, rate: float, sample_bytes: int
+) -> dlemu.Workload:
+    """Return the workload of a cell."""
+    keys: dict[str, object] = {
         "dataset.data_folder": str(folder / f"{net.name}.{sample_bytes}"),
-        "dataset.num_files_train": files,
+        "dataset.num_files_train": ceil_div(net.samples, net.samples_per_file),
         "dataset.num_samples_per_file": net.samples_per_file,
         "dataset.record_length_bytes": sample_bytes,
         "dataset.record_length_bytes_stdev": 0,
         "reader.data_loader": loader,
         "reader.batch_size": net.batch,
-        "reader.read_threads": 4,
+        "reader.read_threads": net.workers,
         "reader.odirect": True,
-        "reader.hand_over": "batch",
+        "reader.hand_over": "none" if loader == "dali" else "batch",
         "train.epochs": 1,
-        "train.total_training_steps": net.steps,
+        "train.total_training_steps": net.steps_at(rate),
     }
+    if loader == "dali":
+        keys["dali.device"] = "gpu"
+    if net.decode:
+        keys["dataset.record_length_bytes_resize"] = PIXELS
     return dlemu.load_workload(net.workload, keys)
 
 
-def run_real(real: Real, workload: dlemu.Workload, c: tuple[float, float]) -> dict[str, Any]:
-    with dlemu.make_loader(workload, pin=real.cuda) as loader:
-        return {"c": c[0], "stdev": c[1], **real.train(iter(loader))}
+@contextlib.contextmanager
+def as_trained(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Iterator[Any]:
+    """Open the loader of a real job: it decodes, pins, and leaves on the GPU what is there."""
+    on_gpu = workload.reader.data_loader == "dali"
+    with contextlib.ExitStack() as stack:
+        if pictures is not None:
+            stack.enter_context(pictures.decoded_by_workers())
+        if on_gpu:
+            stack.enter_context(batches_stay_on_gpu(real.device))
+        yield stack.enter_context(dlemu.make_loader(workload, pin=real.cuda and not on_gpu))
+
+
+def run_real(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> dict[str, Any]:
+    with as_trained(real, workload, pictures) as loader:
+        return real.train(iter(loader))
+
+
+def metered(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Seconds:
+    """Return the computation_time that Meter finds in the real loop."""
+    meter = dlemu.Meter(workload)
+    with as_trained(real, workload, pictures) as loader:
+        real.train(meter.epoch(loader, 0, device="cuda" if real.cuda else None))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "measured.yaml")
+        path.write_text(meter.workload_yaml())
+        found = dlemu.load_workload(str(path)).train.computation_time
+    return found.mean, found.stdev
 
 
 def run_emulated(
-    real: Real, workload: dlemu.Workload, slept: tuple[float, float], *, on_gpu: bool = False
+    real: Real,
+    workload: dlemu.Workload,
+    slept: Seconds,
+    *,
+    on_gpu: bool = False,
+    decode: Seconds | None = None,
+    accelerators: range = range(1),
 ) -> dict[str, Any]:
-    job = workload.with_keys(
-        {
-            "train.computation_time": {"mean": slept[0], "stdev": slept[1], "type": "normal"},
-            # The loop on the CPU computes on the thread that asks: that is the rule's loop.
-            "train.loop": "pipelined" if real.cuda else "rule",
-        }
-    )
+    keys: dict[str, object] = {
+        "train.computation_time": {"mean": slept[0], "stdev": slept[1], "type": "normal"},
+        # The loop on the CPU computes on the thread that asks: that is the rule's loop.
+        "train.loop": "pipelined" if real.cuda else "rule",
+    }
+    if decode:
+        keys["reader.preprocess_time"] = {"mean": decode[0], "stdev": decode[1], "type": "normal"}
+    job = workload.with_keys(keys)
     dataset = find_dataset(job, dlemu.Alone())
     clock = WallClock.calibrate()
     wait_until = gpu_compute([0], clock) if on_gpu else clock.sleep_until
@@ -258,15 +145,16 @@ def run_emulated(
         wait_until(deadline)
         ends.append(time.perf_counter())
 
-    plan = make_plan(job, dataset.layout, num_accelerators=1, epoch=0)
+    plan = make_plan(job, dataset.layout, num_accelerators=len(accelerators), epoch=0)
     times = draw_computation_times(
         job.train.computation_time,
         num_steps=plan.num_steps,
-        accelerators=range(1),
+        accelerators=accelerators,
         epoch=0,
         seed=job.train.seed,
     )
-    with closing(open_loader(dataset, accelerators=range(1), keep=1)) as loader:
+    keep = int(job.reader.hands_over)
+    with closing(open_loader(dataset, accelerators=accelerators, keep=keep)) as loader:
         replay_epoch(
             loader.epoch(0, plan),
             new_steps(0, times),
@@ -274,7 +162,8 @@ def run_emulated(
             clock=clock,
             compute=compute,
         )
-    return {"seconds": ends[-1] - ends[0], "num_steps": len(ends)}
+    first = uncounted(len(ends)) - 1
+    return {"seconds": ends[-1] - ends[first], "num_steps": len(ends) - first, "slept": slept[0]}
 
 
 @dataclass(frozen=True)
@@ -286,7 +175,7 @@ class Storage:
 
     @contextlib.contextmanager
     def held(self, workload: dlemu.Workload, bytes_per_second: float) -> Iterator[None]:
-        if not self.by_cgroup:
+        if not self.by_cgroup or not bytes_per_second:
             yield
             return
         with throttled_reads(workload.data_folder, int(bytes_per_second)) as group:
@@ -296,14 +185,14 @@ class Storage:
     def workload(self, net: Net, loader: str, rate: float, c: float) -> dlemu.Workload:
         """Return the workload of a cell, its files written."""
         size = net.sample_bytes
-        if not self.by_cgroup:
+        if not self.by_cgroup and rate:
             size = max(4096, int(self._own_rate(net, loader) * c / (rate * net.batch)))
-        workload = workload_of(net, self.folder, loader, size)
+        workload = workload_of(net, self.folder, loader, rate, size)
         dlemu.generate(workload, world=dlemu.Alone())
         return workload
 
     def _own_rate(self, net: Net, loader: str) -> float:
-        workload = workload_of(net, self.folder, loader, net.sample_bytes)
+        workload = workload_of(net, self.folder, loader, 0, net.sample_bytes)
         dlemu.generate(workload, world=dlemu.Alone())
         with dlemu.make_loader(workload) as batches:
             begin = time.perf_counter()
@@ -321,115 +210,42 @@ def can_throttle(folder: Path) -> bool:
 
 
 def measure(
-    storage: Storage, reals: Mapping[str, Real], cell: Cell, arms: Sequence[str], repeat: int
+    storage: Storage, jobs: Mapping[str, "Job"], cell: Cell, arms: Sequence[str], repeat: int
 ) -> list[Run]:
     """Run the arms of a cell, one after the other."""
-    real = reals[cell.net]
+    real, pictures = jobs[cell.net].real, jobs[cell.net].pictures
     net = real.net
+    decode = pictures.seconds() if pictures else None
     c = real.time_alone()
     workload = storage.workload(net, cell.loader, cell.rate, c[0])
     demand = net.batch * workload.dataset.mean_bytes / c[0]
+    emulated = partial(run_emulated, real, workload, decode=decode)
     runs: list[Run] = []
-    for arm in arms:
+    for arm in arms[:: -1 if repeat % 2 else 1]:
+        if arm == "B":
+            free = storage.workload(net, cell.loader, 0, c[0])
+            in_loop = metered(real, free, pictures)
         with storage.held(workload, cell.rate * demand):
             if arm == "R":
-                found = run_real(real, workload, c)
-            elif arm == "B":
-                slept = next((run.busy, run.busy_stdev) for run in runs if run.arm == "R")
-                found = run_emulated(real, workload, slept)
+                found = run_real(real, workload, pictures)
             else:
-                found = run_emulated(real, workload, c, on_gpu=arm == "G")
-        known = {"c": c[0], "stdev": c[1], "batch": net.batch}
-        runs.append(Run(cell=cell, arm=arm, repeat=repeat, **{**known, **found}))
-    return runs
-
-
-HEADER = [
-    *("network", "loader", "rate / demand", "R, samples/s", "E, samples/s", "R, AU %", "E, AU %"),
-    *("E - R, points", "goal", "G - R", "B - R", "step in the loop / alone", "runs of R and E"),
-]
-
-
-def table(runs: Sequence[Run]) -> str:
-    """Return the table of all cells: means, and least and greatest difference of a repeat."""
-    rows = []
-    for cell in dict.fromkeys(run.cell for run in runs):
-        arms = {
-            arm: {run.repeat: run for run in runs if (run.cell, run.arm) == (cell, arm)}
-            for arm in "REGB"
-        }
-        both = sorted(arms["R"].keys() & arms["E"].keys())
-        if not both:
-            continue
-        off = [arms["E"][each].au - arms["R"][each].au for each in both]
-        goal = GOALS.get(cell.rate, 3.0)
-        mean = statistics.fmean(off)
-        rows.append(
-            [
-                *(cell.net, cell.loader, f"{cell.rate:g}"),
-                *(f"{_mean(arms[arm], both, 'rate'):,.4g}" for arm in "RE"),
-                *(f"{_mean(arms[arm], both, 'au'):.1f}" for arm in "RE"),
-                f"{mean:+.2f} ({min(off):+.2f} … {max(off):+.2f})",
-                f"{goal:g}, " + ("met" if abs(mean) <= goal else "**missed**"),
-                *(_difference(arms[arm], arms["R"]) for arm in "GB"),
-                f"{statistics.fmean(r.busy / r.c for r in arms['R'].values()):.3f}",
-                str(len(both)),
-            ]
+                found = emulated(in_loop if arm == "B" else c, on_gpu=arm == "G")
+        runs.append(
+            Run(cell=cell, arm=arm, repeat=repeat, c=c[0], stdev=c[1], batch=net.batch, **found)
         )
-    return markdown(HEADER, rows)
-
-
-def _difference(runs: Mapping[int, Run], real: Mapping[int, Run]) -> str:
-    """Return the mean difference from R of the same repeat."""
-    off = [run.au - real[repeat].au for repeat, run in runs.items() if repeat in real]
-    return f"{statistics.fmean(off):+.2f}" if off else "-"
-
-
-def _mean(runs: Mapping[int, Run], repeats: Sequence[int], name: str) -> float:
-    return statistics.fmean(getattr(runs[repeat], name) for repeat in repeats)
-
-
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Draw real against emulated AU, a mark for each pair of runs, with the line of identity."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.2, 6))
-    axes.plot([0, 105], [0, 105], color="0.6", linewidth=1, label="the same AU")
-    real = {(r.cell, r.repeat): r for r in runs if r.arm == "R"}
-    for net, colour in zip(ON_GPU, ("tab:blue", "tab:orange", "tab:green"), strict=True):
-        for loader, shape in (("pytorch", "o"), ("threads", "^")):
-            pairs = [
-                (real[run.cell, run.repeat].au, run.au)
-                for run in runs
-                if run.arm == "E"
-                and (run.cell.net, run.cell.loader) == (net.name, loader)
-                and (run.cell, run.repeat) in real
-            ]
-            if pairs:
-                x, y = zip(*pairs, strict=True)
-                axes.scatter(x, y, s=28, marker=shape, color=colour, alpha=0.6, linewidth=0)
-                axes.scatter([], [], marker=shape, color=colour, label=f"{net.name}, {loader}")
-    axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
-    axes.set_xlabel("AU of the real job, %")
-    axes.set_ylabel("AU of the emulation, %")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
-def load(paths: Sequence[str]) -> list[Run]:
-    """Return the runs of several files; those of the second follow as further repeats."""
-    runs: list[Run] = []
-    for path in paths:
-        first = 1 + max((run.repeat for run in runs), default=-1)
-        for fields in json.loads(Path(path).read_text())["runs"]:
-            run = Run(**{**fields, "cell": Cell(**fields["cell"])})
-            runs.append(replace(run, repeat=first + run.repeat))
     return runs
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network on the device, and what its workers decode."""
+
+    real: Real
+    pictures: Pictures | None
+
+    @staticmethod
+    def of(net: Net) -> "Job":
+        return Job(Real(net), Pictures(net.sample_bytes) if net.decode else None)
 
 
 def main(words: list[str]) -> None:
@@ -437,9 +253,9 @@ def main(words: list[str]) -> None:
         "nets": "unet3d,resnet50,cosmoflow",
         "loaders": "pytorch,threads",
         "rates": "0.3,0.6,0.9,1.2,2",
-        "arms": "R,E,G",
+        "arms": "R,E,B",
         "repeats": "3",
-        "longer": "1",
+        "first": "0",
         "limit_s": "100000",
         "json": "fidelity.json",
         "plot": "",
@@ -464,36 +280,38 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     cuda = torch.cuda.is_available()
     machine = f"{describe_machine()}; torch {torch.__version__}, "
     machine += torch.cuda.get_device_name() if cuda else "no GPU: trained on the CPU"
-    nets = [
-        replace(net, steps=int(keys["longer"]) * net.steps)
-        for net in (ON_GPU if cuda else ON_CPU)
-        if net.name in keys["nets"].split(",")
-    ]
+    asked = keys["nets"].split(",")
+    jobs = {net.label: Job.of(net) for net in (ON_GPU if cuda else ON_CPU) if net.label in asked}
     storage = Storage(folder, can_throttle(folder))
     print(machine, flush=True)
-    reals = {net.name: Real(net) for net in nets}
     runs: list[Run] = []
-    for repeat in range(int(keys["repeats"])):
-        arms = [arm for arm in keys["arms"].split(",") if arm != "G" or (cuda and not repeat)]
-        for net in nets:
-            for loader in keys["loaders"].split(","):
-                for rate in map(float, keys["rates"].split(",")):
-                    if time.perf_counter() - begin > float(keys["limit_s"]):
-                        break
-                    cell = Cell(net=net.name, loader=loader, rate=rate)
-                    found = measure(storage, reals, cell, arms, repeat)
-                    runs += found
-                    told = ", ".join(f"{run.arm} {run.au:.2f}" for run in found)
-                    print(
-                        f"{time.perf_counter() - begin:.0f} s: {net.name}, {loader}, {rate:g}: "
-                        f"{told}; c {1e3 * found[0].c:.2f} ms (stdev {1e3 * found[0].stdev:.2f}), "
-                        f"in the loop {1e3 * found[0].busy:.2f} ms",
-                        flush=True,
-                    )
-                    stored = {"machine": machine, "held": storage.by_cgroup}
-                    stored["runs"] = [asdict(run) for run in runs]
-                    Path(keys["json"]).write_text(json.dumps(stored))
+    first = int(keys["first"])
+    for repeat in range(first, first + int(keys["repeats"])):
+        for cell in cells(keys):
+            if time.perf_counter() - begin > float(keys["limit_s"]):
+                break
+            found = measure(storage, jobs, cell, keys["arms"].split(","), repeat)
+            runs += found
+            told = ", ".join(f"{run.arm} {run.au:.2f}" for run in found)
+            busy = max(run.busy for run in found)
+            print(
+                f"{time.perf_counter() - begin:.0f} s: {cell.net}, {cell.loader}, {cell.rate:g}: "
+                f"{told}; c {1e3 * found[0].c:.2f} ms (stdev {1e3 * found[0].stdev:.2f}), "
+                f"in the loop {1e3 * busy:.2f} ms",
+                flush=True,
+            )
+            stored = {"machine": machine, "held": storage.by_cgroup}
+            stored["runs"] = [asdict(run) for run in runs]
+            Path(keys["json"]).write_text(json.dumps(stored))
     print(f"\n{table(runs)}")
+
+
+def cells(keys: Mapping[str, str]) -> Iterator[Cell]:
+    """Yield the cells that were asked for."""
+    for net in keys["nets"].split(","):
+        for loader in keys["loaders"].split(","):
+            for rate in map(float, keys["rates"].split(",")):
+                yield Cell(net=net, loader=loader, rate=rate)
 
 
 if __name__ == "__main__":

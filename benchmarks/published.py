@@ -15,7 +15,10 @@ that pass: where AU is above the threshold, N x AU / threshold says how many mor
 
 from collections.abc import Sequence
 
+from dlemu.results.wear import sustained
 from dlemu.sizing.formula import ERROR, Prediction, predict
+from dlemu.units import format_rate
+from dlemu.workload.model import load_workload
 from tests.lab.published import (
     CEILING,
     SHARE,
@@ -28,11 +31,22 @@ from tests.lab.published import (
     largest_overhead,
     off,
     quantile,
+    read_caches,
     read_cells,
+    read_endurance,
     read_one_host,
     score,
     without_drive,
 )
+from tests.lab.published_training import (
+    Minutes,
+    Spread,
+    fit_efficiency,
+    read_minutes,
+    read_spreads,
+)
+
+_DLRM, _SLOWEST = "dlrm_dcnv2_h100", "d5_p5336"
 
 
 def print_cells(cells: Sequence[Cell], fitted: Fit) -> None:
@@ -110,6 +124,86 @@ def print_one_host(cells: Sequence[Cell], results: Sequence[OneHost]) -> None:
     print(f"\nIn the printed range: {hits} of {len(held_out)} results on drives never fitted to.")
 
 
+def print_endurance() -> None:
+    """Print the write rates that published drives sustain, beside those of `dlemu wear`."""
+    print("\nWrite rate that wears a drive out in its years (decimal: 1 PB = 10^15 bytes):")
+    print("| drive | PBW | written | published | decimal, MB/s | binary, MiB/s |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for row in read_endurance():
+        rate = sustained(row.endurance_bytes, years=row.years, duty=row.duty)
+        print(
+            f"| {row.drive} | {row.endurance_bytes / 1e15:g} | {row.duty:.0%} | "
+            f"{row.published_MBps:,} | {rate['bytes_per_second'] / 1e6:,.1f} | "
+            f"{rate['binary_bytes_per_second'] / 2**20:,.1f} |"
+        )
+
+
+def print_caches() -> None:
+    """Print the published tests of a cache before an origin, and the rate that decides them."""
+    print("\nA cache before an origin of one D5-P5336 (load: cold, each byte is stored once):")
+    print("| test | cache | limit, by datasheets | MB/s | published, cache | origin | off |")
+    print("|---|---|---|--:|--:|--:|--:|")
+    for row in read_caches():
+        published = f"{row.cache_rate / 1e6:,.0f} | {row.origin_rate / 1e6:,.0f}"
+        print(
+            f"| {row.test} | {row.drive} | {row.limit} | {row.rate / 1e6:,.0f} | {published} | "
+            f"{row.cache_rate / row.rate - 1:+.1%} |"
+        )
+
+
+def print_minutes(cells: Sequence[Minutes]) -> None:
+    """Print DLRM's minutes beside their predictions, with one number fitted to all of them."""
+    efficiency = fit_efficiency(cells)
+    print(
+        "\nDLRM-DCNv2, minutes of training (1 fitted number: the drives give "
+        f"{efficiency:.3f} of their datasheets):"
+    )
+    print("\n| system | drives | published | predicted | off | by datasheet | limit |")
+    print("|---|---|--:|--:|--:|--:|---|")
+    errors = []
+    for cell in cells:
+        minutes = cell.predict(efficiency)
+        off_by = ""
+        if cell.published is not None:
+            error = minutes / cell.published - 1
+            off_by = f"{error:+.1%}"
+            errors += [abs(error)] if cell.is_limited else []
+        limit = "drive" if minutes > 1.001 * cell.own_minutes else "accelerators"
+        print(
+            f"| {cell.system} | {cell.name} | {cell.published or '-'} | {minutes:.2f} | {off_by} | "
+            f"{cell.predict():.2f} | {limit} |"
+        )
+    within = sum(error <= 0.1 for error in errors)
+    print(
+        f"\nWithin 10 % in {within} of the {len(errors)} cells that the drive limits; largest "
+        f"error there {max(errors):.1%}."
+    )
+
+
+def print_spreads(spreads: Sequence[Spread]) -> None:
+    """Print the spreads of training jobs, and what 8 accelerators ask of the slowest storage."""
+    supply = load_workload(_DLRM, {"drive": _SLOWEST}).drive
+    assert supply is not None
+    print(
+        f"\nRelative standard deviation of training jobs (%), and what 8 accelerators ask of one "
+        f"{supply.name}:"
+    )
+    print("\n| job | median | 1 drive | 8 drives | asked | of the drive | |")
+    print("|---|--:|---|---|--:|--:|---|")
+    for spread in spreads:
+        share = spread.share(supply.read_rate)
+        word = (
+            "feels it"
+            if share > 1
+            else f"not the drive's: it could lose {1 - share:.0%} of its rate unnoticed"
+        )
+        one, eight = (" ".join(f"{v:.2f}" for v in part) for part in (spread.one, spread.eight))
+        print(
+            f"| {spread.job} | {spread.median:.2f} | {one} | {eight} | "
+            f"{format_rate(spread.demand)} | {share:.2%} | {word} |"
+        )
+
+
 def main() -> None:
     """Print a row of each cell, the fit, and the scores."""
     cells = read_cells()
@@ -155,6 +249,10 @@ def main() -> None:
     ]
     print(f"\nWhere the closed form is more than 5 % off in bandwidth: {', '.join(far)}")
     print_one_host(cells, read_one_host())
+    print_endurance()
+    print_caches()
+    print_minutes(read_minutes())
+    print_spreads(read_spreads())
 
 
 if __name__ == "__main__":

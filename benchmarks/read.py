@@ -25,7 +25,6 @@ from benchmarks.machine import Rate, describe_machine, markdown, spread
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
-from dlemu.formats import FORMATS
 from dlemu.loaders import open_loader
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
@@ -67,7 +66,7 @@ def make_plan(workload: Workload, epoch: int) -> EpochPlan:
     layout, reader = layout_of(workload), workload.reader
     interleaved = reader.data_loader == "tensorflow"
     options = PlanOptions(batch_size=reader.batch_size, num_accelerators=1, epoch=epoch, seed=1)
-    if interleaved or (layout.samples_per_file > 1 and FORMATS[layout.format].streamed):
+    if interleaved or workload.streamed:
         options = replace(
             options,
             num_streams=max(1, reader.read_threads),

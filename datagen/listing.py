@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from dlemu.storage.atomic import PARTIAL
 
 WORK = ".dlemu"
 """Subfolder for the plan and the journals of an unfinished dataset."""
+_NUMBER = re.compile(r".*_(\d{1,19})_of_\d+\.", re.ASCII | re.DOTALL)
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 
@@ -27,8 +29,8 @@ class Listing:
     """What lies below `train/` and `index/` of a data folder; paths are below that folder."""
 
     found: tuple[NDArray[np.int64], ...]
-    """For each layout the bytes of its files and of their indexes, int64 (2, files); -1: missing,
-    or the format has no indexes."""
+    """For each layout the bytes of its files and of their indexes, int64 (1 + indexes, files);
+    -1: missing."""
     partial: tuple[str, ...]
     """Temporary files of the layouts, left by an interrupted datagen."""
     left_behind: tuple[str, ...]
@@ -39,35 +41,42 @@ class Listing:
 
 def list_files(folder: Path, *layouts: Layout) -> Listing:
     """Return what lies below `train/` and `index/` of a data folder."""
-    sizes = [np.full((2, layout.num_files), -1, np.int64) for layout in layouts]
+    sizes = [
+        np.full((1 + len(layout.index_paths(0)), layout.num_files), -1, np.int64)
+        for layout in layouts
+    ]
     partial: list[str] = []
     ignored: list[str] = []
     strays: list[str] = []
-    for place, tree in enumerate(("train", "index/train")):
+    for tree in ("train", "index/train"):
         for below, entry in walk(folder, tree):
             whole = below.removesuffix(PARTIAL)
-            owner = _owner(whole, place, layouts)
+            owner = _owner(whole, layouts)
             if owner is None:
                 (ignored if left_behind(entry.name) else strays).append(below)
             elif whole != below:
                 partial.append(below)
             else:
-                number, file = owner
+                number, place, file = owner
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a broken link
                     sizes[number][place, file] = entry.stat().st_size
     return Listing(tuple(sizes), *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
 
 
-def _owner(below: str, place: int, layouts: Sequence[Layout]) -> tuple[int, int] | None:
-    """Return the number of the layout that a path belongs to, and the file's number in it."""
-    parts = below.rsplit("_", 3)  # "train/img", i, "of" and "n.npz"
-    if len(parts) < 4 or not parts[1].isdecimal() or len(parts[1]) >= 20:
+def _owner(below: str, layouts: Sequence[Layout]) -> tuple[int, int, int] | None:
+    """Return the number of the layout that a path belongs to, its row in `found`, and its file."""
+    match = _NUMBER.match(below)
+    if match is None:
         return None
-    file = int(parts[1])
+    file = int(match[1])
     for number, layout in enumerate(layouts):
-        path = layout.index_path if place else layout.path
-        if file < layout.num_files and path(file) == below:
-            return number, file
+        if file >= layout.num_files:
+            continue
+        if layout.path(file) == below:
+            return number, 0, file
+        indexes = layout.index_paths(file)
+        if below in indexes:
+            return number, 1 + indexes.index(below), file
     return None
 
 

@@ -36,7 +36,7 @@ FILES = "dlemu.files.npy"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
 Origin = Annotated[str, Field(max_length=4096)]
-"""Workload.origin of the workload that wrote the dataset; versions before 0.2 did not keep it."""
+"""made_from of the workload that wrote the dataset; versions before 0.2 did not keep it."""
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
 
 
@@ -73,7 +73,7 @@ class Manifest:
     files_written: int = 0
     """By the call of `generate` that returned it."""
     workload: str | None = None
-    """Workload.origin of the workload that it was written for; None if unknown."""
+    """Workload.made_from of the workload that it was written for; None if unknown."""
 
     @property
     def layout(self) -> Layout:

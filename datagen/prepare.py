@@ -53,9 +53,7 @@ class Examined:
     partial: tuple[str, ...]
     """Temporary files of an interrupted datagen, below the folder."""
     sizes: Samples
-    """Bytes of each file, int64 (files,)."""
-    index_sizes: Samples | None
-    """Bytes of each index; None where the format has none."""
+    """Bytes of each file and below them of its indexes, int64 (1 + indexes, files)."""
 
     @property
     def changes(self) -> bool:
@@ -65,12 +63,11 @@ class Examined:
     @property
     def num_bytes(self) -> int:
         """Bytes that the missing files take on the disk."""
-        parts = [part for part in (self.sizes, self.index_sizes) if part is not None]
-        return sum(int(round_up(part[self.todo.missing]).sum()) for part in parts)
+        return int(round_up(self.sizes[:, self.todo.missing]).sum())
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        _check_space(folder, self.sizes, self.index_sizes, self.todo.missing)
+        _check_space(folder, self.sizes.shape[1], self.num_bytes)
 
 
 def examine(folder: Path, wanted: Recipe) -> Examined:
@@ -84,11 +81,8 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
-    sizes, index_sizes = recipe.file_sizes(), recipe.index_sizes()
-    files, indexes = _joined(listing.found)
-    whole = files == sizes
-    if index_sizes is not None:
-        whole &= indexes == index_sizes
+    sizes = recipe.all_sizes()
+    whole = (_joined(listing.found) == sizes).all(axis=0)
     if manifest is None:
         known, crcs = read_journals(folder / WORK, layout.num_files)
     else:
@@ -102,7 +96,6 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
         to_entries(done, crcs[done]),
         listing.partial,
         sizes,
-        index_sizes,
     )
 
 
@@ -197,13 +190,14 @@ def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, exten
     While the smaller dataset is still complete (`extending`), no file may have a new name. When an
     interrupted extension continues, only a file that exists under both names is refused.
     """
-    for newer, older, path in zip(*listing.found, (layout.path, layout.index_path), strict=True):
+    for row, (newer, older) in enumerate(zip(*listing.found, strict=True)):
         there = newer >= 0
         if not extending:
             there[: len(older)] &= older >= 0
             there[len(older) :] = False
         if there.any():
-            taken = folder / path(int(np.argmax(there)))
+            file = int(np.argmax(there))
+            taken = folder / (layout.path(file), *layout.index_paths(file))[row]
             raise DatasetError(
                 f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
             )
@@ -214,22 +208,16 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
     layout = recipe.layout
     first = range(min(layout.num_files, max(1, layout.num_subfolders)))
     paths = [layout.path(file) for file in first]
-    if layout.format == "tfrecord":
-        paths += [layout.index_path(file) for file in first]
+    paths += [path for file in first for path in layout.index_paths(file)]
     return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
-def _check_space(
-    folder: Path, sizes: Samples, index_sizes: Samples | None, missing: Samples
-) -> None:
+def _check_space(folder: Path, num_files: int, num_bytes: int) -> None:
     """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     system = os.statvfs(there)
     have = system.f_bavail * system.f_frsize
-    need = len(sizes) * FILE_TYPE.itemsize
-    for written in (sizes, index_sizes):
-        if written is not None:
-            need += int(round_up(written[missing]).sum())
+    need = num_files * FILE_TYPE.itemsize + num_bytes
     if need > have:
         raise RunError(
             f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "

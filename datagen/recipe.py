@@ -6,21 +6,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS, FileSamples, tfrecord
+from dlemu.formats import FileSamples, format_of, raw, tfrecord
 from dlemu.units import ceil_div, counted
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import FileName, FormatName, Section
+from dlemu.workload.sections import BARE, INDEXED, ColumnSection, FileName, FormatName, Section
 
-VERSION = 2
-"""Of the manifest. 2: HDF5 files in which `records` leads to the samples as well."""
+VERSION = 3
+"""Of the manifest. 2: HDF5 files in which `records` leads to the samples as well. 3: bare samples,
+Parquet, sizes of another than the normal distribution."""
 _SAMPLES_AT_ONCE = 1 << 16
 _MOST_SAMPLES = 1 << 34
 _MOST_SAMPLE_BYTES = 1 << 42
@@ -40,8 +41,15 @@ _KEYS = {
     "seed": "dataset.seed",
     "prefix": "dataset.file_prefix",
     "num_subfolders": "dataset.num_subfolders_train",
+    "distribution": "dataset.record_length_bytes_distribution",
+    "listed": "dataset.record_length_bytes_distribution (sizes)",
+    "columns": "dataset.parquet.columns",
+    "row_group_size": "dataset.parquet.row_group_size",
 }
 """The workload's keys by the fields that they decide."""
+_NEWER = {"distribution": "normal", "listed": [], "columns": [], "row_group_size": 0}
+"""Fields of version 3 with the values that they have in earlier versions, which do not store them.
+"""
 
 
 class StoredRecipe(Section):
@@ -58,6 +66,20 @@ class StoredRecipe(Section):
     num_subfolders: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
     element_type: str
     dims: Annotated[tuple[Count, ...], Field(strict=False, max_length=_MOST_AXES)]
+    distribution: Literal["normal", "lognormal", "listed"] = "normal"
+    listed: Annotated[tuple[Count, ...], Field(strict=False, max_length=100_000)] = ()
+    columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
+    row_group_size: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)] = 0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.format == "parquet") != bool(self.columns and self.row_group_size):
+            raise ValueError("only parquet files have columns and row groups, and all have them")
+        if (self.distribution == "listed") != bool(self.listed) or [*self.listed] != sorted(
+            self.listed
+        ):
+            raise ValueError("the listed sizes are missing, or not in ascending order")
+        return self
 
 
 @dataclass(frozen=True)
@@ -74,8 +96,13 @@ class Recipe:
     def of(cls, workload: Workload) -> Self:
         """Return the recipe of a workload's dataset."""
         dataset = workload.dataset
-        version = VERSION if dataset.format == "hdf5" else 1
-        return cls(layout_of(workload), dataset.record_element_type, dataset.record_dims, version)
+        layout = layout_of(workload)
+        version = min(2, VERSION) if dataset.format == "hdf5" else 1
+        if dataset.format in (*BARE, "parquet") or layout.distribution != "normal":
+            version = 3
+        if layout.element_bytes != dataset.element_bytes:  # bytes are counted, not elements
+            return cls(layout, "uint8", (), version)
+        return cls(layout, dataset.record_element_type, dataset.record_dims, version)
 
     def file_samples(self, file: int) -> FileSamples:
         """Return the samples of one file."""
@@ -89,30 +116,40 @@ class Recipe:
         sizes: Samples = _sizes_of_files(self.layout, group)[place]
         return sizes
 
-    def write_index(self, file: int) -> bytes | None:
-        """Return the content of a file's index, None where the format has none."""
-        if self.layout.format != "tfrecord":
-            return None
-        return tfrecord.index(self.sizes(file))
+    def indexes(self, file: int) -> tuple[bytes, ...]:
+        """Return the content of a file's indexes, in the order of `Layout.index_paths`."""
+        if self.layout.format in INDEXED:
+            return raw.indexes(self.sizes(file))
+        return (tfrecord.index(self.sizes(file)),) if self.layout.format == "tfrecord" else ()
 
     def file_sizes(self) -> Samples:
         """Return the bytes of each file, int64 (files,)."""
-        return self._per_file(FORMATS[self.layout.format].file_bytes)
+        return self._per_file(format_of(self.layout).file_bytes)
 
-    def index_sizes(self) -> Samples | None:
-        """Return the bytes of each index, int64 (files,); None where the format has none."""
-        return self._per_file(tfrecord.index_bytes) if self.layout.format == "tfrecord" else None
+    def all_sizes(self) -> Samples:
+        """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
+        layout, sizes = self.layout, [self.file_sizes()]
+        if layout.format in INDEXED:
+            sizes += 2 * [np.full(layout.num_files, 8 * layout.samples_per_file)]
+        if layout.format == "tfrecord":
+            sizes.append(self._per_file(tfrecord.index_bytes))
+        return np.stack(sizes)
 
     def _per_file(self, count: Callable[[Samples], Samples]) -> Samples:
+        if self.layout.equal_bytes is not None:
+            [same] = count(_sizes_of_files(self.of_files(1).layout, 0))
+            return np.full(self.layout.num_files, same)
         groups = range(ceil_div(self.layout.num_files, _files_at_once(self.layout)))
         return np.concatenate([count(_sizes_of_files(self.layout, group)) for group in groups])
 
     def to_tree(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
-        return dataclasses.asdict(self.layout) | {
-            "element_type": self.element_type,
-            "dims": list(self.dims),
-        }
+        tree = dataclasses.asdict(self.layout)
+        tree["listed"] = list(self.layout.listed)
+        tree["columns"] = [column.model_dump() for column in self.layout.columns]
+        if self.version < 3:
+            tree = {name: value for name, value in tree.items() if name not in _NEWER}
+        return tree | {"element_type": self.element_type, "dims": list(self.dims)}
 
     @classmethod
     def stored(cls, stored: StoredRecipe, version: int) -> Self:
@@ -121,7 +158,7 @@ class Recipe:
         Raises:
             ValueError: the fields contradict each other.
         """
-        tree = stored.model_dump()
+        tree = {name: getattr(stored, name) for name in type(stored).model_fields}
         element_type, dims = tree.pop("element_type"), tree.pop("dims")
         layout = Layout(**tree)
         if layout.num_samples > _MOST_SAMPLES:
@@ -150,7 +187,7 @@ class Recipe:
 
     def differing(self, wanted: Mapping[str, Any]) -> list[str]:
         """Return the fields that have another value in a tree; those that it lacks fit."""
-        own = self.to_tree()
+        own, wanted = _NEWER | self.to_tree(), _plain(wanted)
         names = [name for name in _KEYS if name in wanted and own[name] != wanted[name]]
         if "element_type" in wanted and "element_bytes" in names:
             names.remove("element_bytes")  # it follows from the type
@@ -164,7 +201,7 @@ class Recipe:
         names = self.differing(wanted)
         if not names:
             return
-        own = self.to_tree()
+        own = _NEWER | self.to_tree()
         differences = ", and ".join(
             f"{_KEYS[name]} is {own[name]}, the workload's is {wanted[name]}" for name in names
         )
@@ -181,7 +218,7 @@ class Recipe:
 
     def _keys_of(self, names: list[str]) -> dict[str, Any]:
         """Return the workload's keys, with values, that make these fields fit this recipe."""
-        own, keys = self.to_tree(), set(names)
+        own, keys = _NEWER | self.to_tree(), set(names)
         sizes = {"dims", "mean_bytes", "stdev_bytes"}
         if self.dims and keys & sizes:
             keys = keys - sizes | {"dims"}  # which decide the sizes
@@ -201,6 +238,15 @@ class Recipe:
             f"{counted(layout.samples_per_file, 'sample')}{shape}, "
             f"{layout.mean_bytes:,.0f} bytes each{stdev}, {self.element_type}, seed {layout.seed}"
         )
+
+
+def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields as `to_tree` has them, those of version 3 included."""
+    columns = [
+        column if isinstance(column, dict) else column.model_dump()
+        for column in tree.get("columns", ())
+    ]
+    return {**_NEWER, **tree, "columns": columns, "listed": list(tree.get("listed", ()))}
 
 
 def _files_at_once(layout: Layout) -> int:

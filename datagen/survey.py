@@ -1,11 +1,12 @@
 """Finds the dataset of a job: by its manifest, or else by its file names and a few headers."""
 
+import math
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from dlemu.datagen.manifest import read_manifest
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, Places
+from dlemu.formats import Parquet, Places, format_of, raw
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.regular import open_regular
+from dlemu.storage.regular import open_regular, read_regular
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
+from dlemu.workload.sections import INDEXED
 from dlemu.world.world import World
 
 _MOST_SIZES = 512
@@ -30,7 +32,7 @@ from the mean. What DLIO rounds (to a square of whole sides) is far less."""
 _STDEVS = 3
 """Standard errors by which the mean of drawn sizes may differ by chance."""
 _NAME = re.compile(
-    r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<format>[a-z0-9]+)"
+    r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<format>[a-z0-9_]+)"
 )
 
 
@@ -94,7 +96,8 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})
         manifest.check(layout_of(workload), folder)
-        return Dataset.of(workload)
+        dataset = Dataset.of(workload)
+        return replace(dataset, notes=_amount_of(workload, dataset.layout))
     if not folder.is_dir():
         raise DatasetError(
             f"dataset.data_folder {folder} is not there; generate it: "
@@ -102,6 +105,22 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
         )
     found = survey(folder, workload, at=at)
     return Dataset(workload, found, False, (f"no manifest in {folder}: {found}",))
+
+
+def _amount_of(workload: Workload, layout: Layout) -> tuple[str, ...]:
+    """Return a line about what is read of a row, for parquet files that dlemu wrote."""
+    parquet = format_of(layout)
+    if not isinstance(parquet, Parquet) or workload.reader.decode != "raw":
+        return ()
+    reader = workload.reader
+    amount = parquet.amount(
+        layout.samples_per_file, gap=reader.coalesce_gap, transfer=reader.transfer_size
+    )
+    rate = ""
+    if workload.demand < math.inf:
+        reads = amount.reads * workload.demand / amount.useful
+        rate = f"; an accelerator at full speed asks for {reads:,.0f} reads/s"
+    return (f"parquet: {amount.describe()}{rate}",)
 
 
 def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) -> Found:
@@ -124,8 +143,8 @@ def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) 
     header_bytes = float(np.mean(sizes)) - float(lengths.sum()) / len(chosen)
     many = [(folder / path).stat().st_size for path in paths[:: ceil_div(len(paths), _MOST_SIZES)]]
     size = float(np.mean(many))
-    reader, dataset = workload.reader, workload.dataset
-    needs_largest = reader.hands_over and dataset.record_length_bytes_resize is None
+    dataset = workload.dataset
+    needs_largest = workload.hands_over and dataset.record_length_bytes_resize is None
     seen = {
         "mean_bytes": (size - header_bytes) / wanted.samples_per_file,
         "stdev_bytes": float(lengths.std()),
@@ -135,7 +154,7 @@ def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) 
         # Slow on a network file system, so rank 0 does it for all ranks.
         "largest_bytes": largest_file(folder, paths, at) if needs_largest else None,
     }
-    found = Found(**(asdict(wanted) | seen))
+    found = Found(**(vars(wanted) | seen))
     _check_mean(folder, workload, wanted, found.mean_bytes)
     return found
 
@@ -196,15 +215,30 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     return tuple(numbered[number] for number in sorted(numbered))
 
 
+def read_indexes(path: str | Path) -> list[bytes]:
+    """Return the contents of the two index files beside a file of samples."""
+    found = []
+    for suffix in ("off", "sz"):
+        index = Path(f"{path}.{suffix}.idx")
+        try:
+            found.append(read_regular(index))
+        except OSError as error:
+            raise DatasetError(f"its index {index.name} cannot be read: {error.strerror}") from None
+    return found
+
+
 def _locate(path: Path, wanted: Layout) -> Places:
     """Return where a file's samples lie, by its header."""
     with open(open_regular(path), "rb", buffering=0) as file:
-        number = file.fileno()
+        number, num_samples = file.fileno(), wanted.samples_per_file
+        num_bytes = os.fstat(number).st_size
         try:
-            return FORMATS[wanted.format].locate(
+            if wanted.format in INDEXED:
+                return raw.locate_by(read_indexes(path), num_bytes, num_samples=num_samples)
+            return format_of(wanted).locate(
                 lambda offset, length: os.pread(number, length, offset),
-                os.fstat(number).st_size,
-                num_samples=wanted.samples_per_file,
+                num_bytes,
+                num_samples=num_samples,
             )
         except DatasetError as error:
             raise DatasetError(f"{path}: {error}") from None

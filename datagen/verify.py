@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manif
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
 from dlemu.datagen.write import FileWriter, direct_if_possible, writing
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS
+from dlemu.formats import format_of
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.regular import open_regular, read_regular
 from dlemu.units import round_up
@@ -105,7 +106,7 @@ def _find(
 
 
 def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
-    """Return which files and which indexes have the right size, bool (2, files), and all faults."""
+    """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
     layout, recipe = manifest.layout, manifest.recipe
     stored = manifest.files["bytes"]
     # The sum first: with a damaged number of samples, file_sizes() could need too much memory.
@@ -114,21 +115,15 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
         )
     listing = list_files(folder, layout)
-    ((files, indexes),) = listing.found
-    sized = np.zeros((2, layout.num_files), np.bool_)
+    [found], wanted = listing.found, recipe.all_sizes()
+    sized = found == wanted
     faults = [Fault(path, _STRAY) for path in listing.strays]
     faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
     faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
-    of_files = files, stored, layout.path
-    of_indexes = indexes, recipe.index_sizes(), layout.index_path
-    for place, (sizes, wanted, path) in enumerate((of_files, of_indexes)):
-        if wanted is None:
-            continue
-        sized[place] = sizes == wanted
-        for file in np.flatnonzero(sizes != wanted).tolist():
-            problem = f"has {sizes[file]} bytes, should have {wanted[file]}"
-            problem = "is missing" if sizes[file] < 0 else problem
-            faults.append(Fault(path(file), problem, file))
+    for row, file in np.argwhere(~sized).tolist():
+        path = (layout.path(file), *layout.index_paths(file))[row]
+        problem = f"has {found[row, file]} bytes, should have {wanted[row, file]}"
+        faults.append(Fault(path, "is missing" if found[row, file] < 0 else problem, file))
     return sized, faults
 
 
@@ -145,15 +140,16 @@ class _Reader(Worker):
         super().__init__()
         self.faults: list[Fault] = []
         self._folder, self._manifest, self._content = folder, manifest, content
-        self._format = FORMATS[manifest.layout.format]
-        self._has_file, self._has_index = sized
+        self._format = format_of(manifest.layout)
+        self._has_file, self._has_index = sized[0], sized[1:]
         self._made, self._read = piece_buffer(), piece_buffer()
         self._file = -1  # descriptor of the file that is being read
 
     def do(self, file: int) -> None:
         layout = self._manifest.layout
-        if self._has_index[file]:
-            self._check(layout.index_path(file), self._check_index, file)
+        for number, path in enumerate(layout.index_paths(file)):
+            if self._has_index[number, file]:
+                self._check(path, partial(self._check_index, number), file)
         if self._has_file[file]:
             self._check(layout.path(file), self._check_file, file)
 
@@ -169,9 +165,9 @@ class _Reader(Worker):
         if problem:
             self.faults.append(Fault(path, problem, file))
 
-    def _check_index(self, path: Path, file: int) -> str:
-        """Return what is wrong, "" if nothing is."""
-        same = read_regular(path) == self._manifest.recipe.write_index(file)
+    def _check_index(self, number: int, path: Path, file: int) -> str:
+        """Return what is wrong with a file's index of this number, "" if nothing is."""
+        same = read_regular(path) == self._manifest.recipe.indexes(file)[number]
         return "" if same else "differs from what was written"
 
     def _check_file(self, path: Path, file: int) -> str:
@@ -231,7 +227,7 @@ def _repair(
 
 
 def _is_index(fault: Fault) -> bool:
-    return fault.path.startswith("index/")
+    return fault.path.endswith(".idx")
 
 
 class _Repairer(FileWriter):
@@ -251,7 +247,7 @@ class _Repairer(FileWriter):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             if _is_index(fault):
-                self.write_index(file, sync=True)
+                self.write_indexes(file, sync=True)
             else:
                 self.write_file(file, wanted_crc=int(self._crcs[file]))
             sync_folder(path.parent)

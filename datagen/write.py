@@ -37,7 +37,7 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
-from dlemu.formats import FORMATS
+from dlemu.formats import format_of
 from dlemu.storage.atomic import replacing, sync_folder
 from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.units import round_up
@@ -68,7 +68,7 @@ def generate(
     wanted, folder = Recipe.of(workload), workload.data_folder
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
-        todo = world.on_first(lambda: prepare(folder, wanted, workload.origin))
+        todo = world.on_first(lambda: prepare(folder, wanted, workload.made_from))
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
@@ -78,7 +78,7 @@ def generate(
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.recipe, workload.origin)
+            _finish(folder, todo.recipe, workload.made_from)
     world.barrier()
     manifest = read_manifest(folder)
     if manifest is None:
@@ -125,8 +125,9 @@ class _Renamer(Worker):
 
     def do(self, file: int) -> None:
         self._rename(self._older.path(file), self._newer.path(file))
-        if self._newer.format == "tfrecord":
-            self._rename(self._older.index_path(file), self._newer.index_path(file))
+        indexes = self._older.index_paths(file), self._newer.index_paths(file)
+        for older, newer in zip(*indexes, strict=True):
+            self._rename(older, newer)
 
     def _rename(self, older: str, newer: str) -> None:
         # A missing file was renamed before an interruption, or is lost and will be written.
@@ -148,7 +149,7 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
             world=world,
             on_progress=on_progress,
         )
-        if recipe.layout.format == "tfrecord":
+        if recipe.layout.index_paths(0):
             _sync_file_system(journal)  # for the indexes
     finally:
         os.close(journal)
@@ -162,15 +163,15 @@ class FileWriter(Worker):
     def __init__(self, folder: Path, recipe: Recipe, content: Content) -> None:
         super().__init__()
         self._folder, self._recipe, self._content = folder, recipe, content
-        self._format = FORMATS[recipe.layout.format]
+        self._format = format_of(recipe.layout)
         self._buffer = piece_buffer()
         self._file = -1  # descriptor of the file that is being written
 
-    def write_index(self, file: int, *, sync: bool) -> None:
-        """Write a file's index, if the format has one."""
-        index = self._recipe.write_index(file)
-        if index is not None:
-            path = self._folder / self._recipe.layout.index_path(file)
+    def write_indexes(self, file: int, *, sync: bool) -> None:
+        """Write a file's indexes, if the format has some."""
+        recipe = self._recipe
+        for below, index in zip(recipe.layout.index_paths(file), recipe.indexes(file), strict=True):
+            path = self._folder / below
             with replacing(path) as partial, _created(partial, 0, sync=sync) as number:
                 _write_all(number, np.frombuffer(index, np.uint8), 0)
 
@@ -209,7 +210,7 @@ class _Writer(FileWriter):
 
     def do(self, file: int) -> None:
         # No sync: after a power failure the size is wrong, and a restart writes the index again.
-        self.write_index(file, sync=False)
+        self.write_indexes(file, sync=False)
         crc = self.write_file(file)
         os.write(self._journal, to_entries(np.array([file]), np.array([crc], np.uint32)))
 

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ PAGE_BYTES = 4096
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|min|h|d|)\s*")
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _ROUNDED_UP = 0.9995
 """From this share of a unit on, the unit is used: in the smaller one, three digits read "1e+03"."""
 
@@ -41,6 +43,18 @@ def parse_bytes(text: str | int | float) -> int:
     if not (0 <= size < float("inf")):
         raise ValueError(f"{text!r} is not a size in bytes")
     return round(size)
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that a duration means: "90", "45s", "30min", "3h" or "2d".
+
+    Raises:
+        ValueError: the text is no duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write it like 90, 45s, 30min, 3h or 2d")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "") -> object:
@@ -95,6 +109,27 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], *, left: Container[int] | None = None, ruled: bool = False
+) -> str:
+    """Return a table as text; the first row is the head, with a line below it if `ruled`.
+
+    Columns whose numbers `left` holds stand to the left, the others to the right; None: all to the
+    left.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.ljust(width) if left is None or column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    if ruled:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,5 +1,6 @@
 """What all tests begin with, and which of them are quick."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,11 +20,33 @@ SHORT_PROBES = {
 }
 """A probe after each short run would take longer than all else; no such test is about its rate. Nor
 is one about a plain line of progress, which a busy host would add to what a command says."""
-NOT_QUICK = [
+NOT_QUICK = {
     line
     for line in Path(__file__).with_name("not_quick.txt").read_text().splitlines()
     if not line.startswith("#")
-]
+}
+LONGEST = (
+    "tests/training/test_loader.py::test_a_strict_client_sees_the_types",
+    "tests/test_docs.py",
+    "tests/test_fuzz.py",
+    "tests/loaders/test_descriptors.py::test_others_cost_what_the_formula_says",
+    "tests/test_terminal.py::test_files_are_opened_with_an_encoding",
+    "tests/datagen/test_write.py::test_killed_at_any_moment_it_continues",
+    "tests/cli/test_end_to_end.py::test_two_ranks_open_disjoint_files_and_together_the_plans",
+    "tests/reports/test_page.py",
+    "tests/sizing/test_calibrate.py",
+    "tests/training/test_loader.py::test_no_worker_is_left_of_a_loader_that_nobody_closes",
+    "tests/training/test_loader.py::test_workers_outlive_the_thread_that_iterates",
+    "tests/paths/test_paths.py::test_the_command_writes_its_reports_and_ends_with_0",
+    "tests/loaders/test_faults.py::test_workers_may_be_started_in_any_way",
+    "tests/results/test_bottleneck.py::test_storage_is_blamed_only_where_nothing_else_can_be",
+    "tests/datagen/test_write.py::test_ranks_change_no_byte",
+    "tests/run/test_faults.py::test_a_read_that_never_ends_is_named",
+    "tests/formats/test_formats.py::test_an_npz_beyond_4_gib_is_sound",
+    "tests/test_examples.py",
+)
+"""What takes longest. Begun last, one of them would be waited for while all else has ended. A file
+whose tests share what is long to make stands here as a whole: it goes to one worker."""
 _SLOW_MARKS = {"clock", "root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
@@ -49,13 +72,46 @@ def pytest_configure() -> None:
     settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark as quick what is neither on the list nor bound to root, MPI, a GPU or the clock."""
     for item in items:
-        place = item.nodeid.partition("[")[0]
-        listed = any(place == name or place.startswith(f"{name}::") for name in NOT_QUICK)
+        listed = any(place in NOT_QUICK for place in _places(item))
         if not listed and not any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
             item.add_marker("quick")
+    yield  # -m leaves out others
+    _spread_the_longest(items, workers=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _places(item: pytest.Item) -> list[str]:
+    """Return the test's file, class and function as the lists name them."""
+    parts = item.nodeid.partition("[")[0].split("::")
+    return ["::".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _spread_the_longest(items: list[pytest.Item], workers: int) -> None:
+    """Put some of the longest first in each worker's part; xdist's parts are equal."""
+    groups: dict[str, list[pytest.Item]] = {place: [] for place in LONGEST}
+    rest: list[pytest.Item] = []
+    for item in items:
+        place = next((place for place in _places(item) if place in groups), None)
+        (rest if place is None else groups[place]).append(item)
+    left = len(items)
+    spread: list[pytest.Item] = []
+    for worker in range(workers):
+        part = [item for group in [*groups.values()][worker::workers] for item in group]
+        room = max(0, left // (workers - worker) - len(part))
+        part, rest = part + rest[:room], rest[room:]
+        spread += part
+        left -= len(part)
+    items[:] = spread + rest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Fork the server of commands while no test has changed anything."""
+    if session.items and not session.config.option.collectonly:
+        warm.prepare()
 
 
 @pytest.fixture(autouse=True)

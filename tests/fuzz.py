@@ -42,18 +42,20 @@ from dlemu.cli.main import run
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DlemuError
-from dlemu.formats import tfrecord
+from dlemu.formats import Parquet, raw, tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.paths.sweep import Cell, cells_of
-from dlemu.results import stored as storing
+from dlemu.reports import stored as storing
 from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import FormatName, check_workload, load_workload
+from dlemu.workload.sections import ColumnSection
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
+from tests.formats.contract import file_samples, write_file
 from tests.formats.test_fuzz import check, damaged, files_of
 from tests.lab.commands import QUICK, SMALL
 
@@ -349,21 +351,28 @@ def _override(folder: Path, words: list[str]) -> None:
     dump_workload(workload)
 
 
+@functools.cache
+def _runs() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder with a run, and with a protocol of two; it is there until the end."""
+    kept = tempfile.TemporaryDirectory(prefix="dlemu-fuzz-runs-")
+    data = f"dataset.data_folder={kept.name}/data"
+    _quietly(["datagen", "-q", *SMALL, data])
+    _quietly(["run", "-q", *QUICK, data, f"output.folder={kept.name}/run"])
+    _quietly(["run", "-q", *QUICK, data, f"output.folder={kept.name}/runs", "runs=2"], status=None)
+    return kept
+
+
 def _stored_runs(folder: Path) -> None:
     """Put a run, and a protocol of two, into the folder."""
-    if not (folder / "run").is_dir():
-        data = f"dataset.data_folder={folder / 'data'}"
-        _quietly(["datagen", *SMALL, data])
-        _quietly(["run", *QUICK, data, f"output.folder={folder / 'run'}"])
-        _quietly(["run", *QUICK, data, f"output.folder={folder / 'runs'}", "runs=2"], status=None)
-        # Faster than YAML, and the same where nobody has damaged it.
-        known = {path.parent: read_config(path.parent, {}) for path in folder.rglob("config.yaml")}
+    shutil.copytree(_runs().name, folder, dirs_exist_ok=True)
+    # Faster than YAML, and the same where nobody has damaged it.
+    known = {path.parent: read_config(path.parent, {}) for path in folder.rglob("config.yaml")}
 
-        def read(run: Path, keys: Any) -> Any:
-            found = known.get(run)
-            return read_config(run, keys) if found is None or run in altered else found
+    def read(run: Path, keys: Any) -> Any:
+        found = known.get(run)
+        return read_config(run, keys) if found is None or run in altered else found
 
-        vars(storing)["read_config"] = read
+    vars(storing)["read_config"] = read
 
 
 altered: set[Path] = set()
@@ -469,6 +478,33 @@ def _receive(folder: Path, data: bytes) -> None:
                 raise Finding("a message is longer than any may be")
 
 
+_COLUMNS = Parquet((ColumnSection(name="a"), ColumnSection(name="l", dtype="list", size=9)), 40)
+
+
+def _read_footer(folder: Path, data: bytes) -> None:
+    found = _COLUMNS.find(lambda offset, length: data[offset : offset + length], len(data))
+    if not (found.offsets >= 0).all() or (found.offsets + found.lengths).max() > len(data):
+        raise Finding("a range lies outside of the file")
+    for offsets, lengths in found.joined(100):
+        if min(offsets) < 0 or max(map(sum, zip(offsets, lengths, strict=True))) > len(data):
+            raise Finding("a joined range lies outside of the file")
+
+
+def _parquet_files(folder: Path) -> Sequence[bytes]:
+    path, found = folder / "seed", []
+    for num_rows in (1, 90):
+        write_file(path, _COLUMNS, file_samples([1] * num_rows))
+        found.append(path.read_bytes())
+    return found
+
+
+def _read_offsets(folder: Path, data: bytes) -> None:
+    half = len(data) // 2
+    places = raw.locate_by([data[:half], data[half:]], 10_000, num_samples=3)
+    if places.offsets.min() < 0 or (places.offsets + places.lengths).max() > 10_000:
+        raise Finding("a sample lies outside of its file")
+
+
 TARGETS: dict[str, Target] = {
     **{name: _format(name) for name in FORMAT_NAMES},
     "library": Target(
@@ -479,6 +515,13 @@ TARGETS: dict[str, Target] = {
     ),
     "index": Target(
         lambda folder: [tfrecord.index(np.array([100, 2000, 30]))], damaged, _read_index, 5000
+    ),
+    "parquet": Target(_parquet_files, damaged, _read_footer, 1000),
+    "offsets": Target(
+        lambda folder: [b"".join(raw.indexes(np.array([100, 2000, 30])))],
+        damaged,
+        _read_offsets,
+        3000,
     ),
     "manifest": Target(_dataset, _damaged_manifest, _read_manifest, 500),
     "workload": Target(_workloads, damaged_yaml, _read_workload, 200),
@@ -665,6 +708,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
     words = parser.parse_args(arguments)
     waiting = words.target or list(TARGETS)
+    if {*waiting} & {"summary", "runs", "config", "steps", "host"}:
+        _runs()  # once, for all of them
     seconds = words.seconds * min(words.jobs, len(waiting)) / len(waiting)
     running: dict[int, Job] = {}
     total, failed = 0, False

@@ -25,6 +25,13 @@ def test_a_first_run(tmp_path: Path) -> None:
     assert done.stdout.endswith(f"results: {tmp_path / 'run'}\n")
 
 
+def test_checkpoints(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "checkpoint.py"), str(tmp_path)]
+    done = execute([*command, "checkpoint.scale=1e-5"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "at this rate a whole llama3_8b takes " in done.stdout
+
+
 def test_a_training_loop_of_ones_own(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = str(EXAMPLES / "training_loop.py")

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -24,14 +25,19 @@ MAY_IMPORT = {
     "dataset": "workload host world",
     "gpu": "host storage",
     "datagen": "dataset formats storage workload world",
-    "loaders": "datagen dataset formats gpu host storage workload",
+    "tier": "dataset formats host storage workload world",
+    "loaders": "datagen dataset formats gpu host storage tier workload",
     "results": "host storage workload",
-    "run": "datagen dataset gpu host loaders results storage workload world",
+    "reports": "checkpoint host results storage workload",
+    "checkpoint": "datagen dataset host results storage workload world",
+    "run": "checkpoint datagen dataset gpu host loaders results storage tier workload world",
     "training": "datagen dataset gpu loaders results workload world",
-    "sizing": "datagen dataset host loaders results run storage workload world",
+    "sizing": "datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
+    "load": "gpu host paths storage workload world",
     "steptime": "results workload",
-    "cli": "datagen dataset gpu host paths results run sizing steptime workload world",
+    "cli": "checkpoint datagen dataset gpu host load paths reports results run sizing steptime "
+    "tier workload world",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
@@ -39,7 +45,7 @@ MAY_IMPORT = {
 SPEAKERS = {"cli", "run", "sizing", "world.ending", "__main__"}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
-OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy"}
+OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow"}
 MAY_NEED = {
     "loaders.pytorch": {"torch"},
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},
@@ -72,30 +78,40 @@ TESTS = sorted(ROOT.glob("tests/**/*.py"))
 BENCHMARKS = sorted(ROOT.glob("benchmarks/*.py"))
 
 
+# Each rule is one test for all modules, and each file is parsed once: a test for each would take
+# pytest longer than the rule.
+
+
 def folder_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def imports_of(module: str) -> Iterator[str]:
-    """Yield the modules of dlemu that one imports, anywhere in it."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def nodes_of(module: str) -> Iterator[ast.AST]:
+    return ast.walk(tree_of(MODULES[module]))
+
+
+def imports_of(module: str) -> set[str]:
+    """Return the modules of dlemu that one imports, anywhere in it."""
+    found = (below(name) for name in names_imported(MODULES[module]) if within(name))
+    return {name if name in MODULES else name.rpartition(".")[0] or "__init__" for name in found}
+
+
+@cache
+def names_imported(path: Path) -> list[str]:
+    """Return the full names that a file imports, anywhere in it."""
+    names = []
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (below(alias.name) for alias in node.names if within(alias.name))
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports from .: absolute imports only"
-            if node.module is not None and within(node.module):
-                for alias in node.names:
-                    inner = below(f"{node.module}.{alias.name}")
-                    yield inner if inner in MODULES else below(node.module)
-
-
-def names_imported(path: Path) -> Iterator[str]:
-    """Yield the full names that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == 0, f"{path} imports from .: absolute imports only"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def within(name: str) -> bool:
@@ -119,18 +135,18 @@ def imported_at_once(tree: ast.Module) -> Iterator[str]:
                 yield found.module.partition(".")[0]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_folder_imports_only_what_the_table_allows(module: str) -> None:
-    folder = folder_of(module)
-    if module in ("__init__", "__main__"):  # they hand on what the folders offer
-        return
-    assert folder in GROUND | MAY_IMPORT.keys(), f"give dlemu/{folder} its row in MAY_IMPORT"
-    allowed = GROUND | {folder} | set(MAY_IMPORT.get(folder, "").split())
-    for imported in imports_of(module):
-        assert folder_of(imported) in allowed, (
-            f"dlemu.{module} imports dlemu.{imported}, but {folder} may import only "
-            f"{', '.join(sorted(allowed))}"
-        )
+def test_a_folder_imports_only_what_the_table_allows() -> None:
+    for module in MODULES:
+        folder = folder_of(module)
+        if module in ("__init__", "__main__"):  # they hand on what the folders offer
+            continue
+        assert folder in GROUND | MAY_IMPORT.keys(), f"give dlemu/{folder} its row in MAY_IMPORT"
+        allowed = GROUND | {folder} | set(MAY_IMPORT.get(folder, "").split())
+        for imported in imports_of(module):
+            assert folder_of(imported) in allowed, (
+                f"dlemu.{module} imports dlemu.{imported}, but {folder} may import only "
+                f"{', '.join(sorted(allowed))}"
+            )
 
 
 def test_the_table_is_no_wider_than_the_imports() -> None:
@@ -146,60 +162,42 @@ def test_folders_import_in_one_direction() -> None:
     TopologicalSorter({folder: names.split() for folder, names in MAY_IMPORT.items()}).prepare()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_speakers_say_something(module: str) -> None:
+def test_only_speakers_say_something() -> None:
     """The others return their text, so that a library user decides where it goes."""
-    tree = ast.parse(MODULES[module].read_text())
-    names = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "dlemu.terminal"
-        for alias in node.names
-    }
-    assert {folder_of(module), module} & SPEAKERS or not names & {"say", "complain", "answer"}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
-    assert module == "terminal" or not prints
+    words = {f"dlemu.terminal.{name}" for name in ("say", "complain", "answer")}
+    for module, path in MODULES.items():
+        speaks = {folder_of(module), module} & SPEAKERS
+        assert speaks or not words & {*names_imported(path)}, module
+        calls = [node.func for node in nodes_of(module) if isinstance(node, ast.Call)]
+        prints = [func for func in calls if isinstance(func, ast.Name) and func.id == "print"]
+        assert module == "terminal" or not prints, module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_interface_s_libraries_stay_there(module: str) -> None:
-    for library, allowed in INTERFACE.items():
-        names = {
-            name.partition(".")[0]
-            for node in ast.walk(ast.parse(MODULES[module].read_text()))
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        assert library not in names or module in allowed
+def test_the_interface_s_libraries_stay_there() -> None:
+    for module, path in MODULES.items():
+        imported = {name.partition(".")[0] for name in names_imported(path)}
+        for library, allowed in INTERFACE.items():
+            assert library not in imported or module in allowed, f"{module} imports {library}"
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_a_folder_says_what_it_is_for(folder: str) -> None:
-    assert len(ast.get_docstring(ast.parse(MODULES[folder].read_text())) or "") > 40
+def test_a_folder_says_what_it_is_for() -> None:
+    for folder in MAY_IMPORT:
+        assert len(ast.get_docstring(tree_of(MODULES[folder])) or "") > 40, folder
 
 
 def test_no_import_leads_back() -> None:
     """Imports within functions and for types count as well: a cycle is a cycle."""
-    graph = {module: set(imports_of(module)) - {module} for module in MODULES}
-    TopologicalSorter(graph).prepare()
+    TopologicalSorter({module: imports_of(module) - {module} for module in MODULES}).prepare()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_is_named_for_what_it_does(module: str) -> None:
-    assert not EMPTY_NAMES & set(module.split("."))
+def test_a_module_is_named_for_what_it_does() -> None:
+    assert [module for module in MODULES if EMPTY_NAMES & set(module.split("."))] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_optional_libraries_are_imported_on_demand(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
-    at_once = OPTIONAL & set(imported_at_once(tree))
-    assert at_once <= MAY_NEED.get(module, set())
+def test_optional_libraries_are_imported_on_demand() -> None:
+    for module, path in MODULES.items():
+        at_once = OPTIONAL & set(imported_at_once(tree_of(path)))
+        assert at_once <= MAY_NEED.get(module, set()), module
 
 
 def test_tests_and_benchmarks_share_the_lab_alone() -> None:
@@ -214,7 +212,7 @@ def test_tests_and_benchmarks_share_the_lab_alone() -> None:
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_a_benchmark_says_what_it_measures_and_how_it_is_run(path: Path) -> None:
     import_module(f"benchmarks.{path.stem}".removesuffix(".__init__"))
-    told = ast.get_docstring(ast.parse(path.read_text())) or ""
+    told = ast.get_docstring(tree_of(path)) or ""
     if "__main__" in path.read_text():
         assert f"benchmarks.{path.stem}" in told
 

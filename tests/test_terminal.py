@@ -20,7 +20,7 @@ from dlemu.terminal import shown, shown_line
 from dlemu.workload.commands import command
 from dlemu.workload.compose import refuse_tilde
 from dlemu.workload.model import load_workload
-from tests.lab.commands import QUICK, SMALL
+from tests.lab.commands import QUICK, SMALL, dlemu
 from tests.test_layers import MODULES, ROOT
 
 ODD = "my set [1] ~ü,=x"
@@ -285,12 +285,10 @@ def test_printed_commands_run_as_they_stand(folder: str, tmp_path: Path) -> None
     workload = load_workload("unet3d_h100", keys)
     line = command("datagen", workload, keys, {"dataset.num_files_train": 1})
     assert shown_line(line) == line
-    program = line.replace("dlemu", shlex.join(COMMAND), 1)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    taken = subprocess.check_output(["bash", "-c", f"printf '%s\\0' {line}"])
+    program, *words = os.fsdecode(taken).split("\0")[:-1]
+    done = dlemu(*words, cwd=tmp_path)
+    assert (program, done.returncode) == ("dlemu", 0), done.stderr
     assert (tmp_path / folder / "dlemu.json").is_file()
 
 

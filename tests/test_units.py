@@ -15,6 +15,7 @@ from dlemu.units import (
     format_seconds,
     parse_bytes,
     round_up,
+    text_table,
 )
 
 
@@ -129,6 +130,16 @@ def test_one_is_not_several() -> None:
         "1 file",
         "2 files",
         "1,000 files",
+    ]
+
+
+def test_a_table_is_aligned_and_ends_no_line_with_blanks() -> None:
+    rows = [("name", "AU", "note"), ("a", "9.5", ""), ("longer", "100", "x")]
+    assert text_table(rows, left=(0, 2)) == ("name     AU  note\na       9.5\nlonger  100  x")
+    assert text_table(rows, ruled=True).splitlines()[:3] == [
+        "name    AU   note",
+        "------  ---  ----",
+        "a       9.5",
     ]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from dlemu.cli.scripts import json_text
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.results.compare import Comparison, Result, compare_folders
-from dlemu.results.noise import Difference
+from dlemu.reports.compare import Comparison, Result, compare_folders
+from dlemu.reports.noise import Difference
 from dlemu.terminal import Answer, answer, keep_stdout, say, shown_line
+from dlemu.units import text_table
 
 HELP = """\
 dlemu compare A B... [compare.max_loss=5%] [--json]
@@ -34,12 +35,21 @@ _FIGURES: dict[str, tuple[str, float, str]] = {
     "au_percentage": ("AU (%)", 1, ".2f"),
     "samples_per_second": ("samples/s", 1, ",.2f"),
     "read_bytes_per_second": ("read (MB/s)", 1e-6, ",.1f"),
+    "save_bytes_per_second": ("save (GB/s)", 1e-9, ",.3f"),
+    "load_bytes_per_second": ("load (GB/s)", 1e-9, ",.3f"),
     "page_cache_share": ("from memory (%)", 100, ".1f"),
     "real_accelerators": ("N*", 1, ".2f"),
 }
 """Heading, factor and form of each figure."""
-_IN_PERCENT = ("samples_per_second", "read_bytes_per_second")
+_IN_PERCENT = (
+    "samples_per_second",
+    "read_bytes_per_second",
+    "save_bytes_per_second",
+    "load_bytes_per_second",
+)
 """Their differences are shown relative to the first result."""
+_SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"}
+"""What a loss is counted in, by the kind of result."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,7 +91,7 @@ def _losses(comparison: Comparison, max_loss: float | None) -> Iterator[str]:
     if max_loss is None:
         return
     first, *others = comparison.results
-    what = "accelerators" if first.kind == "sizing" else "samples/s"
+    what = _SCORES[first.kind]
     for number, other in enumerate(others, 1):
         loss = 100 * comparison.loss(number)
         if round(loss, 6) > max_loss:
@@ -100,7 +110,7 @@ def _render(comparison: Comparison) -> str:
     overview = _overview(names, results)
     text = {"", "verdict", "limit", "folder"}
     left = [column for column, head in enumerate(overview[0]) if head in text]
-    parts = [f"{results[0].workload}{target}", _table(overview, left)]
+    parts = [f"{results[0].workload}{target}", text_table(overview, left=left)]
     for number in range(1, len(results)):
         rows = [
             [f"  {_FIGURES[name][0]}", *_shown(name, each)]
@@ -108,16 +118,16 @@ def _render(comparison: Comparison) -> str:
         ]
         if rows:
             head = f"{names[number]} against A, with the 95% interval of the difference:"
-            parts.append(f"{head}\n{_table(rows, (0, 2))}")
+            parts.append(f"{head}\n{text_table(rows, left=(0, 2))}")
     noise = "; ".join(f"{n} from {r.basis}" for n, r in zip(names, results, strict=True))
     parts.append(f"noise: {noise}{_caveat(results)}")
     unlike: dict[str, list[Any]] = {**comparison.facts, **comparison.keys}
     if unlike:
         rows = [[f"  {name}", *map(_cell, values)] for name, values in unlike.items()]
-        parts.append(f"what differs:\n{_table([['', *names], *rows], range(len(names) + 1))}")
+        parts.append(f"what differs:\n{text_table([['', *names], *rows])}")
     else:
         parts.append("what differs: nothing that is known of hosts, drives, versions and keys")
-    return _stripped("\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def _caveat(results: Sequence[Result]) -> str:
@@ -169,23 +179,6 @@ def _shown(name: str, found: Difference) -> tuple[str, str]:
 def _cell(value: object) -> str:
     text = "-" if value is None else str(value)
     return shown_line(text if len(text) <= 60 else f"{text[:57]}...")
-
-
-def _stripped(text: str) -> str:
-    """Return a text without blanks at the end of a line."""
-    return "\n".join(line.rstrip() for line in text.split("\n"))
-
-
-def _table(rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
-    """Return aligned columns: those of `left` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
 
 
 def _document(comparisons: Sequence[Comparison], max_loss: float | None) -> Any:

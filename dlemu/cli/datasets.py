@@ -26,19 +26,30 @@ def datasize(workload: Any, world: World, words: Words) -> int:
 
 def datagen(workload: Any, world: World, words: Words) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
+    from dlemu.cli.wear import watched
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
     from dlemu.results.header import introduction
 
     workload = resolve_auto(workload, world)
-    with show_files("datagen", on=shows(workload, world)) as progress:
+    done = [0]
+
+    def count(state: Any) -> None:
+        done[0] = state.bytes_done
+        if progress is not None:
+            progress(state)
+
+    with (
+        watched(world, workload.data_folder, drive=workload.drive, written=lambda: done[0]),
+        show_files("datagen", on=shows(workload, world)) as progress,
+    ):
         manifest = generate(
             workload,
             world=world,
             on_begin=lambda: say(
                 introduction(workload, host=world.host, num_hosts=world.num_hosts)
             ),
-            on_progress=progress,
+            on_progress=count,
         )
     if world.rank == 0:
         say(Answer(f"{workload.data_folder}: {manifest.describe()}"))

@@ -38,7 +38,7 @@ def _reading(workload: Workload) -> str:
     how = f"reads of {format_bytes(size)}, {reader.io_depth} at a time"
     if reader.decode == "library":
         how = "the format's library"
-    hand = "each batch put into one array" if reader.hands_over else "bytes dropped"
+    hand = "each batch put into one array" if workload.hands_over else "bytes dropped"
     why = "" if reader.hand_over else f", the default for {reader.data_loader}"
     return (
         f"loader {reader.data_loader}, {counted(reader.num_streams, 'reader')} an accelerator, "

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dlemu.terminal import say, silent
@@ -17,7 +18,8 @@ _SEARCH_RUNS = 6
 def dry_run(command: str, workload: Any, world: World) -> int:
     """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
     tell = say if world.rank == 0 else silent
-    {"datagen": _datagen, "run": _run, "size": _size}[command](workload, world, tell)
+    commands = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
+    commands[command](workload, world, tell)
     tell(f"dlemu {command} would be accepted; nothing was written")
     return 0
 
@@ -62,6 +64,10 @@ def _run(workload: Any, world: World, tell: Any) -> None:
         f"{format_bytes(found.epoch_bytes)} each, "
         f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
     )
+    if found.workload.workflow.checkpoint:
+        from dlemu.checkpoint.in_run import planned_in_run
+
+        tell(f"write:    {planned_in_run(found.workload, found.num_accelerators, found.num_steps)}")
     _readers(found, tell)
     _judge(found.size, found.layout.num_files, world, tell)
     tell(f"time:     {_about(found.seconds)}{_by(found.bytes_per_second, 'read')}")
@@ -94,6 +100,29 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         enough.check(first, expected=expected)
 
 
+def _checkpoint(workload: Any, world: World, tell: Any) -> None:
+    from dlemu.checkpoint.plan import Plan, planned
+    from dlemu.checkpoint.text import introduction
+
+    plan = Plan.of(workload, world)
+    if world.rank != 0:
+        return
+    fields, folder = planned(workload, plan), workload.checkpoint.checkpoint_folder
+    rate, source = None, "name a drive (drive=d7_ps1010), or checkpoint.checkpoint_folder"
+    if workload.drive is not None and workload.drive.write_bandwidth:
+        rate = workload.drives * workload.drive.write_bandwidth
+        source = f"at {format_rate(rate)}, {workload.drives} x {workload.drive.name}"
+    elif folder:
+        from dlemu.checkpoint.opening import examine
+        from dlemu.results.header import place_fields
+
+        fields["place"] = place_fields(Path(folder), host=world.host, num_hosts=world.num_hosts)
+        rate = examine(workload, plan, world.host)
+        source = f"{format_rate(rate)} were written in a probe of one second"
+    tell(introduction(fields))
+    tell(f"time:     {_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
+
+
 def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:
     """Say how many runs a search makes, and for how long."""
     workload = one.workload
@@ -119,7 +148,7 @@ def _readers(found: Any, tell: Any) -> None:
     reader = found.workload.reader
     kept = (
         f"up to {found.workload.batches_in_flight} batches of each, and "
-        if reader.hands_over
+        if found.workload.hands_over
         else ""
     )
     tell(

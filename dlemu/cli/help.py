@@ -90,9 +90,24 @@ USAGES: dict[str, Usage] = {
         (
             "dlemu predict workload=unet3d_h100 drive=d7_ps1010 drives=4",
             "dlemu predict workload=unet3d_h100 drive.read_bandwidth=7GB predict.accelerators=2",
+            "dlemu predict workload=unet3d_h100 drive=d7_ps1010 origin.read_bandwidth=2GB "
+            "cache.capacity=0.8",
+            "dlemu predict workload=dlrm_dcnv2_h100 drive=d3_s4520 drives=2 predict.minutes=true",
         ),
         "workload drive drives drive.read_bandwidth predict.calibration predict.accelerators "
-        "num_hosts metric.au",
+        "predict.minutes cache.capacity cache.policy origin.read_bandwidth num_hosts metric.au",
+    ),
+    "checkpoint": Usage(
+        "model=NAME checkpoint.checkpoint_folder=FOLDER [key=value ...]",
+        (
+            "dlemu checkpoint model=unet3d checkpoint.checkpoint_folder=data/checkpoints "
+            "checkpoint.num_checkpoints_write=2 checkpoint.num_checkpoints_read=2",
+            "dlemu checkpoint model=llama3_8b checkpoint.checkpoint_folder=data/checkpoints "
+            "checkpoint.scale=0.001 checkpoint.time_between_checkpoints=0 checkpoint.mtbf=3h",
+        ),
+        "model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
+        "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
+        "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
     ),
     "steptime": Usage(
         _KEYS_AND,
@@ -110,23 +125,26 @@ _RUNS = "run size calibrate"
 _WRITES = f"datagen {_RUNS}"
 _ALL = f"datasize {_WRITES} predict"
 READERS: dict[str, str] = {
-    "workload": f"{_ALL} verify steptime",
-    "name": f"{_ALL} steptime",
+    "workload": f"{_ALL} verify steptime checkpoint",
+    "name": f"{_ALL} steptime checkpoint",
     "framework": "",
     "drive": "predict size",
     "drives": "predict size",
+    "drive.endurance": "datagen run checkpoint",
     "accelerators_per_rank": "datasize datagen run",
-    "num_accelerators": "datasize datagen run",
+    "num_accelerators": "datasize datagen run checkpoint",
     "num_hosts": "datasize datagen run size predict",
     "host_memory": "datasize datagen run size",
     "division": "run",
     "runs": "run",
     "warmup": "run",
     "workflow": "run",
-    "progress": f"{_WRITES} verify",
+    "workflow.checkpoint": "run size",
+    "progress": f"{_WRITES} verify checkpoint",
     "dataset": _WRITES,
     "dataset.data_folder": f"{_WRITES} verify",
     "dataset.format": _ALL,
+    "dataset.num_files_train": _ALL,
     "dataset.num_samples_per_file": _ALL,
     "dataset.record_length_bytes": _ALL,
     "dataset.record_dims": _ALL,
@@ -143,17 +161,54 @@ READERS: dict[str, str] = {
     "reader.odirect": f"{_RUNS} predict",
     "train": _RUNS,
     "train.computation_time": f"{_RUNS} predict",
+    "train.total_training_steps": f"{_RUNS} predict",
     "metric": _RUNS,
     "metric.au": f"{_RUNS} predict",
     "storage.storage_type": "",
     "storage.storage_root": f"{_WRITES} verify",
     "output": _RUNS,
-    "output.folder": f"{_RUNS} predict steptime",
-    "output.log": f"{_ALL} verify steptime",
+    "output.folder": f"{_RUNS} predict steptime checkpoint",
+    "output.log": f"{_ALL} verify steptime checkpoint",
     "dali": _RUNS,
     "size": "size",
     "predict": "predict",
     "steptime": "steptime",
+    "cache": "run size",
+    "cache.capacity": "run size predict",
+    "cache.policy": "run size predict",
+    "cache.fill": "run size predict",
+    "cache.origin": "run",
+    "cache.devices": "run",
+    "origin": "run size",
+    "origin.read_bandwidth": "run size predict",
+    "checkpoint": "run size checkpoint",
+    **dict.fromkeys(
+        (
+            "checkpoint.num_checkpoints_write",
+            "checkpoint.num_checkpoints_read",
+            "checkpoint.time_between_checkpoints",
+            "checkpoint.rank_sync",
+            "checkpoint.verify",
+            "checkpoint.writer",
+            "checkpoint.max_seconds",
+            "checkpoint.mtbf",
+        ),
+        "checkpoint",
+    ),
+    **dict.fromkeys(
+        (
+            "checkpoint.checkpoint_after_epoch",
+            "checkpoint.epochs_between_checkpoints",
+            "checkpoint.steps_between_checkpoints",
+            "checkpoint.asynchronous",
+            "checkpoint.staging_bandwidth",
+        ),
+        "run size",
+    ),
+    "model": "run size checkpoint predict",
+    "output.drop_caches": f"{_RUNS} checkpoint",
+    "output.drop_all_caches": f"{_RUNS} checkpoint",
+    "output.stall_seconds": f"{_RUNS} checkpoint",
     "predict.calibration": "predict size calibrate",
 }
 """Commands that read a key, or all keys of a group that are not listed themselves."""

@@ -28,10 +28,14 @@ dlemu - how many GPUs will this storage feed?
   size       find the most accelerators that this storage feeds, by measurement
   predict    the same by arithmetic, from a drive's rates or a calibration
   calibrate  measure this host and the storage, for predict
+  workloads  what each published workload asks of storage, and which of them feel the drive
+  checkpoint write and read a model's checkpoints: dlemu checkpoint model=llama3_8b ...
   steptime   time real training steps on this host's GPU, for train.computation_time
   report     show results again: dlemu report [FOLDER...] [--html FILE] [--json] [--trace FILE]
   compare    results side by side, and what differs: dlemu compare A B [compare.max_loss=5%]
   paths      compare the data paths to memory and to the GPU: dlemu paths FOLDER
+  wear       what drives count of their wear: dlemu wear FOLDER, or drive.endurance=14PB
+  load       how long an inference server waits for a model's files: dlemu load model=llama2_70b
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
   completion what makes a shell complete dlemu's words: dlemu completion bash|zsh|fish
   help       dlemu help COMMAND, dlemu help KEY, dlemu help keys
@@ -115,6 +119,10 @@ def _answer(arguments: Sequence[str]) -> str | None:
         return f"dlemu {version('dlemu')}"
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return COMMANDS[name].help(name, whole="--help-all" in words)
+    if name == "predict" and _HIT_SHARES in words:
+        from dlemu.tier.shares import table
+
+        return table()
     return None
 
 
@@ -143,6 +151,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     return 1
 
 
+_HIT_SHARES = "--hit-shares"
 _FOR_SCRIPTS = ("--json", "--csv", "--label")
 COMMANDS: dict[str, Command | Tool] = {
     "try": Tool("dlemu.cli.try_"),
@@ -151,12 +160,18 @@ COMMANDS: dict[str, Command | Tool] = {
     "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
     "run": Command("dlemu.cli.runs:run", (DRY_RUN, *_FOR_SCRIPTS), reads="run"),
     "size": Command("dlemu.cli.sizes:size", (DRY_RUN, *_FOR_SCRIPTS), reads="size"),
-    "predict": Command("dlemu.cli.sizes:predict", _FOR_SCRIPTS),
+    "predict": Command("dlemu.cli.sizes:predict", (*_FOR_SCRIPTS, _HIT_SHARES)),
     "calibrate": Command("dlemu.cli.sizes:calibrate"),
+    "checkpoint": Command(
+        "dlemu.cli.checkpoints:checkpoint", (DRY_RUN, "--verify", "--json"), makes_folder=True
+    ),
     "steptime": Command("dlemu.cli.steptime:steptime"),
+    "workloads": Tool("dlemu.cli.workloads"),
     "report": Tool("dlemu.cli.report"),
     "compare": Tool("dlemu.cli.compare"),
     "paths": Tool("dlemu.cli.paths"),
+    "wear": Tool("dlemu.cli.wear"),
+    "load": Tool("dlemu.cli.load"),
     "doctor": Tool("dlemu.cli.doctor"),
     "completion": Tool("dlemu.cli.completion"),
 }

@@ -12,10 +12,10 @@ from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
-from dlemu.paths.report import render_table, write_report
+from dlemu.paths.report import has_several_places, render_tables, write_report
 from dlemu.paths.sweep import Cell, Sweep, run_paths
+from dlemu.reports.table import Row
 from dlemu.results.summary import time_of_day
-from dlemu.results.table import Row
 from dlemu.terminal import Answer, keep_stdout, say
 from dlemu.units import parse_bytes
 from dlemu.workload.compose import refuse_tilde
@@ -29,22 +29,27 @@ them. The same command goes on where it was interrupted.
 
   target=/mnt/d1,/mnt/d2   folders, instead of FOLDER
   seconds=45               of each measurement
-  io_sizes=4KiB,1MiB       4, 16, 64, 128, 512, 1024, 4096 KiB
+  io_sizes=4KiB,1MiB       4, 16, 64, 128, 512, 1024, 4096 KiB; 512B where the device allows it
+  queue_depths=1,4,32,128  blocks that each worker has in flight (1); compares processes, threads
+                           and io_uring
   workers=8,32             8
   patterns=seq_read,...    seq_read,random_read; also {seq,random}_write and, half each, _mix
   paths=host_direct,...    all that work here, of host_buffered, host_direct,
-                           host_direct_gpu_copy, cufile
+                           host_direct_gpu_copy, cufile; also host_threads, host_io_uring
   file_size=2GiB           of each worker's file; less where space is short
-  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg
+  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg,
+                           targets.csv
   progress=on              off: do not show on stderr what is being measured
   --json                   print the content of paths.json, and nothing else
   --csv FILE               append a row for each cell; --label TEXT goes into a column
 """
 
+_NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
 COLUMNS = (
     *("time", "id", "label"),
-    *(field.name for field in fields(Cell)),
+    *(field.name for field in fields(Cell) if field.name not in _NEWER),
     *("host", "drive_model", "dlemu_version", "folder"),
+    *_NEWER,
 )
 """Of --csv; new ones come last."""
 
@@ -63,17 +68,13 @@ def main(arguments: Sequence[str]) -> int:
     with keep_stdout(script.as_json):
         with show_progress("paths", lambda: waiting(*doing[0]), on=wanted):
             cells = run_paths(plan, say, begin)
-        say(Answer(f"\n{render_table(cells)}"))
+        say(Answer(f"\n{render_tables(cells)}"))
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
-        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
+        several = ", targets.csv" if has_several_places(cells) else ""
+        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt{several}")
         script.tell([asdict(cell) for cell in cells], _rows(cells, plan.output))
     return 0
-
-
-def parse_plan(arguments: Sequence[str]) -> Sweep:
-    """Return the plan that command-line arguments mean."""
-    return plan_of(parse(arguments))
 
 
 def plan_of(words: Words) -> Sweep:
@@ -111,11 +112,14 @@ def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     ]
 
 
-def _list_of(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+def list_of(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return what reads items that commas separate."""
     return lambda text: tuple(read(item) for item in text.split(",") if item)
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """Return what reads one of some words."""
+
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"{text} is none of {', '.join(choices)}")
@@ -124,7 +128,9 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
-def _path_of(key: str) -> Callable[[str], Path]:
+def path_of(key: str) -> Callable[[str], Path]:
+    """Return what reads a path, which must not begin with ~/."""
+
     def read(text: str) -> Path:
         refuse_tilde(key, text)
         return Path(text)
@@ -133,14 +139,15 @@ def _path_of(key: str) -> Callable[[str], Path]:
 
 
 _KEYS: dict[str, Callable[[str], Any]] = {
-    "target": _list_of(_path_of("target")),
-    "output": _path_of("output"),
+    "target": list_of(path_of("target")),
+    "output": path_of("output"),
     "seconds": float,
-    "io_sizes": _list_of(parse_bytes),
-    "workers": _list_of(int),
-    "patterns": _list_of(_one_of(PATTERNS)),
-    "paths": _list_of(_one_of(DATA_PATHS)),
+    "io_sizes": list_of(parse_bytes),
+    "workers": list_of(int),
+    "queue_depths": list_of(int),
+    "patterns": list_of(one_of(PATTERNS)),
+    "paths": list_of(one_of(DATA_PATHS)),
     "file_size": parse_bytes,
-    "progress": _one_of(("on", "off")),
+    "progress": one_of(("on", "off")),
 }
 """How each key's value is read."""

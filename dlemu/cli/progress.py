@@ -138,10 +138,11 @@ def _describe_run(now: "RunProgress") -> Shown:
             "" if rate is None else f"{rate:,.4g} samples/s",
             "" if drive is None else f"drive {format_rate(drive)}",
             "" if cached is None else f"{100 * cached:.0f}% cached",
+            now.checkpoint,
             _left(now.seconds_left),
             "" if now.num_ranks == 1 else f"rank 0 of {now.num_ranks:,}",
         ),
-        first_dropped=(5, 7, 3, 4),
+        first_dropped=(5, 8, 3, 4),
         above=now.job,
         share=now.share,
     )

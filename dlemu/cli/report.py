@@ -10,9 +10,9 @@ import yaml
 
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.reports.rows import render_rows
+from dlemu.reports.stored import Result, find_results, read_result
 from dlemu.results.records import SUMMARY, map_steps, plain, read_summary
-from dlemu.results.rows import render_rows
-from dlemu.results.stored import Result, find_results, read_result
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
 
@@ -121,7 +121,7 @@ def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[R
 
 
 def _write_trace(path: Path, result: Result) -> None:
-    from dlemu.results.trace import traced, write_trace
+    from dlemu.reports.trace import traced, write_trace
 
     number = write_trace(path, traced(result))
     say(f"trace: {shown_line(str(path))}, {counted(number, 'event')}", to_stderr=True)
@@ -151,7 +151,7 @@ def _metric_value(key: str, text: str) -> object:
 
 
 def _write_page(path: Path, results: Sequence[Result]) -> None:
-    from dlemu.results.page import render_page
+    from dlemu.reports.page import render_page
 
     with _sound(results[0].folder):
         page = render_page(results)

@@ -15,9 +15,9 @@ import numpy as np
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.host.system import find_system
+from dlemu.reports.table import Row, append_rows, check_table
 from dlemu.results.records import plain
 from dlemu.results.summary import time_of_day
-from dlemu.results.table import Row, append_rows, check_table
 from dlemu.terminal import answer
 from dlemu.workload.commands import value_of
 
@@ -47,7 +47,7 @@ SIZE = (
 PREDICT = (
     *(*_FIRST, "drive", "drives", "num_accelerators", "low", "high", "at_least"),
     *("real_accelerators", "au_percent", "read_MB_per_second", "limit", "calibrated"),
-    *("dlemu_version", "overrides_hash"),
+    *("dlemu_version", "overrides_hash", "minutes"),
 )
 DATASIZE = (
     *(*_FIRST, "num_accelerators", "num_files", "num_samples", "num_bytes", "decided_by"),
@@ -176,7 +176,7 @@ def predict_row(answer: "Predicted") -> Row:
     same = ("num_accelerators", "low", "high", "at_least", "real_accelerators", "calibrated")
     return {
         **_common(answer.workload, time.time_ns()),
-        **{name: getattr(answer, name) for name in (*same, "limit")},
+        **{name: getattr(answer, name) for name in (*same, "limit", "minutes")},
         "drive": answer.drive.name,
         "drives": answer.workload.drives,
         "au_percent": answer.au_percentage,

@@ -30,15 +30,46 @@ def size(workload: Any, world: World, words: Words) -> int:
 def predict(workload: Any, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
     from dlemu.cli.scripts import PREDICT, Script, predict_row
+    from dlemu.sizing.cached import asks_for_cache, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
-    if world.rank == 0:
+    if world.rank == 0 and _asks_for_checkpoints(workload):
+        _predict_checkpoint(workload, words)
+    elif world.rank == 0:
         script = Script.of(words, PREDICT)
+        if asks_for_cache(workload):
+            both = predict_cached(workload)
+            say(Answer(str(both)))
+            _say_what_it_stands_for(workload)
+            script.tell(both.fields, [predict_row(both.cold), predict_row(both.warm)])
+            return 0
         found = foretell(workload)
         say(Answer(str(found)))
         _say_what_it_stands_for(workload)
         script.tell(found.fields, [predict_row(found)])
     return 0
+
+
+def _asks_for_checkpoints(workload: Any) -> bool:
+    """Return whether a model was named, or the job is one of checkpoints alone."""
+    from dlemu.workload.compose import known_models
+
+    alone = workload.workflow.checkpoint and not workload.workflow.train
+    return alone or "model" in workload.given or workload.made_from in known_models()
+
+
+def _predict_checkpoint(workload: Any, words: Words) -> None:
+    from dlemu.checkpoint.predict import predict_checkpoint
+    from dlemu.cli.scripts import json_text
+    from dlemu.errors import WorkloadError
+    from dlemu.terminal import answer
+
+    if "--csv" in words.options:
+        raise WorkloadError("--csv has no columns for checkpoints; take --json")
+    found = predict_checkpoint(workload)
+    say(Answer(str(found)))
+    if "--json" in words.options:
+        answer(json_text(found.fields))
 
 
 def calibrate(workload: Any, world: World, words: Words) -> int:

@@ -45,7 +45,7 @@ _ANSWERS = {
 }
 _GROUPS = {
     "training": "leave it out: dlemu run ...",
-    "checkpointing": "dlemu does not emulate checkpoints",
+    "checkpointing": "write dlemu checkpoint model=llama3_8b checkpoint.checkpoint_folder=FOLDER",
     "vectordb": "dlemu does not emulate vector databases",
     "kvcache": "dlemu does not emulate key-value caches",
     "reports": "write dlemu report FOLDER",

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import FormatName
+from dlemu.workload.sections import BARE, INDEXED, ColumnSection, DatasetSection, FormatName
 
 Samples = NDArray[np.int64]
 
 _STRATA = 64
 """So many consecutive samples draw their sizes from different quantiles of the distribution."""
+_LARGEST_FILE = 1 << 40
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
 
@@ -38,6 +40,13 @@ class Layout:
     seed: int
     prefix: str = "img"
     num_subfolders: int = 0
+    distribution: Literal["normal", "lognormal", "listed"] = "normal"
+    listed: tuple[int, ...] = ()
+    """The sizes that are drawn, in ascending order, where the distribution is a list."""
+    columns: tuple[ColumnSection, ...] = ()
+    """Of a parquet file; a sample's size is then that of the columns that are read."""
+    row_group_size: int = 0
+    """Rows of a row group of a parquet file."""
 
     @property
     def num_samples(self) -> int:
@@ -45,13 +54,10 @@ class Layout:
         return self.num_files * self.samples_per_file
 
     @property
-    def streamed(self) -> bool:
-        """Whether files can only be read from end to end, not sample by sample.
-
-        A TFRecord file has no directory, and npz and npy files interleave samples (the samples'
-        axis is the last). HDF5 keeps each sample in one piece.
-        """
-        return self.samples_per_file > 1 and self.format != "hdf5"
+    def equal_bytes(self) -> int | None:
+        """Payload bytes of every sample; None if they differ."""
+        whole = self.mean_bytes / self.element_bytes
+        return int(self.mean_bytes) if self.stdev_bytes == 0 and whole.is_integer() else None
 
     def file_of(self, samples: Samples) -> Samples:
         """Return the file number of each sample."""
@@ -73,6 +79,13 @@ class Layout:
         """Return the path below the data folder of a TFRecord file's index."""
         return f"index/{self.path(file).removesuffix('.tfrecord')}.idx"
 
+    def index_paths(self, file: int) -> tuple[str, ...]:
+        """Return the paths below the data folder of a file's indexes; few formats have some."""
+        if self.format in INDEXED:
+            path = self.path(file)
+            return f"{path}.off.idx", f"{path}.sz.idx"
+        return (self.index_path(file),) if self.format == "tfrecord" else ()
+
     def sizes(self, samples: Samples) -> Samples:
         """Return the payload bytes of each sample, int64; they depend on (seed, sample) alone.
 
@@ -80,10 +93,15 @@ class Layout:
         sizes below 1 % of the mean; mean and stdev are those of what remains.
         """
         unit = self.element_bytes
+        if self.equal_bytes is not None:
+            return np.full(len(samples), max(self.equal_bytes, unit))
+        if self.listed:
+            places = (_strata(self.seed, samples) * len(self.listed)).astype(np.int64)
+            return np.array(self.listed, np.int64)[places]
         if self.stdev_bytes == 0:
             exact = np.full(len(samples), self.mean_bytes / unit)
         else:
-            quantiles, grid = _quantiles(self.mean_bytes, self.stdev_bytes)
+            quantiles, grid = _quantiles_of(self)
             exact = np.interp(_strata(self.seed, samples), grid, quantiles) / unit
         fraction = _uniform(self.seed, samples, purpose=2)
         return np.maximum(np.floor(exact + fraction), 1).astype(np.int64) * unit
@@ -133,32 +151,55 @@ def layout_of(workload: Workload) -> Layout:
         num_files=workload.num_files,
         samples_per_file=dataset.num_samples_per_file,
         mean_bytes=dataset.mean_bytes,
-        stdev_bytes=0.0 if dataset.record_dims else dataset.record_length_bytes_stdev,
-        element_bytes=dataset.element_bytes,
+        stdev_bytes=dataset.stdev_bytes,
+        element_bytes=1 if dataset.columns or dataset.listed_sizes else dataset.element_bytes,
         seed=dataset.seed,
         prefix=dataset.file_prefix,
         num_subfolders=dataset.num_subfolders_train,
+        distribution=_distribution_of(dataset),
+        listed=dataset.listed_sizes,
+        columns=dataset.columns,
+        row_group_size=dataset.parquet.row_group_size if dataset.columns else 0,
     )
     check_layout(layout)
     return layout
 
 
+def _distribution_of(dataset: DatasetSection) -> Literal["normal", "lognormal", "listed"]:
+    if dataset.columns or dataset.record_dims:
+        return "normal"
+    if dataset.listed_sizes:
+        return "listed"
+    named = dataset.record_length_bytes_distribution
+    return "lognormal" if named == "lognormal" and dataset.stdev_bytes else "normal"
+
+
 def check_layout(layout: Layout) -> None:
     """Refuse sizes that no files of this format can have."""
     per_file, mean, stdev = layout.samples_per_file, layout.mean_bytes, layout.stdev_bytes
-    if per_file > 1 and layout.format != "tfrecord":
+    if layout.columns:
+        if per_file * sum(column.row_bytes for column in layout.columns) > _LARGEST_FILE:
+            raise WorkloadError(
+                f"dataset.num_samples_per_file={per_file} makes parquet files of more than 1 TiB; "
+                "lower it"
+            )
+        return
+    if per_file > 1 and layout.format not in ("tfrecord", *INDEXED):
         if stdev > 0:
+            why = "nothing tells where a sample begins"
+            if layout.format not in BARE:
+                why = "the file is one array, its samples are equal"
             raise WorkloadError(
                 f"dataset.record_length_bytes_stdev must be 0 where a {layout.format} file holds "
-                f"{per_file} samples, got {stdev:g}: the file is one array, its samples are equal"
+                f"{per_file} samples, got {stdev:g}: {why}"
             )
         if mean % layout.element_bytes:
             raise WorkloadError(
                 f"dataset.record_length_bytes must be a multiple of {layout.element_bytes} where "
                 f"a {layout.format} file holds {per_file} samples, got {mean:g}"
             )
-    if stdev > 0:
-        _quantiles(mean, stdev)  # raises if no such distribution exists
+    if stdev > 0 and not layout.listed:
+        _quantiles_of(layout)  # raises if no such distribution exists
 
 
 def hashed(seed: int, numbers: Samples, *, purpose: int) -> NDArray[np.uint64]:
@@ -197,6 +238,29 @@ def _strata(seed: int, samples: Samples) -> NDArray[np.float64]:
     return within / _STRATA
 
 
+def _quantiles_of(layout: Layout) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the quantile function of a layout's sizes: values, and their probabilities."""
+    of = _lognormal if layout.distribution == "lognormal" else _quantiles
+    return of(layout.mean_bytes, layout.stdev_bytes)
+
+
+def _grid() -> NDArray[np.float64]:
+    """Return probabilities from 0 to 1, finer at both ends, where quantile functions are steep."""
+    ends = np.logspace(-7, -3, 200)
+    grid = np.concatenate([[0.0], ends, np.linspace(1e-3, 1 - 1e-3, 1999)[1:-1], 1 - ends])
+    return np.unique(np.clip(grid, 0.0, 1 - 1e-7))
+
+
+@lru_cache
+def _lognormal(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the quantile function of a lognormal distribution of this mean and stdev."""
+    spread = math.sqrt(math.log1p((stdev / mean) ** 2))
+    centre = math.log(mean) - spread**2 / 2
+    unit, grid = NormalDist(), _grid()
+    values = np.exp([centre + spread * unit.inv_cdf(max(p, 1e-7)) for p in grid.tolist()])
+    return values, grid
+
+
 @lru_cache
 def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the quantile function of the size: values, and their probabilities.
@@ -217,10 +281,7 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
         got_stdev = width * math.sqrt(max(1 + cut * hazard - hazard**2, 1e-12))
         if abs(got_mean - mean) < 1e-6 * mean and abs(got_stdev - stdev) < 1e-6 * mean:
             start = unit.cdf(cut)
-            # The grid is finer at both ends, where the quantile function is steep.
-            ends = np.logspace(-7, -3, 200)
-            grid = np.concatenate([[0.0], ends, np.linspace(1e-3, 1 - 1e-3, 1999)[1:-1], 1 - ends])
-            grid = np.unique(np.clip(grid, 0.0, 1 - 1e-7))
+            grid = _grid()
             values = [
                 max(least, centre + width * unit.inv_cdf(min(start + p * (1 - start), 1 - 1e-12)))
                 if start + p > 0
@@ -248,6 +309,8 @@ class Dataset:
     layout, and every length is checked against it; else they come from each file's header."""
     notes: tuple[str, ...] = ()
     """Lines about the dataset, for a run's report."""
+    cache_state: str = ""
+    """File that the readers of this host share if they read through a cache (`tier.state`)."""
 
     @property
     def folder(self) -> Path:

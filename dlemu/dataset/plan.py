@@ -5,7 +5,9 @@ more than the others it would wait at their barrier for ever. Samples that do no
 are left out; with shuffling, different samples in each epoch.
 """
 
+import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,10 @@ from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import WorkloadError
 from dlemu.units import counted
 from dlemu.workload.model import Workload
+from dlemu.workload.sections import BARE
+
+_LARGEST_PLAN = 1 << 34
+"""Bytes of an array of all samples that a rank can hold."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,23 @@ class EpochPlan:
     """Interleaved only, (steps, accelerators, batch): the stream that each sample comes from."""
     starts: Samples | None = None
     """Interleaved only, (accelerators, streams): where in `sequence` each stream begins."""
+    visits: NDArray[np.int64] | None = None
+    """With a cache only: the host's visit in which each sample is read, as `tier.visits` numbers
+    them. Shaped as `samples`; for streams as `sequence`."""
+    unit: int = 1
+    """Above 1, each number in `samples` and `sequence` stands for so many samples that follow one
+    another: number u for samples u x unit to (u + 1) x unit - 1. Files of tabular data hold
+    thousands of millions of rows, too many for an array of all."""
+
+    def batch(self, step: int, accelerator: int) -> Samples:
+        """Return the samples of a batch, int64 (batch,)."""
+        return self._each(self.samples[step, accelerator])
+
+    def _each(self, units: Samples) -> Samples:
+        if self.unit == 1:
+            return units
+        samples: Samples = (units[:, None] * self.unit + np.arange(self.unit)).ravel()
+        return samples
 
     @property
     def num_steps(self) -> int:
@@ -48,11 +71,10 @@ class EpochPlan:
         With a shuffle buffer these differ from the batch's own samples.
         """
         if self.sequence is None or self.fetched is None:
-            samples: Samples = self.samples[step, accelerator]
-            return samples
+            return self.batch(step, accelerator)
         assert self.stream_of is None, "an interleaved batch is fetched by its streams"
         first, last = self.fetched[step, accelerator]
-        return self.sequence[first:last]
+        return self._each(self.sequence[first:last])
 
     def part(self, step: int, accelerator: int, stream: int) -> tuple[Samples, Samples]:
         """Return the rows that a stream fills in an interleaved batch, and the samples it reads."""
@@ -61,6 +83,31 @@ class EpochPlan:
         first, last = self._read_by(accelerator, stream, self.fetched[step, accelerator]).tolist()
         rows = np.flatnonzero(self.stream_of[step, accelerator] == stream)
         return rows, self.sequence[first:last]
+
+    def visits_of(self, step: int, accelerator: int, stream: int) -> NDArray[np.int64] | None:
+        """Return the visit of each sample that is read for a batch, or for a stream's part of it.
+
+        None: there is no cache.
+        """
+        if self.visits is None or self.fetched is None:
+            return None if self.visits is None else self.visits[step, accelerator]
+        bounds = self.fetched[step, accelerator]
+        if self.stream_of is not None:
+            bounds = self._read_by(accelerator, stream, bounds)
+        return self.visits[bounds[0] : bounds[1]]
+
+    def ranges(self, accelerator: int) -> Iterator[NDArray[np.int64]]:
+        """Yield, for each stream of an accelerator, where in `sequence` each step's part lies.
+
+        (steps, 2): start and end. Where whole batches come from streams, each gives only some.
+        """
+        assert self.fetched is not None
+        if self.starts is None:
+            yield self.fetched[:, accelerator]
+            return
+        for stream in range(self.starts.shape[1]):
+            ends = self._read_by(accelerator, stream, self.fetched[:, accelerator].T)
+            yield ends.T
 
     def takes_part(self, accelerator: int) -> NDArray[np.bool_]:
         """Return which streams read or fill a part of each interleaved batch, (steps, streams).
@@ -88,7 +135,8 @@ class EpochPlan:
         """Return the plan of the first `num_steps` steps."""
         fetched = None if self.fetched is None else self.fetched[:num_steps]
         stream_of = None if self.stream_of is None else self.stream_of[:num_steps]
-        return EpochPlan(self.samples[:num_steps], self.sequence, fetched, stream_of, self.starts)
+        samples = self.samples[:num_steps]
+        return dataclasses.replace(self, samples=samples, fetched=fetched, stream_of=stream_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +186,14 @@ def make_plan(
 ) -> EpochPlan:
     """Return an epoch's plan for a workload; `train.seed` orders it."""
     reader = workload.reader
+    unit = _unit(workload, layout)
+    num_units = layout.num_samples // unit
     options = PlanOptions(
-        batch_size=reader.batch_size,
+        batch_size=reader.batch_size // unit,
         num_accelerators=num_accelerators,
         epoch=epoch,
         seed=workload.train.seed,
-        samples_per_file=layout.samples_per_file,
+        samples_per_file=layout.samples_per_file // unit,
         shuffle_files=reader.file_shuffle != "off",
         shuffle_samples=reader.sample_shuffle != "off",
         num_streams=reader.num_streams,
@@ -151,12 +201,29 @@ def make_plan(
     )
     if reader.data_loader == "tensorflow":
         plan = plan_interleaved(layout.num_samples, options)
-    elif layout.streamed:
-        plan = plan_streams(layout.num_samples, options)
+    elif workload.streamed:
+        plan = dataclasses.replace(plan_streams(num_units, options), unit=unit)
     else:
         plan = plan_epoch(layout.num_samples, options)
     limit = workload.train.total_training_steps
     return plan if limit == -1 else plan.first_steps(limit)
+
+
+def _unit(workload: Workload, layout: Layout) -> int:
+    """Return how many samples are planned as one: samples that always stay together."""
+    reader = workload.reader
+    together = layout.format in (*BARE, "parquet") and reader.sample_shuffle == "off"
+    unit = 1
+    if together and workload.streamed and not workload.by_tf_data:
+        unit = math.gcd(reader.batch_size, layout.samples_per_file)
+    num_bytes = 8 * layout.num_samples // unit
+    if num_bytes > _LARGEST_PLAN:
+        raise WorkloadError(
+            f"{layout.num_samples:,} samples in random order are too many to be planned, at most "
+            f"{_LARGEST_PLAN // 8:,} are possible; lower dataset.num_files_train, or set "
+            "reader.sample_shuffle=off and no reader.access"
+        )
+    return unit
 
 
 def plan_epoch(num_samples: int, options: PlanOptions) -> EpochPlan:

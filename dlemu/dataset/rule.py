@@ -106,8 +106,8 @@ class DatasetSize:
 
     @property
     def num_bytes(self) -> float:
-        """Mean bytes of these samples, without what a format adds."""
-        return self.num_samples * self.workload.dataset.mean_bytes
+        """Mean bytes of these samples in their files, without what a format adds."""
+        return self.num_samples * self.workload.dataset.stored_bytes
 
     def judge(self, num_files: int) -> list[str]:
         """Return for each of the two rules whether so many files are enough."""

@@ -5,19 +5,58 @@ use it for every way of reading and writing. docs/formats.md has the layouts.
 
 To add a format:
 
-1. Write a module here with the attribute and the functions of `format.Format`.
-2. Name it in `FORMATS`, and in `workload.sections.FormatName`. If samples of its larger files can
-   be read alone, say so in `dataset.layout.Layout.streamed` too.
+1. Write a module here with the functions of `format.Format`.
+2. Name it in `FORMATS`, and in `workload.sections.FormatName`.
 3. Give `loaders.library.PARSERS` a parser that reads it with its own library, and, if its files
    have checksums, `loaders.checksums.CHECKSUMS` one that checks them.
 4. Subclass `FormatContract` of tests/formats/contract.py in tests/formats/test_formats.py, and add
    a data set to `DATASETS` of tests/loaders/contract.py: then all loaders are checked with it.
 """
 
-from dlemu.formats import hdf5, npy, npz, tfrecord
+from typing import Protocol
+
+from dlemu.formats import hdf5, npy, npz, raw, tfrecord
 from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink
-from dlemu.workload.model import FormatName
+from dlemu.formats.parquet import Parquet
+from dlemu.workload.sections import BARE, ColumnSection, FormatName
 
-FORMATS: dict[FormatName, Format] = {"npz": npz, "npy": npy, "hdf5": hdf5, "tfrecord": tfrecord}
+FORMATS: dict[FormatName, Format] = {
+    "npz": npz,
+    "npy": npy,
+    "hdf5": hdf5,
+    "tfrecord": tfrecord,
+    **dict.fromkeys(BARE, raw),
+}
+"""Formats whose files need no more than the samples' sizes. parquet is made by `format_of`."""
 
-__all__ = ["FORMATS", "Crc", "FileSamples", "Format", "Places", "Read", "Sink"]
+
+class Described(Protocol):
+    """What a format depends on: a dataset's layout."""
+
+    @property
+    def format(self) -> FormatName: ...
+    @property
+    def columns(self) -> tuple[ColumnSection, ...]: ...
+    @property
+    def row_group_size(self) -> int: ...
+
+
+def format_of(layout: Described) -> Format:
+    """Return the format of a dataset's files."""
+    if layout.format == "parquet":
+        return Parquet(layout.columns, layout.row_group_size)
+    return FORMATS[layout.format]
+
+
+__all__ = [
+    "FORMATS",
+    "Crc",
+    "Described",
+    "FileSamples",
+    "Format",
+    "Parquet",
+    "Places",
+    "Read",
+    "Sink",
+    "format_of",
+]

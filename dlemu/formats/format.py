@@ -76,9 +76,6 @@ class Sink(Protocol):
 class Format(Protocol):
     """A file format. Each module of this package is one. tests/formats/contract.py checks it."""
 
-    streamed: bool
-    """Whether files of many samples are read from end to end; else a sample can be read alone."""
-
     def locate(self, read: Read, file_bytes: int, *, num_samples: int) -> Places:
         """Return where the payloads lie in a file of `file_bytes` bytes, by its own headers.
 

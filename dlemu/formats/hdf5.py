@@ -15,8 +15,6 @@ from dlemu.formats import npy
 from dlemu.formats.format import FileSamples, Places, Read, Sink
 from dlemu.units import PAGE_BYTES
 
-streamed = False
-
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
 # Offset of the end-of-file address, by the superblock's version (HDF5 specification 3.0, II.A).

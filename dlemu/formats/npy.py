@@ -13,8 +13,6 @@ from dlemu.errors import DatasetError
 from dlemu.formats.format import FileSamples, Places, Read, Sink
 from dlemu.units import PAGE_BYTES
 
-streamed = True
-
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # np.load has the same limit
 _MOST_AXES = 64  # of NumPy 2

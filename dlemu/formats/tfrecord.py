@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from dlemu.errors import DatasetError
 from dlemu.formats.format import FileSamples, Places, Read, Sink
 
-streamed = True
-
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
 FRAME_BYTES = _LENGTH.size + 4
 """Bytes around each record: its length with a checksum before it, its own checksum behind it."""

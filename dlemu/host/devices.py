@@ -57,6 +57,8 @@ class DeviceCounters:
     number of requests in flight."""
     in_flight: int
     """Requests in flight at this moment."""
+    written_bytes: int | None = None
+    """None in observations of older runs."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class BlockDevice:
             busy_ms=max(columns[9]),
             queue_ms=sum(columns[10]),
             in_flight=sum(columns[8]),
+            written_bytes=sum(columns[6]) * _SECTOR,
         )
 
 
@@ -95,6 +98,32 @@ def devices_under(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[B
     to the drives under its file; overlay to the drives under those of its layers that are visible.
     """
     disks = _disks_under(folder.resolve(), read_mounts(proc=proc), sys, set())
+    by_name = {disk.name: disk for disk in disks}
+    return [_block_device(disk, sys) for _, disk in sorted(by_name.items())]
+
+
+def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
+    """Return the block devices that count what is read in a folder and nowhere else, by name.
+
+    They are those that are mounted: a partition, a loop device, a volume of LVM. Of a block device
+    it is the device itself; of an overlay, whose layers have several, the drives below.
+    """
+    if place.is_block_device():
+        folder = sys / "class" / "block" / place.resolve().name
+        return [_block_device(folder.resolve(), sys)] if folder.exists() else []
+    mount = mount_under(place, proc=proc)
+    if mount is None or mount.kind == "overlay":
+        return devices_under(place, proc=proc, sys=sys)
+    found = {device.name: device for device in _mounted_devices(mount, sys)}
+    return [_block_device(device, sys) for _, device in sorted(found.items())]
+
+
+def drives_of(device: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
+    """Return the physical drives of a block device such as /dev/nvme0n1p1, by name."""
+    folder = sys / "class" / "block" / device.resolve().name
+    if not folder.exists():
+        return []
+    disks = _members(folder.resolve(), read_mounts(proc=proc), sys, set())
     by_name = {disk.name: disk for disk in disks}
     return [_block_device(disk, sys) for _, disk in sorted(by_name.items())]
 

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -31,6 +31,7 @@ class HostObserver:
         folder: the counters of the drives and the mount under it are read.
         pids: returns the processes to follow; their descendants are followed as well.
         path: where to write the observations; None writes nothing.
+        also: other folders that training reads, as a cache; their drives are read as well.
         period: seconds between two observations.
 
     Raises:
@@ -43,11 +44,13 @@ class HostObserver:
         pids: Callable[[], Iterable[int]],
         path: Path | None = None,
         *,
+        also: Sequence[Path] = (),
         period: float = 1.0,
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
-        self.devices = devices_under(folder, proc=proc, sys=sys)
+        under = [devices_under(each, proc=proc, sys=sys) for each in (folder, *also)]
+        self.devices = list({device.name: device for each in under for device in each}.values())
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
         """CPU time that the observing thread has used."""

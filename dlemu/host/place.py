@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, read_text
+from dlemu.units import counted
 
 _SECTOR = 512  # bytes; the kernel's `size` counts these, whatever the drive's own sector size is
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -73,6 +74,31 @@ def describe_drive(name: str, *, sys: Path = SYS) -> Drive:
         firmware=_first(folder / "device", "firmware_rev", "rev", "fwrev"),
         size_bytes=int(words[0]) * _SECTOR if words and words[0].isdecimal() else 0,
     )
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How the host reaches the one drive below a folder."""
+
+    drive: str
+    transport: str
+    """Of NVMe: "pcie" (also of an emulated drive, as SNAP's), "tcp", "rdma"; "" for others."""
+    queues: int
+    """Hardware queues that the kernel uses."""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.drive, self.transport, counted(self.queues, "queue"))))
+
+
+def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Connection | None:
+    """Return how the drive below a folder is reached; None for networks, memory, several drives."""
+    names = [device.name for device in devices_under(folder, proc=proc, sys=sys)]
+    if len(names) != 1:
+        return None
+    block = sys / "class" / "block" / names[0]
+    queues = sum(1 for _ in (block / "mq").glob("*"))
+    transport = read_text(block / "device" / "transport").strip()
+    return Connection(names[0], transport, queues) if queues else None
 
 
 def _first(folder: Path, *names: str) -> str:

@@ -147,6 +147,12 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     _find_loader(workload)
     if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
         raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
+    decodes = workload.dataset.format == "parquet" and workload.reader.decode == "library"
+    if decodes and find_spec("pyarrow") is None:
+        raise WorkloadError(
+            "reader.decode=library needs pyarrow for parquet: pip install 'dlemu[parquet]', or "
+            "leave it out"
+        )
     if workload.dali.device == "gpu":
         import_module("dlemu.loaders.dali.loader").find_gpus(workload)
     make_room(workload, num_accelerators)

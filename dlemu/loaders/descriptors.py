@@ -4,7 +4,6 @@ import resource
 import sys
 
 from dlemu.errors import WorkloadError
-from dlemu.formats import FORMATS
 from dlemu.units import counted
 from dlemu.workload.model import Workload
 
@@ -55,8 +54,8 @@ def _limits() -> tuple[int, int]:
 
 def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
     """Return the descriptors that one accelerator needs in a rank, and those that it can use."""
-    reader, dataset = workload.reader, workload.dataset
-    one_by_one = dataset.num_samples_per_file == 1 or FORMATS[dataset.format].streamed
+    reader = workload.reader
+    one_by_one = workload.dataset.num_samples_per_file == 1 or workload.streamed
     kept = 1 if one_by_one else FILES_KEPT
     if reader.data_loader != "pytorch":
         return reader.num_streams, reader.num_streams * kept

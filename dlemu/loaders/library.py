@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +20,8 @@ from dlemu.formats import tfrecord
 from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.storage.regular import cannot_open, open_regular
-from dlemu.workload.model import FormatName
+from dlemu.tier.reader import TierReader
+from dlemu.workload.sections import BARE, INDEXED, FormatName
 
 _Returned = TypeVar("_Returned")
 _MOST_DEFLATED = 1032
@@ -43,12 +45,12 @@ def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
 class CountedFile(io.FileIO):
     """A file that counts the bytes read from it, and the seconds."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, opener: Callable[[str, int], int] = open_regular) -> None:
         self.path = path
         self.bytes_read = 0
         self.read_seconds = 0.0
         try:
-            super().__init__(path, opener=open_regular)
+            super().__init__(path, opener=opener)
         except OSError as error:
             raise cannot_open(path, error) from None
 
@@ -182,18 +184,67 @@ def _damaged(file: CountedFile, error: Exception) -> DatasetError:
     return DatasetError(f"{file.path} is damaged: {' '.join(str(error).split())[:120]}")
 
 
+class _Bare:
+    """Files whose bytes are the samples; there is nothing to parse."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._file = file
+        self._size, rest = divmod(os.fstat(file.fileno()).st_size, num_samples)
+        if rest:
+            raise DatasetError(f"{file.path} is damaged: its samples have different sizes")
+
+    def sample(self, place: int) -> Memory:
+        self._file.seek(place * self._size)
+        data = np.frombuffer(self._file.read(self._size), np.uint8)
+        if not data.size:
+            raise DatasetError(f"{self._file.path} is damaged: sample {place} is empty")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Indexed(_Bare):
+    """Samples that lie where two index files say; the indexes are mapped, as Megatron does."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._file = file
+        try:
+            self._offsets, self._sizes = (
+                np.memmap(f"{file.path}.{each}.idx", "<u8", "r") for each in ("off", "sz")
+            )
+            whole = len(self._offsets) == len(self._sizes) == num_samples
+        except (OSError, ValueError) as error:
+            raise _damaged(file, error) from None
+        if not whole:
+            raise DatasetError(f"{file.path} is damaged: its index has not {num_samples} samples")
+
+    def sample(self, place: int) -> Memory:
+        start, size = int(self._offsets[place]), int(self._sizes[place])
+        if start + size > os.fstat(self._file.fileno()).st_size:
+            raise DatasetError(f"{self._file.path} is damaged: its index points past its end")
+        self._file.seek(start)
+        return np.frombuffer(self._file.read(size), np.uint8)
+
+
 PARSERS: dict[FormatName, Callable[[CountedFile, int], Parsed]] = {
     "npz": _Array,
     "npy": _Array,
     "hdf5": _Hdf5,
     "tfrecord": _Records,
+    **dict.fromkeys(BARE, _Bare),
+    **dict.fromkeys(INDEXED, _Indexed),
 }
 
 
 class LibraryReader:
     """Reads samples through the format's library, file by file."""
 
-    def __init__(self, source: Source, rows: Rows, note: Note) -> None:
+    def __init__(
+        self, source: Source, rows: Rows, note: Note, tier: TierReader | None = None
+    ) -> None:
+        """`tier` opens the files if there is a cache."""
+        self._tier, self._visit, self._taken = tier, -1, 0
         self._layout, self._folder = source.layout, str(source.dataset.folder)
         self._rows, self._note = rows, note
         self._parse = PARSERS[source.layout.format]
@@ -203,8 +254,9 @@ class LibraryReader:
 
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each sample."""
-        for sample in task.fetch.tolist():
-            self._read_sample(sample)
+        visits = repeat(-1) if task.visits is None else task.visits.tolist()
+        for sample, visit in zip(task.fetch.tolist(), visits, strict=False):
+            self._read_sample(sample, visit)
             yield
 
     def so_far(self) -> Cost:
@@ -213,29 +265,42 @@ class LibraryReader:
         if self._opened is not None:
             num_bytes += self._opened[0].bytes_read
             seconds += self._opened[0].read_seconds
-        return Cost(num_bytes, seconds, self._seconds - seconds, self._rows.seconds)
+        opening = 0.0 if self._tier is None else self._tier.seconds
+        decoding = self._seconds - seconds - opening
+        return Cost(num_bytes, seconds + opening, decoding, self._rows.seconds)
 
-    def _read_sample(self, sample: int) -> None:
+    def _read_sample(self, sample: int, visit: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
         path = f"{self._folder}/{self._layout.path(number)}"
         self._note(READING, number)
         begin = perf_counter()
-        if self._opened is None or self._opened[0].path != path:
+        if self._opened is None or self._opened[0].path != path or self._visit != visit:
             self.close()
-            file = CountedFile(path)
+            self._visit, self._taken = visit, 0
+            file = CountedFile(path, partial(self._open, number, visit))
             self._opened = file, self._parse(file, self._layout.samples_per_file)
         file, parsed = self._opened
         data = parsed.sample(place)
+        self._taken += 1
         self._seconds += perf_counter() - begin
         if self._rows.slots is not None:
             self._rows.copy(path, sample, data)
-        if self._layout.samples_per_file == 1:
+        # Through a cache a file is closed when its visit ends: others may wait to remove it.
+        ends = self._tier is not None and self._taken == self._tier.num_samples(visit)
+        if ends or self._layout.samples_per_file == 1:
             self.close()
+
+    def _open(self, number: int, visit: int, path: str, flags: int) -> int:
+        if self._tier is None:
+            return open_regular(path, flags)
+        return self._tier.open(visit, number, path)[0]
 
     def close(self) -> None:
         """Close the file."""
         if self._opened is not None:
             file, parsed = self._opened
+            if self._tier is not None:
+                self._tier.close(self._visit, file.fileno(), self._taken, file.bytes_read)
             parsed.close()
             self._closed_bytes += file.bytes_read
             self._closed_seconds += file.read_seconds

@@ -42,9 +42,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOOK_SECONDS = 1.0
 """How often the loader checks that its workers live."""
 
-_Asked = tuple[int, int, int, int, int, bytes]
-"""A task as it is sent: serial, epoch, step, number of samples, number fetched; samples, fetched
-and places as the bytes of int64. To pickle arrays takes 40 µs longer for each batch."""
+_Asked = tuple[int, int, int, int, int, bool, bytes]
+"""A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
+visits; samples, fetched, visits and places as the bytes of int64. To pickle arrays takes 40 µs
+longer for each batch."""
 _Made = tuple[int, int, float, float, float] | DlemuError | None
 """Step and cost; or an error that ends the run; or None, if the batch was no longer wanted."""
 
@@ -249,18 +250,21 @@ class _Order(Sampler[_Asked]):
 
 def _pack(serial: int, task: Task) -> _Asked:
     # `rows` is not sent: a worker makes whole batches, so rows are in order.
-    numbers = [task.samples, task.fetch] + ([] if task.places is None else [task.places.ravel()])
-    packed = np.concatenate(numbers).tobytes()
-    return serial, task.epoch, task.step, len(task.samples), len(task.fetch), packed
+    there = [each.ravel() for each in (task.visits, task.places) if each is not None]
+    packed = np.concatenate([task.samples, task.fetch, *there]).tobytes()
+    num_samples, num_fetched = len(task.samples), len(task.fetch)
+    return serial, task.epoch, task.step, num_samples, num_fetched, task.visits is not None, packed
 
 
 def _unpack(asked: _Asked) -> Task:
-    _, epoch, step, num_samples, num_fetched, packed = asked
+    _, epoch, step, num_samples, num_fetched, has_visits, packed = asked
     numbers = np.frombuffer(packed, np.int64)
-    end = num_samples + num_fetched
-    places = numbers[end:].reshape(3, num_fetched) if len(numbers) > end else None
+    fetch, end = num_samples, num_samples + num_fetched
+    visits = numbers[end : end + num_fetched] if has_visits else None
+    rest = numbers[end + num_fetched :] if has_visits else numbers[end:]
+    places = rest.reshape(3, num_fetched) if len(rest) else None
     rows = np.arange(num_samples)
-    return Task(epoch, step, numbers[:num_samples], rows, numbers[num_samples:end], places)
+    return Task(epoch, step, numbers[:fetch], rows, numbers[fetch:end], places, visits)
 
 
 class _Reading(TorchDataset[_Made]):

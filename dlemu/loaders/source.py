@@ -14,7 +14,7 @@ from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS
+from dlemu.formats import format_of
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.units import ceil_div, counted, format_bytes, round_up
@@ -42,6 +42,8 @@ class Task(NamedTuple):
     places: Samples | None
     """int64 (3, fetched): the payload's offset, the payload's bytes, the file's bytes. Only where
     a file holds one sample and dlemu wrote it; None: each file's header must be parsed."""
+    visits: Samples | None = None
+    """int64 (fetched,): the visit of `tier.visits` in which each is read; None: no cache."""
 
 
 class Cost(NamedTuple):
@@ -80,6 +82,11 @@ class Source:
         if reader.check_crc and reader.decode == "raw" and layout.format not in CHECKSUMS:
             raise WorkloadError(
                 f"reader.check_crc must be false for {layout.format} files, which have no checksums"
+            )
+        if keep and layout.format == "parquet" and reader.decode == "raw":
+            raise WorkloadError(
+                "reader.hand_over=batch needs reader.decode=library for parquet files: without "
+                "decoding there are bytes of columns, and no rows"
             )
         odirect = False if reader.decode == "library" else reader.odirect
         direct = settle_direct(dataset.folder / layout.path(0), odirect)
@@ -130,15 +137,16 @@ class Source:
                 parts = [plan.part(step, accelerator, stream) for step in block]
             places = self._places([fetch for _, fetch in parts])
             for step, (rows, fetch), three in zip(block, parts, places, strict=True):
-                samples = plan.samples[step, accelerator]
+                samples = plan.batch(step, accelerator)
                 samples = samples if rows is whole else samples[rows]
-                yield Task(epoch, step, samples, rows, fetch, three)
+                visits = plan.visits_of(step, accelerator, stream)
+                yield Task(epoch, step, samples, rows, fetch, three, visits)
 
     def _places(self, fetches: Sequence[Samples]) -> Sequence[Samples | None]:
         """Return `Task.places` of each batch."""
         if not self.dataset.known_places or self.layout.samples_per_file > 1:
             return [None] * len(fetches)
-        file_format = FORMATS[self.layout.format]
+        file_format = format_of(self.layout)
         sizes = self.layout.sizes(np.concatenate(fetches))
         whole = file_format.file_bytes(sizes[:, None])
         ends = np.cumsum([len(fetch) for fetch in fetches])
@@ -278,7 +286,7 @@ def readers_memory(dataset: Dataset, num_accelerators: int) -> int:
         WorkloadError: the batches need more memory than is free.
     """
     reader = dataset.workload.reader
-    source = Source(dataset, direct=False, keep=int(reader.hands_over))
+    source = Source(dataset, direct=False, keep=int(dataset.workload.hands_over))
     row_bytes = row_bytes_of(source, num_accelerators)
     one = dataset.layout.samples_per_file == 1
     piece = round_up(int(reader.piece_bytes if one else reader.transfer_size))

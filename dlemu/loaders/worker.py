@@ -13,15 +13,20 @@ from time import perf_counter
 
 import numpy as np
 
+from dlemu.datagen.survey import read_indexes
+from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, Places
+from dlemu.formats import Places, format_of, raw
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import IDLE, READING, SLEEPING, Note
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
+from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
+from dlemu.tier.reader import TierReader
+from dlemu.workload.sections import BARE, INDEXED
 
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
@@ -31,12 +36,15 @@ _MOST_CHECKED = 1024
 class _InPlaceReader:
     """Finds samples in files, checks headers and checksums, and reads the payloads."""
 
-    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
+    def __init__(
+        self, source: Source, rows: Rows, note: Note, tier: TierReader | None, *, max_open: int
+    ) -> None:
+        """`tier` opens the files if there is a cache."""
         reader, layout = source.workload.reader, source.layout
         piece_bytes = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
         self._source, self._layout = source, layout
-        self._rows, self._note = rows, note
-        self._format = FORMATS[layout.format]
+        self._rows, self._note, self._tier = rows, note, tier
+        self._format = format_of(layout)
         self._folder = str(source.dataset.folder)
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
@@ -47,6 +55,7 @@ class _InPlaceReader:
             max_open=max_open,
         )
         self._decode_seconds = 0.0
+        self._read_before = 0
 
     def start_epoch(self) -> None:
         """Forget the file of an earlier epoch."""
@@ -54,9 +63,10 @@ class _InPlaceReader:
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
         storage = self._storage
+        seconds = 0.0 if self._tier is None else self._tier.seconds
         return Cost(
             storage.bytes_read,
-            storage.read_seconds,
+            storage.read_seconds + seconds,
             self._decode_seconds,
             self._rows.seconds + storage.copy_seconds,
         )
@@ -72,6 +82,20 @@ class _InPlaceReader:
     def _path(self, number: int) -> str:
         return f"{self._folder}/{self._layout.path(number)}"
 
+    def _visit(self, number: int, visit: int) -> File:
+        """Open a file for a visit through the cache."""
+        assert self._tier is not None
+        path = self._path(number)
+        self._read_before = self._storage.bytes_read
+        return File(path, *self._tier.open(visit, number, path))
+
+    def _end_visit(self, file: File, visit: int, num_samples: int) -> None:
+        """Close a file that `_visit` opened."""
+        assert self._tier is not None
+        num_bytes = self._storage.bytes_read - self._read_before
+        self._tier.close(visit, file.descriptor, num_samples, num_bytes)
+        self._storage.close_file(file)
+
     def _locate(self, file: File, num_samples: int) -> Places:
         """Return where the samples of a file lie, by its own headers."""
         storage = self._storage
@@ -80,6 +104,9 @@ class _InPlaceReader:
         peek = partial(storage.peek, file)
         locate = partial(self._format.locate, num_samples=num_samples)
         try:
+            if self._layout.format in INDEXED:
+                indexes = read_indexes(file.path)
+                return raw.locate_by(indexes, file.num_bytes, num_samples=num_samples)
             found = despite_other_threads(lambda: locate(peek, file.num_bytes))
         except DatasetError as error:
             raise DatasetError(f"{file.path}: {error}") from None
@@ -102,33 +129,40 @@ class _WholeFileReader(_InPlaceReader):
 
     def read(self, task: Task) -> Iterator[None]:
         places = repeat(None) if task.places is None else task.places.T.tolist()
-        for sample, place in zip(task.fetch.tolist(), places, strict=False):
-            self._read_file(sample, place)
+        visits = repeat(-1) if task.visits is None else task.visits.tolist()
+        for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
+            self._note(READING, sample)
+            if visit < 0:
+                file = self._storage.open(self._path(sample))
+                try:
+                    self._read_file(file, sample, place)
+                finally:
+                    self._storage.close_file(file)
+            else:
+                file = self._visit(sample, visit)
+                try:
+                    self._read_file(file, sample, place)
+                finally:
+                    self._end_visit(file, visit, 1)
             yield
 
-    def _read_file(self, number: int, place: Sequence[int] | None) -> None:
-        storage = self._storage
-        self._note(READING, number)
-        file = storage.open(self._path(number))
-        try:
-            if place is None:
-                found = self._locate(file, 1)
-                offset, length = int(found.offsets[0]), int(found.lengths[0])
-                head: Part = offset
-            else:
-                offset, length, num_bytes = place
-                _check_size(file, num_bytes)
-                head = self._head[:offset]
-            parts = [head, *self._rows.parts(file.path, number, length)]
-            check = None
-            if self._checksum is not None:
-                check = self._checksum(file.path)
-                parts.append(file.num_bytes - offset - length)
-            storage.read(file, 0, parts, check=check)
-            if isinstance(head, memoryview):
-                self._check_head(file, head)
-        finally:
-            storage.close_file(file)
+    def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
+        if place is None:
+            found = self._locate(file, 1)
+            offset, length = int(found.offsets[0]), int(found.lengths[0])
+            head: Part = offset
+        else:
+            offset, length, num_bytes = place
+            _check_size(file, num_bytes)
+            head = self._head[:offset]
+        parts = [head, *self._rows.parts(file.path, number, length)]
+        check = None
+        if self._checksum is not None:
+            check = self._checksum(file.path)
+            parts.append(file.num_bytes - offset - length)
+        self._storage.read(file, 0, parts, check=check)
+        if isinstance(head, memoryview):
+            self._check_head(file, head)
 
 
 @dataclass(slots=True)
@@ -140,13 +174,19 @@ class _OpenFile:
     check: Checksum | None
     array: Memory | None = None
     """The whole array, where samples are interleaved; it has no bytes if they are dropped."""
+    visit: int = -1
+    unread: int = 0
+    """Samples that its visit still reads; with the last one, the file is closed."""
 
 
 class _RunReader(_InPlaceReader):
     """Reads runs of samples that follow one another in a file of many."""
 
-    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
-        super().__init__(source, rows, note, max_open=max_open)
+    def __init__(
+        self, source: Source, rows: Rows, note: Note, tier: TierReader | None, *, max_open: int
+    ) -> None:
+        super().__init__(source, rows, note, tier, max_open=max_open)
+        self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._opened: _OpenFile | None = None
         self._checked: set[bytes] = set()
 
@@ -159,22 +199,46 @@ class _RunReader(_InPlaceReader):
             return
         new_file = np.diff(self._layout.file_of(samples)) != 0
         ends = np.flatnonzero(new_file | (np.diff(samples) != 1)) + 1
+        at = 0
         for run in np.split(samples, ends):
             start = int(run[0])
-            opened = self._open(start // self._layout.samples_per_file)
-            if opened.places.interleaved > 1:
-                self._take_interleaved(opened, range(start, start + run.size))
-            else:
-                self._read_run(opened, range(start, start + run.size))
+            visit = -1 if task.visits is None else int(task.visits[at])
+            at += run.size
+            opened = self._open(start // self._layout.samples_per_file, visit)
+            try:
+                if opened.places.interleaved > 1:
+                    self._take_interleaved(opened, range(start, start + run.size))
+                else:
+                    self._read_run(opened, range(start, start + run.size))
+            finally:
+                self._took(opened, run.size)
             yield
 
-    def _open(self, number: int) -> _OpenFile:
+    def _took(self, opened: _OpenFile, num_samples: int) -> None:
+        """Close a file when its visit's last samples have been read."""
+        opened.unread -= num_samples
+        if opened.visit >= 0 and opened.unread == 0:
+            assert self._tier is not None
+            self._end_visit(opened.file, opened.visit, self._tier.num_samples(opened.visit))
+            self._opened = None
+
+    def _open(self, number: int, visit: int) -> _OpenFile:
         """Return an open file, and where its samples lie."""
         self._note(READING, number)
-        path = self._path(number)
-        file = self._storage.keep_open(path)
+        if visit < 0:
+            file = self._storage.keep_open(self._path(number))
+        elif self._opened is not None and self._opened.visit == visit:
+            file = self._opened.file
+        else:
+            file = self._visit(number, visit)
         if self._opened is not None and self._opened.file is file:
             return self._opened
+        unread = 0 if self._tier is None else self._tier.num_samples(visit)
+        self._opened = _OpenFile(*self._look_into(file, number), visit=visit, unread=unread)
+        return self._opened
+
+    def _look_into(self, file: File, number: int) -> tuple[File, Places, Checksum | None]:
+        """Return the file, where its samples lie, and what checks its bytes."""
         layout = self._layout
         if self._source.dataset.known_places:
             head = self._storage.head(file)
@@ -186,16 +250,14 @@ class _RunReader(_InPlaceReader):
             self._check_head(file, head)
         else:
             places = self._locate(file, layout.samples_per_file)
-        check = self._checksum(path) if self._checksum is not None else None
-        self._opened = _OpenFile(file, places, check)
-        return self._opened
+        return file, places, None if self._checksum is None else self._checksum(file.path)
 
     def _read_run(self, opened: _OpenFile, samples: range) -> None:
         """Read samples that lie one behind the other.
 
         In a streamed format the bytes between two payloads are read as well, and checked.
         """
-        file, places, streamed = opened.file, opened.places, self._format.streamed
+        file, places, streamed = opened.file, opened.places, self._streamed
         first = samples.start % self._layout.samples_per_file
         end = first + samples.stop - samples.start
         offsets = places.offsets[first:end].tolist()
@@ -262,6 +324,62 @@ class _RunReader(_InPlaceReader):
             self._rows.copy(opened.file.path, sample, data)
 
 
+class _RecordReader(_InPlaceReader):
+    """Reads samples of bare files one by one, wherever they lie: each with one call."""
+
+    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
+        super().__init__(source, rows, note, None, max_open=max_open)
+        self._places: dict[int, Places] = {}
+        self._most_places = max_open
+
+    def read(self, task: Task) -> Iterator[None]:
+        layout = self._layout
+        files = layout.file_of(task.fetch)
+        order = np.argsort(files, kind="stable")
+        ends = np.flatnonzero(np.diff(files[order])) + 1
+        for samples in np.split(task.fetch[order], ends):
+            number = int(samples[0]) // layout.samples_per_file
+            self._note(READING, number)
+            file = self._storage.keep_open(self._path(number))
+            offsets, lengths = self._extents(number, file, layout.place_of(samples))
+            parts: Sequence[Part] = lengths
+            if self._rows.slots is not None:
+                offsets, parts = self._into_rows(file.path, samples, offsets, lengths)
+            self._storage.read_each(file, offsets, parts)
+            yield
+
+    def _into_rows(
+        self, path: str, samples: Samples, offsets: list[int], lengths: list[int]
+    ) -> tuple[list[int], list[Part]]:
+        """Return the parts that the samples are read to, each with its offset."""
+        starts: list[int] = []
+        parts: list[Part] = []
+        for sample, offset, length in zip(samples.tolist(), offsets, lengths, strict=True):
+            for part in self._rows.parts(path, sample, length):
+                starts.append(offset)
+                parts.append(part)
+                offset += part if isinstance(part, int) else len(part)
+        return starts, parts
+
+    def _extents(self, number: int, file: File, places: Samples) -> tuple[list[int], list[int]]:
+        """Return where samples lie in a file, by their places there."""
+        layout, same = self._layout, self._layout.equal_bytes
+        if same is not None and self._source.dataset.known_places:
+            _check_size(file, same * layout.samples_per_file)
+            return (places * same).tolist(), [same] * len(places)
+        if number not in self._places:
+            if len(self._places) == self._most_places:
+                self._places.clear()
+            if self._source.dataset.known_places:
+                sizes = layout.sizes(layout.samples_of(number))
+                _check_size(file, int(sizes.sum()))
+                self._places[number] = raw.places(sizes)
+            else:
+                self._places[number] = self._locate(file, layout.samples_per_file)
+        found = self._places[number]
+        return found.offsets[places].tolist(), found.lengths[places].tolist()
+
+
 def _check_size(file: File, num_bytes: int) -> None:
     if file.num_bytes != num_bytes:
         raise DatasetError(
@@ -286,13 +404,22 @@ class SampleReader:
         """Without slots the bytes are read and dropped."""
         workload = source.workload
         self._rows = Rows(slots, resize=workload.dataset.record_length_bytes_resize)
-        self._reader: LibraryReader | _InPlaceReader
-        if workload.reader.decode == "library":
-            self._reader = LibraryReader(source, self._rows, note)
+        self._reader: LibraryReader | ColumnReader | _InPlaceReader
+        self._tier: TierReader | None = None
+        if source.dataset.cache_state:
+            row = accelerator * workload.reader.num_streams + worker
+            self._tier = TierReader(source.dataset, row=row, direct=source.direct)
+        tier = self._tier
+        if source.layout.format == "parquet":
+            self._reader = ColumnReader(source, self._rows, note, max_open=max_open)
+        elif workload.reader.decode == "library":
+            self._reader = LibraryReader(source, self._rows, note, tier)
         elif source.layout.samples_per_file == 1:
-            self._reader = _WholeFileReader(source, self._rows, note, max_open=1)
+            self._reader = _WholeFileReader(source, self._rows, note, tier, max_open=1)
+        elif source.layout.format in BARE and workload.reader.access == "random":
+            self._reader = _RecordReader(source, self._rows, note, max_open=max_open)
         else:
-            self._reader = _RunReader(source, self._rows, note, max_open=max_open)
+            self._reader = _RunReader(source, self._rows, note, tier, max_open=max_open)
         self._note = note
         self._seed = workload.train.seed
         self._accelerator, self._worker = accelerator, worker
@@ -302,6 +429,8 @@ class SampleReader:
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
         self._rows.start_epoch()
+        if self._tier is not None:
+            self._tier.start_epoch()
         self._reader.start_epoch()
         self._draws = np.random.default_rng((self._seed, epoch, self._accelerator, self._worker))
 
@@ -326,6 +455,8 @@ class SampleReader:
     def close(self) -> None:
         """Close all files."""
         self._reader.close()
+        if self._tier is not None:
+            self._tier.end()
 
 
 def make_batch(
@@ -337,7 +468,7 @@ def make_batch(
         epoch=epoch,
         step=step,
         accelerator=accelerator,
-        samples=plan.samples[step, accelerator],
+        samples=plan.batch(step, accelerator),
         num_bytes=cost.num_bytes,
         ready=perf_counter(),
         read_seconds=cost.read_seconds,

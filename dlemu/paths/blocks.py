@@ -1,9 +1,12 @@
 """One measurement of one data path: workers that read or write blocks of files for some seconds.
 
-Each worker has its own file, buffer and order of blocks. The data paths:
+Each worker has its own file, with `depth` blocks of it in flight. The paths with blocking calls
+need a reader for each of these, with a buffer of its own; io_uring needs one. The data paths:
 
     host_buffered           page cache
     host_direct             O_DIRECT
+    host_threads            O_DIRECT, by threads of one process at any block size
+    host_io_uring           O_DIRECT through io_uring: one process for each file, `depth` in flight
     host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
     cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
 """
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from multiprocessing.connection import Connection, wait
 from typing import Literal, get_args
 
@@ -28,10 +31,18 @@ from dlemu.errors import DlemuError, RunError
 from dlemu.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.paths.latency import Latencies
+from dlemu.paths.uring import READ, WRITE, Ring
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.units import PAGE_BYTES
 
-DataPath = Literal["host_buffered", "host_direct", "host_direct_gpu_copy", "cufile"]
+DataPath = Literal[
+    "host_buffered",
+    "host_direct",
+    "host_threads",
+    "host_io_uring",
+    "host_direct_gpu_copy",
+    "cufile",
+]
 Pattern = Literal["seq_read", "random_read", "seq_write", "random_write", "seq_mix", "random_mix"]
 DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
@@ -59,6 +70,8 @@ class Work:
     file_bytes: int
     """Bytes of each file that are used."""
     seconds: float
+    depth: int = 1
+    """Blocks of each file that are in flight at once."""
 
     @property
     def writes(self) -> bool:
@@ -69,10 +82,18 @@ class Work:
         return self.path in ("host_direct_gpu_copy", "cufile")
 
     @property
+    def num_readers(self) -> int:
+        """Number of those that read or write blocks; with blocking calls, `depth` of each file."""
+        return len(self.files) * (1 if self.path == "host_io_uring" else self.depth)
+
+    @property
     def num_processes(self) -> int:
-        """One per worker for small blocks into host memory, otherwise one for all."""
+        """One per reader for small blocks into host memory, otherwise one for all."""
         # Several CUDA contexts would take turns on the GPU, and that would be measured.
-        return 1 if self.on_gpu or self.io_size >= PROCESSES_BELOW else len(self.files)
+        if self.on_gpu or self.path == "host_threads":
+            return 1
+        small = self.io_size < PROCESSES_BELOW or self.path == "host_io_uring"
+        return self.num_readers if small else 1
 
 
 @dataclass
@@ -104,7 +125,7 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
     try:
         for place in range(work.num_processes):
             ours, theirs = context.Pipe()
-            members = tuple(range(place, len(work.files), work.num_processes))
+            members = tuple(range(place, work.num_readers, work.num_processes))
             process = context.Process(target=_run_group, args=(theirs, work, members), daemon=True)
             process.start()
             theirs.close()
@@ -184,7 +205,7 @@ def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
 
 
 class _Worker:
-    """Reads or writes the blocks of one file, through one buffer."""
+    """Reads or writes blocks of one file, or a share of them, through buffers of its own."""
 
     def __init__(
         self, work: Work, index: int, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
@@ -192,21 +213,33 @@ class _Worker:
         self._work = work
         self._gpu = gpu
         self._random = np.random.default_rng(index)
+        # Readers of one file go through it in one order, and take every n-th block of it.
+        self._share, number = divmod(index, len(work.files))
+        self._order = np.random.default_rng((number, len(work.files)))
+        file = work.files[number]
         flags = os.O_RDWR if work.writes else os.O_RDONLY
-        if work.path in ("host_direct", "host_direct_gpu_copy"):
+        if work.path.startswith("host") and work.path != "host_buffered":
             flags |= os.O_DIRECT
-        self._fd = os.open(work.files[index], flags)
+        self._fd = os.open(file, flags)
         stack.callback(os.close, self._fd)
         # Start with a cold page cache.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        self._buffer = stack.enter_context(HostMemory(max(work.io_size, PAGE_BYTES)))
-        self._view = self._buffer.view[: work.io_size]
-        self._view[:] = self._random.bytes(work.io_size)
-        self._stamps = np.frombuffer(self._view, np.uint64)[:: PAGE_BYTES // 8]
+        depth = work.depth if work.path == "host_io_uring" else 1
+        self._buffer = stack.enter_context(HostMemory(max(depth * work.io_size, PAGE_BYTES)))
+        self._view = self._buffer.view[: depth * work.io_size]
+        self._view[:] = self._random.bytes(depth * work.io_size)
+        blocks = np.frombuffer(self._view, np.uint64).reshape(depth, work.io_size // 8)
+        self._stamps = blocks[:, :: PAGE_BYTES // 8]
         self._first_stamps = self._stamps.copy()
         self._num_written = 0
-        if driver is not None:
-            self._read, self._write = self._cufile(driver, work.files[index], stack)
+        if work.path == "host_io_uring":
+            self._lists = self._offsets()
+            self._first_list = next(self._lists)  # shuffled before the measurement begins
+            address = self._buffer.address
+            self._ring = Ring(self._fd, depth=depth, size=work.io_size, address=address)
+            stack.callback(self._ring.close)
+        elif driver is not None:
+            self._read, self._write = self._cufile(driver, file, stack)
         elif work.on_gpu:
             self._read, self._write = self._host_and_copy(stack)
         else:
@@ -214,15 +247,17 @@ class _Worker:
             self._write = self._write_host
 
     def run(self, deadline: float) -> Done:
+        if self._work.path == "host_io_uring":
+            return self._run_ring(deadline)
         if self._gpu is not None:
             self._gpu.use()
         latencies = Latencies()
         size = self._work.io_size
         clock = time.perf_counter_ns
         end = int(deadline * 1e9)
-        for offsets, transfers in self._blocks():
+        for offsets in self._offsets():
             stamps = [clock()]
-            for offset, transfer in zip(offsets, transfers, strict=False):
+            for offset, transfer in zip(offsets, self._transfers(len(offsets)), strict=False):
                 if transfer(offset) != size:
                     raise RunError(f"{self._work.files[0]}: short transfer at byte {offset}")
                 now = clock()
@@ -237,16 +272,30 @@ class _Worker:
             os.fdatasync(self._fd)  # otherwise only memory was measured
         return Done(latencies, time.perf_counter())
 
-    def _blocks(self) -> Iterator[tuple[list[int], Iterator[_Transfer]]]:
-        """Yield offsets and transfers, for ever: in each round every block of the file once."""
+    def _run_ring(self, deadline: float) -> Done:
+        next_offset = chain(self._first_list, chain.from_iterable(self._lists)).__next__
+        prepare = self._prepare if self._work.writes else None
+        latencies = self._ring.run(next_offset, int(deadline * 1e9), prepare)
+        return Done(latencies, time.perf_counter())
+
+    def _prepare(self, place: int) -> None:
+        """Choose what a place of the ring does next, and make its content new."""
+        reads = self._work.pattern.endswith("mix") and self._random.random() < 0.5
+        self._ring.operate(place, READ if reads else WRITE)
+        if not reads:
+            self._stamp(place)
+
+    def _offsets(self) -> Iterator[list[int]]:
+        """Yield offsets, for ever: in each round every block of the file, or of the share, once."""
         num_blocks = self._work.file_bytes // self._work.io_size
+        num_shares = self._work.num_readers // len(self._work.files)
         while True:
             order = np.arange(num_blocks)
             if self._work.pattern.startswith("random"):
-                self._random.shuffle(order)
-            for start in range(0, num_blocks, _CHUNK):
-                offsets = (order[start : start + _CHUNK] * self._work.io_size).tolist()
-                yield offsets, self._transfers(len(offsets))
+                self._order.shuffle(order)
+            own = order[self._share :: num_shares]
+            for start in range(0, len(own), _CHUNK):
+                yield (own[start : start + _CHUNK] * self._work.io_size).tolist()
             if self._work.path == "host_buffered":
                 # The next round must not find its blocks in the page cache.
                 if self._work.writes:
@@ -259,12 +308,15 @@ class _Worker:
             return iter([both[choice] for choice in self._random.integers(0, 2, num).tolist()])
         return repeat(self._write if self._work.writes else self._read)
 
-    def _write_host(self, offset: int) -> int:
-        """Write with every 4 KiB unique: storage that deduplicates would look too fast."""
+    def _stamp(self, place: int) -> None:
+        """Make every 4 KiB of a buffer unique: storage that deduplicates would look too fast."""
         self._num_written += 1
         # Multiples of an odd number repeat only after 2^64 of them.
         step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
-        np.add(self._first_stamps, step, out=self._stamps)
+        np.add(self._first_stamps[place], step, out=self._stamps[place])
+
+    def _write_host(self, offset: int) -> int:
+        self._stamp(0)
         return os.pwritev(self._fd, [self._view], offset)
 
     def _host_and_copy(self, stack: ExitStack) -> tuple[_Transfer, _Transfer]:

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlemu.paths.blocks import DATA_PATHS, Pattern
+from dlemu.paths.blocks import DATA_PATHS, PROCESSES_BELOW, Pattern
 from dlemu.paths.sweep import CELLS, Cell
 from dlemu.results.records import write_text
 from dlemu.units import counted
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 def write_report(cells: Sequence[Cell], folder: Path) -> bool:
     """Write the results in all forms; return False if there is no plot: matplotlib is missing."""
-    write_text(folder / "paths.txt", render_table(cells) + "\n")
+    write_text(folder / "paths.txt", render_tables(cells) + "\n")
     write_text(folder / "paths.csv", render_csv(cells))
     rows = [asdict(cell) for cell in cells]
     write_text(folder / "paths.json", json.dumps(rows, indent=1) + "\n")
+    if has_several_places(cells):
+        write_text(folder / "targets.csv", render_targets_csv(cells))
     try:
         _plot(cells, folder / "paths")
     except ModuleNotFoundError:
@@ -40,6 +43,8 @@ def path_name(path: str, modes: set[str]) -> str:
     return {
         "host_buffered": "page cache",
         "host_direct": "O_DIRECT",
+        "host_threads": "O_DIRECT, threads",
+        "host_io_uring": "io_uring",
         "host_direct_gpu_copy": "CPU path (O_DIRECT + copy to GPU)",
     }[path]
 
@@ -57,6 +62,15 @@ def _columns(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
     return columns
 
 
+def render_tables(cells: Sequence[Cell]) -> str:
+    """Return all tables: by block size or by queue depth, then the targets side by side."""
+    deep = [cell for cell in cells if cell.queue_depth > 1]
+    tables = [render_depths(cells) if deep else render_table(cells)]
+    if has_several_places(cells):
+        tables.append(render_targets(cells))
+    return "\n\n".join(tables)
+
+
 def render_table(cells: Sequence[Cell]) -> str:
     """Return a table for each pattern and number of workers, laid out like the published ones."""
     tables = []
@@ -64,17 +78,120 @@ def render_table(cells: Sequence[Cell]) -> str:
         group = [cell for cell in cells if (cell.pattern, cell.workers) == (pattern, workers)]
         found = {(cell.target, str(cell.path), cell.io_size): cell for cell in group}
         sizes = sorted({cell.io_size for cell in group})
-        blocks = [["I/O size", "KiB", *(str(size >> 10) for size in sizes)]]
+        blocks = [["I/O size", "KiB", *map(_in_kib, sizes)]]
         for (target, path), name in _columns(group).items():
             rows = [found.get((target, path, size)) for size in sizes]
             blocks.append([name, " GB/s  CPU_USR %    p99 us", *map(_figures, rows)])
-        widths = [max(map(len, block)) for block in blocks]
-        lines = [
-            " | ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
-            for line in zip(*blocks, strict=True)
-        ]
-        tables.append("\n".join([f"{pattern}, {workers} workers", *lines]))
+        tables.append(f"{pattern}, {workers} workers\n{_side_by_side(blocks)}")
     return "\n\n".join(tables)
+
+
+def render_depths(cells: Sequence[Cell]) -> str:
+    """Return a table for each pattern, number of workers and block size: a row for each depth."""
+    tables = []
+    for shape in dict.fromkeys((cell.pattern, cell.workers, cell.io_size) for cell in cells):
+        group = [cell for cell in cells if (cell.pattern, cell.workers, cell.io_size) == shape]
+        found = {(cell.target, str(cell.path), cell.queue_depth): cell for cell in group}
+        depths = sorted({cell.queue_depth for cell in group})
+        blocks = [["queue", "depth", *map(str, depths)]]
+        for (target, path), name in _columns(group).items():
+            cost = [found.get((target, path, depth)) for depth in depths]
+            blocks.append([_by_what(name, path, shape[2]), _COST_HEAD, *map(_cost, cost)])
+        pattern, workers, io_size = shape
+        head = f"{pattern}, {counted(workers, 'worker')}, blocks of {_in_kib(io_size)} KiB"
+        tables.append(f"{head}\n{_side_by_side(blocks)}")
+    return "\n\n".join(tables)
+
+
+_COST_HEAD = "  kIOPS  CPU-s/M I/O    p99 us"
+
+
+def _cost(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    cpu = cell.cpu_seconds_per_million_ios or math.nan
+    p99 = 1e6 * cell.latency_p99
+    return f"{cell.iops / 1e3:7.1f}  {cpu:11.2f}  {p99:8.0f}"
+
+
+def _by_what(name: str, path: str, io_size: int) -> str:
+    """Return a path's heading with what has its blocks in flight."""
+    small = path == "host_direct" and io_size < PROCESSES_BELOW
+    return f"{name}, processes" if small else name
+
+
+def has_several_places(cells: Sequence[Cell]) -> bool:
+    """Return whether targets, or one with other numbers of NVMe queues, can be compared."""
+    return len({(cell.target, cell.queues) for cell in cells}) > 1
+
+
+def _places(cells: Sequence[Cell]) -> dict[tuple[str, int | None], str]:
+    """Return the heading of each target: with its number of queues where it had several."""
+    places = dict.fromkeys((cell.target, cell.queues) for cell in cells)
+    targets = [target for target, _ in places]
+    return {
+        (target, queues): f"{target} {counted(queues, 'queue')}"
+        if queues is not None and targets.count(target) > 1
+        else target
+        for target, queues in places
+    }
+
+
+_SHAPE = ("pattern", "workers", "queue_depth", "path")
+
+
+def _by_shape(cells: Sequence[Cell]) -> dict[tuple[object, ...], list[Cell]]:
+    shapes: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        shapes.setdefault(tuple(getattr(cell, name) for name in _SHAPE), []).append(cell)
+    return shapes
+
+
+def render_targets(cells: Sequence[Cell]) -> str:
+    """Return GB/s by block size with a column for each target, a table for each path."""
+    tables = []
+    places = _places(cells)
+    for (pattern, workers, depth, path), group in _by_shape(cells).items():
+        found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
+        sizes = sorted({cell.io_size for cell in group})
+        blocks = [["I/O size", "KiB", *map(_in_kib, sizes)]]
+        for place, name in places.items():
+            rates = [found.get((*place, size)) for size in sizes]
+            shown = ["" if cell is None else f"{cell.bytes_per_second / 1e9:.2f}" for cell in rates]
+            blocks.append([name, "GB/s", *shown])
+        name = path_name(str(path), {cell.mode for cell in group})
+        head = f"{name}: {pattern}, {workers} workers, queue depth {depth}"
+        tables.append(f"{head}\n{_side_by_side(blocks)}")
+    return "\n\n".join(tables)
+
+
+def render_targets_csv(cells: Sequence[Cell]) -> str:
+    """Return the same as CSV, in GiB/s, a row for each block size, as the published tables."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    places = _places(cells)
+    names = [re.sub(r"\W+", "_", name).strip("_") for name in places.values()]
+    writer.writerow([*_SHAPE, "io_size_KiB", *(f"{name}_GiBps" for name in names)])
+    for shape, group in _by_shape(cells).items():
+        found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
+        for size in sorted({cell.io_size for cell in group}):
+            rates = [found.get((*place, size)) for place in places]
+            shown = ["" if cell is None else f"{cell.gib_per_second:.2f}" for cell in rates]
+            writer.writerow([*shape, _in_kib(size), *shown])
+    return text.getvalue()
+
+
+def _in_kib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024:g}"
+
+
+def _side_by_side(blocks: Sequence[Sequence[str]]) -> str:
+    """Return columns as lines of one width."""
+    widths = [max(map(len, block)) for block in blocks]
+    return "\n".join(
+        " | ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in zip(*blocks, strict=True)
+    )
 
 
 def _figures(cell: Cell | None) -> str:
@@ -101,24 +218,30 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
     """Draw throughput and CPU time over I/O size, to `path`.png and .svg."""
     from matplotlib.figure import Figure
 
-    groups = list(dict.fromkeys((cell.pattern, cell.workers) for cell in cells))
+    groups = list(dict.fromkeys(map(_group, cells)))
     figure = Figure(figsize=(10, 1 + 3.5 * len(groups)), layout="constrained")
     for row, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
-        members = [cell for cell in cells if (cell.pattern, cell.workers) == group]
+        members = [cell for cell in cells if _group(cell) == group]
         sizes = sorted({cell.io_size for cell in members})
         for axes, (label, value) in zip(row, _FIGURES, strict=True):
             _draw_lines(axes, members, sizes, value)
             axes.set(xlabel="I/O size (KiB)", ylabel=label, ylim=(0, None))
             axes.set_xscale("log", base=2)
-            axes.set_xticks([size / 1024 for size in sizes], [str(size >> 10) for size in sizes])
+            axes.set_xticks([size / 1024 for size in sizes], [_in_kib(size) for size in sizes])
             axes.minorticks_off()
-            axes.set_title(f"{_PATTERNS[group[0]]}, {counted(group[1], 'worker')}")
+            deep = f", queue depth {group[2]}" if group[2] > 1 else ""
+            axes.set_title(f"{_PATTERNS[group[0]]}, {counted(group[1], 'worker')}{deep}")
             axes.grid(alpha=0.3)
         row[0].legend(fontsize="small")
     targets = ", ".join(dict.fromkeys(cell.target for cell in cells))
     figure.suptitle(f"data paths of {targets}, {_day_of(path.with_name(CELLS))}")
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix))
+
+
+def _group(cell: Cell) -> tuple[Pattern, int, int]:
+    """Return what the cells of one plot share."""
+    return cell.pattern, cell.workers, cell.queue_depth
 
 
 _FIGURES: tuple[tuple[str, Callable[[Cell], float]], ...] = (

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,16 @@ from pydantic import TypeAdapter
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability, lists_gpu
+from dlemu.host.place import find_connection
 from dlemu.host.processes import read_cpu_times
+from dlemu.host.wear import WearWatch
+from dlemu.paths import uring
 from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
+from dlemu.results.wear import has_writes, wear_line
+from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 
@@ -40,6 +45,12 @@ _FILL = 16 << 20
 
 _TO_GPU = ("host_direct_gpu_copy", "cufile")
 """Paths that end in a GPU's memory; not looked at on a host without one, unless named."""
+_AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_threads", "host_io_uring")
+"""Paths to compare where queue depths are asked for."""
+SECTOR = 512
+"""Smallest logical block of a drive."""
+
+_DEEPEST = 4096
 
 OnEvent = Callable[[str], None]
 
@@ -63,24 +74,37 @@ class Sweep:
     file_size: int | None = None
     """Bytes of each worker's file; None means 2 GiB, or less if that would take over a quarter of
     the free space."""
+    queue_depths: tuple[int, ...] | None = None
+    """Blocks that each worker has in flight; None means one, and no path that is for more."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return (1,) if self.queue_depths is None else self.queue_depths
 
     def __post_init__(self) -> None:
-        for name in ("targets", "io_sizes", "workers", "patterns"):
+        for name in ("targets", "io_sizes", "workers", "patterns", "depths"):
             if not getattr(self, name):
-                raise WorkloadError(f"{name} must not be empty")
+                key = "queue_depths" if name == "depths" else name
+                raise WorkloadError(f"{key} must not be empty")
         if not self.seconds > 0:
             raise WorkloadError(f"seconds must be above 0, got {self.seconds}")
         if min(self.workers) < 1:
             raise WorkloadError(f"workers must be at least 1, got {min(self.workers)}")
-        for size in self.io_sizes:
-            if size <= 0 or size % PAGE_BYTES:
-                raise WorkloadError(
-                    f"io_sizes must be multiples of {PAGE_BYTES} bytes, got {size}: O_DIRECT and "
-                    "cuFile take nothing else"
-                )
-        if self.file_size is not None and self.file_size < max(self.io_sizes):
+        if not 1 <= min(self.depths) <= max(self.depths) <= _DEEPEST:
             raise WorkloadError(
-                f"file_size must be at least the largest of io_sizes, {max(self.io_sizes)} bytes, "
+                f"queue_depths must be from 1 to {_DEEPEST}, got {', '.join(map(str, self.depths))}"
+            )
+        for size in self.io_sizes:
+            if size <= 0 or size % (PAGE_BYTES if size > PAGE_BYTES else SECTOR):
+                raise WorkloadError(
+                    f"io_sizes must be multiples of {PAGE_BYTES} bytes, or of {SECTOR} below that, "
+                    f"got {size}: O_DIRECT and cuFile take nothing else"
+                )
+        least = max(self.io_sizes) * max(self.depths)
+        if self.file_size is not None and self.file_size < least:
+            deep = "" if max(self.depths) == 1 else " x the largest of queue_depths"
+            raise WorkloadError(
+                f"file_size must be at least the largest of io_sizes{deep}, {least} bytes, "
                 f"got {self.file_size}"
             )
         for target in self.targets:
@@ -99,6 +123,11 @@ class Asked:
     """Bytes of a block."""
     workers: int
     seconds: float
+    queue_depth: int = 1
+    """Blocks that each worker has in flight."""
+    queues: int | None = None
+    """Hardware queues of the target's drive: an emulated drive may get others between two sweeps.
+    None: no single drive is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +162,8 @@ class Cell(Asked):
     compat_bytes: int
     host_bytes: int
     file_bytes: int
+    cpu_seconds_per_million_ios: float | None = None
+    """User and system time of the measuring processes; None: measured by an earlier version."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -160,25 +191,54 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
             f"{format_seconds(num_left * sweep.seconds)}"
         )
         check_writable(sweep.output / "paths.json")
+        watch, written = WearWatch(*sweep.targets), 0
+        watch.start()
         for target in sweep.targets:
             left = [each for each in asked[target] if each not in known]
             if not left:
                 continue
             on_begin(f"writing files into {target}")
             with _files(sweep, target, on_event) as (files, file_bytes):
+                written += len(files) * file_bytes
                 for each in left:
                     on_begin(f"{each.path} {each.pattern} {format_bytes(each.io_size)}")
                     cell = _measure(each, files[: each.workers], file_bytes)
                     num_left -= 1
                     on_event(
                         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-                        f"{cell.workers}: {format_rate(cell.bytes_per_second)}, p99 "
+                        f"{cell.workers}{_deep(cell)}: {format_rate(cell.bytes_per_second)}, p99 "
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
                         f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
                     )
                     known[each] = cell
                     store.append(asdict(cell))
-    return [known[each] for each in all_asked]
+                    written += _written(cell)
+        wear = watch.finish(file_bytes=written)
+        if has_writes(wear):
+            on_event(wear_line(wear))
+    return [*_alike_elsewhere(known, all_asked), *(known[each] for each in all_asked)]
+
+
+def _deep(cell: Asked) -> str:
+    return "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
+
+
+def _alike_elsewhere(known: dict[Asked, Cell], asked: Sequence[Asked]) -> Iterator[Cell]:
+    """Yield the cells of earlier sweeps that differ from those asked in the target alone."""
+
+    def anywhere(cell: Asked) -> Asked:
+        return replace(cell, target="", queues=None)
+
+    shapes, own = {anywhere(each) for each in asked}, {*asked}
+    yield from (known[each] for each in known if each not in own and anywhere(each) in shapes)
+
+
+def _written(cell: Cell) -> int:
+    """Return the bytes that a cell wrote; of a mix it is half, as its blocks are drawn."""
+    num_bytes = cell.num_ios * cell.io_size
+    if cell.pattern.endswith("mix"):
+        return num_bytes // 2
+    return num_bytes if cell.pattern.endswith("write") else 0
 
 
 _CELL = TypeAdapter(Cell)
@@ -195,9 +255,11 @@ def cells_of(store: JsonLines) -> list[Cell]:
 def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
     """Yield the cells to measure on a target, in the order of measuring."""
     usable = []
-    wanted = sweep.paths or DATA_PATHS
-    if sweep.paths is None and not lists_gpu():
-        wanted = tuple(path for path in DATA_PATHS if path not in _TO_GPU)
+    wanted = sweep.paths or (DATA_PATHS if sweep.queue_depths is None else _AT_DEPTHS)
+    if sweep.paths is None and sweep.queue_depths is None:
+        deep = {*_AT_DEPTHS} - {"host_direct"}  # with one block in flight they say nothing new
+        hidden = deep if lists_gpu() else deep | {*_TO_GPU}
+        wanted = tuple(path for path in DATA_PATHS if path not in hidden)
     for path in wanted:
         problem = path_problem(path, target)
         if problem is None:
@@ -206,18 +268,40 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
             on_event(f"left out on {target}: {path}: {problem}")
         else:
             raise RunError(f"paths={path} does not work on {target}: {problem}")
+    connection = find_connection(target)
+    if connection is not None and (sweep.queue_depths is not None or len(sweep.targets) > 1):
+        on_event(f"{target}: {connection}")
+    sizes = {path: set(_taken_sizes(sweep, path, target, on_event)) for path in usable}
     # Paths vary fastest: what is compared is measured shortly after each other.
-    for pattern, workers, io_size, path in itertools.product(
-        sweep.patterns, sweep.workers, sweep.io_sizes, usable
+    for pattern, workers, io_size, depth, path in itertools.product(
+        sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, usable
     ):
-        yield Asked(
-            target=str(target),
-            path=path,
-            pattern=pattern,
-            io_size=io_size,
-            workers=workers,
-            seconds=sweep.seconds,
-        )
+        if io_size in sizes[path]:
+            yield Asked(
+                target=str(target),
+                path=path,
+                pattern=pattern,
+                io_size=io_size,
+                workers=workers,
+                seconds=sweep.seconds,
+                queue_depth=depth,
+                queues=None if connection is None else connection.queues,
+            )
+
+
+def _taken_sizes(sweep: Sweep, path: DataPath, target: Path, on_event: OnEvent) -> Iterator[int]:
+    """Yield the block sizes that a path takes in a folder; a line about those it does not."""
+    for size in sweep.io_sizes:
+        least = PAGE_BYTES if path == "cufile" else SECTOR
+        if path not in ("host_buffered", "cufile") and size < PAGE_BYTES:
+            least = smallest_direct(target)
+        if size < least:
+            on_event(
+                f"left out on {target}: {path} with blocks of {size} B: {least} B is the least "
+                f"there{'' if path == 'cufile' else ' (the logical block of the device)'}"
+            )
+        else:
+            yield size
 
 
 def path_problem(path: DataPath, target: Path) -> str | None:
@@ -227,6 +311,8 @@ def path_problem(path: DataPath, target: Path) -> str | None:
         return None if found.usable else found.why
     if path != "host_buffered" and not _opens_direct(target):
         return "its file system does not open files with O_DIRECT"
+    if path == "host_io_uring":
+        return uring.problem()
     if path == "host_direct_gpu_copy":
         try:
             cuda.num_gpus()
@@ -236,14 +322,38 @@ def path_problem(path: DataPath, target: Path) -> str | None:
 
 
 def _opens_direct(target: Path) -> bool:
-    probe = target / "dlemu_paths.probe"
     try:
-        os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600))
+        with _probe_file(target):
+            return True
     except OSError:
         return False
+
+
+@contextmanager
+def _probe_file(target: Path) -> Iterator[int]:
+    """Yield a new file, opened with O_DIRECT; remove it."""
+    path = target / "dlemu_paths.probe"
+    try:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600)
+        try:
+            yield file
+        finally:
+            os.close(file)
     finally:
-        probe.unlink(missing_ok=True)
-    return True
+        path.unlink(missing_ok=True)
+
+
+def smallest_direct(target: Path) -> int:
+    """Return the bytes of the smallest block that O_DIRECT reads in a folder; it is tried."""
+    with _probe_file(target) as file:
+        os.pwrite(file, aligned_buffer(PAGE_BYTES), 0)
+        size = SECTOR
+        while size < PAGE_BYTES:
+            with suppress(OSError):  # EINVAL: not a multiple of the logical block
+                os.preadv(file, [aligned_buffer(PAGE_BYTES)[:size]], size)
+                return size
+            size *= 2
+    return PAGE_BYTES
 
 
 def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
@@ -254,6 +364,7 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         files=files,
         file_bytes=file_bytes // asked.io_size * asked.io_size,
         seconds=asked.seconds,
+        depth=asked.queue_depth,
     )
     before: list[tuple[dict[str, float], Energy, float]] = []
     done, elapsed = perform(work, lambda: before.append(_counters()))
@@ -291,6 +402,8 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         compat_bytes=done.path_bytes.compat,
         host_bytes=done.path_bytes.host,
         file_bytes=work.file_bytes,
+        cpu_seconds_per_million_ios=(done.user_seconds + done.system_seconds)
+        / (done.latencies.num / 1e6),
     )
 
 
@@ -310,7 +423,7 @@ def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tupl
     for file in files:
         Path(file).unlink(missing_ok=True)  # left by a sweep that was killed
     free = shutil.disk_usage(target).free
-    largest = max(sweep.io_sizes)
+    largest = max(sweep.io_sizes) * max(sweep.depths)
     chosen = min(_LARGEST_FILE, max(_SMALLEST_FILE, largest, free // 4 // num))
     size = (sweep.file_size or chosen) // largest * largest
     if num * size > free * 0.95:

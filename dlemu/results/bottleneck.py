@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from dlemu.results.blocks import CheckpointCost
 from dlemu.results.losses import Losses, told
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
@@ -34,7 +35,9 @@ _SLOWER = 1.5
 """A rank has slow reads if its batches take this many times as long to make as other ranks'."""
 
 
-LimitName = Literal["storage", "host cpu", "loader", "barrier", "oversleep", "none", "unclear"]
+LimitName = Literal[
+    "storage", "host cpu", "loader", "barrier", "oversleep", "checkpoints", "none", "unclear"
+]
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class Evidence:
     reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
+    checkpoints: CheckpointCost | None = None
+    """What checkpoints cost the steps; None where none were written."""
 
 
 def limit_in_memory(name: str) -> str:
@@ -121,7 +126,7 @@ def find_limit(evidence: Evidence) -> Limit:
     if parts.total < _CEILING:
         lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
         return Limit("none", f"{lost}; this is the ceiling")
-    for suspect in (_slow_rank, _host_cpu, _lateness, _uneven, _loader, _reads):
+    for suspect in (_checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _reads):
         limit = suspect(evidence)
         if limit is None:
             continue
@@ -134,6 +139,21 @@ def find_limit(evidence: Evidence) -> Limit:
         "unclear",
         f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
         f"it: {told(parts)}{_cpus(evidence)}",
+    )
+
+
+def _checkpoints(evidence: Evidence) -> Limit | None:
+    """Return `checkpoints` where the steps during writes lost most of what was lost."""
+    cost = evidence.checkpoints
+    if cost is None or cost.au_while_writing_percentage is None:
+        return None
+    return Limit(
+        "checkpoints",
+        f"{_lost(evidence)}; the {cost.steps_while_writing} steps during which a checkpoint was "
+        f"written had a utilisation of {cost.au_while_writing_percentage:.1f}%, the others of "
+        f"{cost.au_otherwise_percentage or 0:.1f}%{_cpus(evidence)}",
+        "write checkpoints to other drives or less often, or use faster drives",
+        cost.lost_share,
     )
 
 

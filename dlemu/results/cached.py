@@ -35,6 +35,8 @@ def stored_bytes(epoch: IntervalSummary, file_system: str) -> int | None:
     if file_system in _IN_MEMORY:
         return 0
     processes = epoch.process_read_bytes
+    if epoch.devices and file_system.startswith("fuse"):  # drives that are watched behind it
+        return epoch.device_read_bytes
     if not epoch.devices and epoch.network_read_bytes is None:
         return processes if file_system in _COUNT_ALL else None
     counts = [epoch.storage_read_bytes]

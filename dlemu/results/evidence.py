@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.watched import PlaceCounts
+from dlemu.host.wear import WearFields, combine_hosts
+from dlemu.results.blocks import CheckpointCost, left_out
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
 from dlemu.results.records import Steps
-from dlemu.results.summary import Measured
+from dlemu.results.summary import CacheWatched, Measured
+from dlemu.results.watched import stored_bytes as stored_behind
+from dlemu.results.watched import watched_fields
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import Workload
@@ -44,6 +49,9 @@ class HostReport:
     notes: list[str] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
+    wear: WearFields | None = None
+    watched: list[PlaceCounts] = field(default_factory=list)
+    """Of each epoch; empty where no place is watched."""
 
 
 def combine(
@@ -52,21 +60,20 @@ def combine(
     names: list[str],
     steps: Sequence[Steps],
     paths: PathBytes,
+    checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
     The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
     """
-    everything, metric = np.concatenate(steps), workload.metric
+    everything = np.concatenate(steps)
     seen = [_host_evidence(host, everything, len(hosts)) for host in hosts]
     measured = _measured(hosts, seen, everything, paths)
     evidence = Evidence(
         losses=find_losses(
             everything,
             names,
-            window=slice(1, None)
-            if metric.edition == "v1.0"
-            else slice(metric.exclude_start_steps, -metric.exclude_end_steps or None),
+            window=left_out(workload.metric),
             preprocess_seconds=workload.reader.preprocess_time.mean,
         ),
         hosts=seen,
@@ -75,7 +82,11 @@ def combine(
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        checkpoints=checkpoints,
     )
+    wear = [host.wear for host in hosts if host.wear is not None]
+    endurance = workload.drive.endurance if workload.drive is not None else None
+    measured["wear"] = combine_hosts(wear, endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
     return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
 
@@ -91,7 +102,11 @@ def _measured(
     """Return what summary.json has of the hosts."""
     numbers = range(len(hosts[0].epochs))
     read = [int(steps["num_bytes"][steps["epoch"] == epoch].sum()) for epoch in numbers]
-    stored = [_stored(hosts, epoch, read[epoch]) for epoch in numbers]
+    watched = _watched(hosts, read)
+    stored = [
+        _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
+        for epoch in numbers
+    ]
     shares = [_cached_share(*each) for each in zip(stored, read, strict=True)]
     # By bytes: a mean over epochs would give a short epoch the weight of a long one.
     total = None if None in shares else _total(stored)
@@ -102,7 +117,7 @@ def _measured(
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
     cpu = _total([each.host_cpu_share for each in seen])
-    return Measured(
+    measured = Measured(
         storage_read_bytes=total,
         path=paths.mode,
         path_bytes=asdict(paths),
@@ -117,6 +132,17 @@ def _measured(
         hand_over_seconds=float(steps["hand_over"].sum()),
         worker_seconds=workers * seconds,
     )
+    if watched is not None:
+        measured["cache"] = watched
+    return measured
+
+
+def _watched(hosts: list[HostReport], read: list[int]) -> CacheWatched | None:
+    """Return what the places behind a mounted cache counted; None if none is watched."""
+    if not all(host.watched for host in hosts):
+        return None
+    seconds = [max(host.epochs[epoch].seconds for host in hosts) for epoch in range(len(read))]
+    return watched_fields(read, [host.watched for host in hosts], seconds)
 
 
 def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
@@ -126,6 +152,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if "cache" in measured and share is not None:  # the places behind the mount have told
+        return ()
     if unseen:
         note = describe(unseen[0].file_system, known=None not in shares)
         return (f"{note}; {in_memory}" if in_memory and None in shares else note,)

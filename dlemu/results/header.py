@@ -96,7 +96,7 @@ def introduction(
         return header({"workload": workload.name, "place": of_host})
     folder, dataset = workload.data_folder, workload.dataset
     files = workload.num_files if num_files is None else num_files
-    size = files * dataset.num_samples_per_file * dataset.mean_bytes
+    size = files * dataset.num_samples_per_file * dataset.stored_bytes
     return header(
         {
             "workload": workload.name,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.results.blocks import counted
 from dlemu.results.records import Steps
 
 _Values = NDArray[np.float64]
@@ -71,23 +72,20 @@ class Losses:
 
 
 def find_losses(
-    steps: Steps, rank_names: Sequence[str], *, window: slice, preprocess_seconds: float
+    steps: Steps, rank_names: Sequence[str], *, window: tuple[int, int], preprocess_seconds: float
 ) -> Losses:
-    """Return the losses in a window of steps, the same window in each epoch.
+    """Return the losses in the steps that count; `window` is as in `blocks.left_out`.
 
     `steps` must be whole: each accelerator has each step once. `rank_names` has the rank of each
     accelerator; a worker sleeps `preprocess_seconds` for each sample.
     """
     steps = steps.ravel()
     steps = steps[np.lexsort((steps["step"], steps["accelerator"], steps["epoch"]))]
-    shape = len(rank_names), -1
-    inside = np.concatenate(
-        [
-            steps[steps["epoch"] == epoch].reshape(shape)[:, window]
-            for epoch in np.unique(steps["epoch"])
-        ],
-        axis=1,
-    )
+    epochs = [
+        steps[steps["epoch"] == epoch].reshape(len(rank_names), -1)
+        for epoch in np.unique(steps["epoch"])
+    ]
+    inside = np.concatenate([each[:, counted(each, *window)] for each in epochs], axis=1)
     return Losses(
         parts=_parts(inside, preprocess_seconds),
         ranks=_ranks(inside, np.asarray(rank_names)),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
+from dlemu.results.blocks import CheckpointCost, blocks_of, checkpoint_cost, counted, left_out
 from dlemu.results.records import Steps
 from dlemu.workload.model import Workload
 
@@ -41,13 +42,17 @@ class EpochMetrics:
     samples_per_second: float
     """By the edition's rule."""
     whole_epoch_au_percentage: float
-    """Nominal compute over the whole epoch, the first step included."""
+    """Nominal compute over all steps, the first included, without stalls for checkpoints."""
     true_samples_per_second: float
     """Samples over the whole epoch's time."""
     first_step_seconds: float
     """Mean over accelerators; it is outside the rule's window."""
+    num_blocks: int
+    """Parts that checkpoints cut the epoch into; 1 without."""
+    num_counted: int
+    """Steps inside the rule's window."""
     seconds: float
-    """Longest time of an accelerator."""
+    """Longest time of an accelerator, with its stalls."""
     num_samples: int
     read_bytes: int
     """Really read by the loaders."""
@@ -80,7 +85,9 @@ class Metrics:
     num_accelerators: int
     epochs: tuple[EpochMetrics, ...]
     left_out: int
-    """Steps of each epoch outside the edition's window."""
+    """Steps of each epoch outside the edition's window, without checkpoints."""
+    checkpoints: CheckpointCost | None = None
+    """What they cost; None without any."""
 
     @property
     def au_percentage(self) -> float:
@@ -106,6 +113,13 @@ class Metrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the time of all epochs."""
         return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def delivered_au_percentage(self) -> float:
+        """AU of the whole time: with the first steps, and with the stalls for checkpoints."""
+        if self.checkpoints is None:
+            return self.whole_epoch_au_percentage
+        return self.checkpoints.au_with_stalls_percentage
 
 
 def measure(
@@ -136,30 +150,26 @@ def measure(
     num_accelerators = int(steps["accelerator"].max()) + 1
     if edition == "v1.0":
         exclude_start_steps, exclude_end_steps = 1, 0
-    left_out = exclude_start_steps + exclude_end_steps
-    epochs = []
-    for epoch in np.unique(steps["epoch"]):
-        of_epoch = _by_accelerator(steps[steps["epoch"] == epoch], num_accelerators)
-        num_steps = of_epoch.shape[1]
-        window = slice(exclude_start_steps, num_steps - exclude_end_steps)
-        # Edition v2.0 leaves out the samples of two steps, whatever its window is.
-        if num_steps <= (left_out if edition == "v1.0" else max(left_out, _UNCOUNTED_STEPS)):
-            raise WorkloadError(
-                f"epoch {epoch} has {num_steps} steps, too few for edition {edition}, which leaves "
-                f"out {left_out}; raise dataset.num_files_train"
-            )
-        epochs.append(_measure_epoch(of_epoch, window, edition))
-    return Metrics(edition, num_accelerators, tuple(epochs), left_out)
+    records = [
+        _by_accelerator(steps[steps["epoch"] == epoch], num_accelerators)
+        for epoch in np.unique(steps["epoch"])
+    ]
+    epochs = [
+        _measure_epoch(each, counted(each, exclude_start_steps, exclude_end_steps), edition)
+        for each in records
+    ]
+    num_out = exclude_start_steps + exclude_end_steps
+    return Metrics(edition, num_accelerators, tuple(epochs), num_out, checkpoint_cost(records))
 
 
 def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     """Return a run's metrics by the edition that its workload asks for; raises as `measure`."""
-    metric = workload.metric
+    start, end = left_out(workload.metric)
     return measure(
         steps,
-        edition=metric.edition,
-        exclude_start_steps=metric.exclude_start_steps,
-        exclude_end_steps=metric.exclude_end_steps,
+        edition=workload.metric.edition,
+        exclude_start_steps=start,
+        exclude_end_steps=end,
     )
 
 
@@ -203,34 +213,68 @@ def _by_accelerator(steps: Steps, num_accelerators: int) -> Steps:
     return steps
 
 
-def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetrics:
-    """Return the metrics of (accelerators, steps) records."""
-    num_steps = steps.shape[1]
-    # (accelerators, steps)
+def _by_rule(
+    steps: Steps, window: NDArray[np.bool_], edition: Edition
+) -> tuple[_Values, _Values] | None:
+    """Return (accelerators,) AU and samples/s of a block; None if it is too short for the rule.
+
+    `steps` are (accelerators, steps) records, `window` the (steps,) of them that count.
+    """
+    # Edition v2.0 leaves out the samples of two steps, whatever its window is.
+    if not window.any() or (edition != "v1.0" and len(window) <= _UNCOUNTED_STEPS):
+        return None
     seconds = step_seconds(steps)
-    whole, inside = seconds.sum(axis=1), seconds[:, window].sum(axis=1)
-    num_samples = steps["num_samples"].sum(axis=1)
+    inside = seconds[:, window].sum(axis=1)
     if edition == "v1.0":
-        samples_per_second = num_samples / whole
+        samples_per_second = steps["num_samples"].sum(axis=1) / seconds.sum(axis=1)
     else:
         # With its defaults the published code counts n - 2 steps over the time of n - 1. We do the
         # same, so that results can be compared; `true_samples_per_second` is correct.
-        counted = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
-        samples_per_second = counted / inside
-    au = 100 * credited_seconds(steps, edition)[:, window].sum(axis=1) / inside
+        num_samples = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
+        samples_per_second = num_samples / inside
+    return 100 * credited_seconds(steps, edition)[:, window].sum(
+        axis=1
+    ) / inside, samples_per_second
+
+
+def _measure_epoch(steps: Steps, window: NDArray[np.bool_], edition: Edition) -> EpochMetrics:
+    """Return the metrics of (accelerators, steps) records; `window` has the steps that count."""
+    blocks = blocks_of(steps)
+    found = [_by_rule(steps[:, block], window[block], edition) for block in blocks]
+    long_enough = [
+        (block.stop - block.start, *each)
+        for block, each in zip(blocks, found, strict=True)
+        if each is not None
+    ]
+    num_steps, epoch = steps.shape[1], int(steps["epoch"][0, 0])
+    if not long_enough:
+        raise _too_short(epoch, num_steps, len(blocks), int((~window).sum()), edition)
+    # As the published code does: a block weighs as much as its steps, the first included.
+    weights = np.array([num for num, _, _ in long_enough], np.float64)
+    weights /= weights.sum()
+    au, samples_per_second = (
+        weights @ np.stack(column) for column in list(zip(*long_enough, strict=True))[1:]
+    )
+    # (accelerators, steps)
+    seconds = step_seconds(steps)
+    whole, inside = seconds.sum(axis=1), seconds[:, window].sum(axis=1)
+    stall = float(steps["stall"].max(axis=0).sum())
+    num_samples = steps["num_samples"].sum(axis=1)
     over = (steps["compute"] - steps["computation_time"])[:, window]
     window_total = inside.sum()
     return EpochMetrics(
-        epoch=int(steps["epoch"][0, 0]),
+        epoch=epoch,
         num_steps=num_steps,
+        num_blocks=len(blocks),
+        num_counted=int(window.sum()),
         au_percentage=float(au.mean()),
         samples_per_second=float(samples_per_second.sum()),
         whole_epoch_au_percentage=float(
             (100 * steps["computation_time"].sum(axis=1) / whole).mean()
         ),
-        true_samples_per_second=float((num_samples / whole).sum()),
+        true_samples_per_second=float((num_samples / (whole + stall)).sum()),
         first_step_seconds=float(seconds[:, 0].mean()),
-        seconds=float(whole.max()),
+        seconds=float(whole.max()) + stall,
         num_samples=int(num_samples.sum()),
         read_bytes=int(steps["num_bytes"].sum()),
         wait_seconds=float(steps["wait"][:, window].mean()),
@@ -240,4 +284,17 @@ def _measure_epoch(steps: Steps, window: slice, edition: Edition) -> EpochMetric
         oversleep_share=float(over.sum() / window_total),
         accelerator_au=au,
         accelerator_wait=steps["wait"][:, window].mean(axis=1),
+    )
+
+
+def _too_short(
+    epoch: int, num_steps: int, num_blocks: int, num_out: int, edition: Edition
+) -> WorkloadError:
+    has, remedy = f"{num_steps} steps", "dataset.num_files_train"
+    if num_blocks > 1:
+        has = f"{num_steps} steps in {num_blocks} blocks between checkpoints"
+        remedy = "checkpoint.steps_between_checkpoints"
+    return WorkloadError(
+        f"epoch {epoch} has {has}, too few for edition {edition}, which leaves out {num_out}; "
+        f"raise {remedy}"
     )

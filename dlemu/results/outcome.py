@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.results.checkpoints import dlio_names, with_cost
 from dlemu.results.judgement import hidden_share, judge_run
 from dlemu.results.metrics import Metrics
 from dlemu.results.summary import Metric, Summary
@@ -35,6 +36,9 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     au = [epoch.au_percentage for epoch in metrics.epochs]
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
+    written = summary.get("checkpoints")
+    if written is not None and metrics.checkpoints is not None:
+        summary = {**summary, "checkpoints": with_cost(written, metrics.checkpoints)}
     return {
         **summary,
         "num_accelerators": metrics.num_accelerators,
@@ -54,5 +58,6 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_throughput_stdev_samples_per_second=float(np.std(rate)),
             train_io_mean_MB_per_second=float(np.mean(nominal)),
             train_io_stdev_MB_per_second=float(np.std(nominal)),
+            **dlio_names(written),
         ),
     }

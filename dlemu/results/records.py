@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from numpy.lib.recfunctions import require_fields
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
@@ -55,11 +54,15 @@ STEP = np.dtype(
         ("read", np.float64),  # seconds of the workers in read calls, summed
         ("decode", np.float64),  # in parsing, checking, cutting
         ("hand_over", np.float64),  # in giving the batch to training
+        ("stall", np.float64),  # after the step, until a checkpoint let the accelerators go on
+        ("writing", np.bool_),  # this rank wrote a checkpoint during most of the step
     ]
 )
 
 Steps = NDArray[np.void]
 """A structured array of STEP, any shape."""
+_LATER_FIELDS = {"overhead", "stall", "writing"}
+"""Runs of earlier versions have no such fields; there they are 0."""
 
 
 def write_config(folder: Path, workload: Workload) -> None:
@@ -84,7 +87,7 @@ def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
 def dump_workload(workload: Workload) -> str:
     """Return a workload as YAML that read_config reads back."""
     tree = plain(workload.model_dump(mode="json"))
-    for key in ("given", "ignored", "origin"):
+    for key in ("given", "ignored", "made_from"):
         tree.pop(key, None)
     return yaml.safe_dump(tree, sort_keys=False)
 
@@ -139,8 +142,10 @@ def _map(path: Path) -> Steps:
         part: Steps = np.lib.format.open_memmap(path, mode="r")
     except (*DAMAGE, TokenError) as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    if {*(part.dtype.names or ()), "overhead"} == set(STEP.names or ()):
-        # Runs of earlier versions have no such field; there it is 0.
+    if _LATER_FIELDS.union(part.dtype.names or ()) == set(STEP.names or ()):
+        # Runs of earlier versions have no such fields; there they are 0.
+        from numpy.lib.recfunctions import require_fields  # which brings masked arrays
+
         part = require_fields(part, STEP)
     if part.dtype != STEP:
         raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")

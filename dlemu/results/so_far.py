@@ -2,15 +2,30 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from dlemu.results.blocks import left_out
 from dlemu.results.metrics import credited_seconds, step_seconds
 from dlemu.results.records import Steps
 from dlemu.workload.sections import MetricSection
 
 _RECENT_SECONDS = 5.0
+
+
+@dataclass
+class _Block:
+    """Sums over the steps since a checkpoint."""
+
+    start: int
+    num_accelerators: InitVar[int]
+    num_steps: int = 0
+    counted: int = 0
+
+    def __post_init__(self, num_accelerators: int) -> None:
+        self.inside, self.credited = np.zeros((2, num_accelerators))
 
 
 class StepsSoFar:
@@ -27,12 +42,10 @@ class StepsSoFar:
         self._steps, self._edition = steps, metric.edition
         # Only single values are taken, and those beyond `done` are not in memory yet.
         self._starts = cast(Sequence[float], steps["start"][:, 0])
-        first, left_out = 1, 0
-        if metric.edition == "v2.0":
-            first, left_out = metric.exclude_start_steps, metric.exclude_end_steps
-        self._window = range(first, max(first, len(steps) - left_out))
+        self._left_out, at_end = left_out(metric)
+        self._stop = len(steps) - at_end
         self._num_bytes = 0
-        self._inside, self._credited = np.zeros((2, steps.shape[1]))
+        self._blocks = [_Block(0, steps.shape[1])]
 
     def look(self) -> None:
         """Take in the steps that have ended since the last look."""
@@ -40,11 +53,24 @@ class StepsSoFar:
         rows = range(self.num_steps)
         self.done = bisect_left(rows, True, begun, key=lambda row: bool(starts[row] == 0))
         self._num_bytes += int(self._steps["num_bytes"][begun : self.done].sum())
-        first, end = max(begun, self._window.start), min(self.done, self._window.stop)
+        # A step's stall is known once the next one has ended.
+        stalls = self._steps["stall"][max(0, begun - 1) : max(0, self.done - 1), :1]
+        for row in np.flatnonzero(stalls) + max(0, begun - 1) + 1:
+            self._add(begun, int(row))
+            self._blocks.append(_Block(int(row), self._steps.shape[1]))
+            begun = int(row)
+        self._add(begun, self.done)
+
+    def _add(self, begun: int, done: int) -> None:
+        """Add steps of the last block."""
+        block = self._blocks[-1]
+        block.num_steps += done - begun
+        first, end = max(begun, block.start + self._left_out), min(done, self._stop)
         if first < end:
             inside = self._steps[first:end]
-            self._inside += step_seconds(inside).sum(axis=0)
-            self._credited += credited_seconds(inside, self._edition).sum(axis=0)
+            block.inside += step_seconds(inside).sum(axis=0)
+            block.credited += credited_seconds(inside, self._edition).sum(axis=0)
+            block.counted += end - first
             self.counted += end - first
 
     @property
@@ -52,7 +78,9 @@ class StepsSoFar:
         """AU of the steps so far, by the edition's rule; None before the first that counts."""
         if not self.counted:
             return None
-        return float((100 * self._credited / self._inside).mean())
+        blocks = [block for block in self._blocks if block.counted]
+        weights = np.array([block.num_steps for block in blocks]) / sum(b.num_steps for b in blocks)
+        return float((weights @ [100 * block.credited / block.inside for block in blocks]).mean())
 
     @property
     def step_seconds(self) -> float | None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
+from dlemu.host.wear import WearFields
+from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
@@ -18,7 +20,7 @@ def time_of_day() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-class Metric(TypedDict, total=False):
+class Metric(CheckpointMetric, total=False):
     """AU and throughput of a run, by DLIO's names; means and standard deviations over epochs."""
 
     edition: str
@@ -38,6 +40,59 @@ class Metric(TypedDict, total=False):
     train_io_mean_MB_per_second: float
     """Nominal bytes, in MiB/s: the name is DLIO's."""
     train_io_stdev_MB_per_second: float
+
+
+class CacheMeasured(TypedDict):
+    """A read-through cache, over all hosts. Lists have a value for each epoch."""
+
+    policy: str
+    """cache.policy and cache.fill."""
+    fill: str
+    emulated_origin: str
+    """How the origin was emulated, as "at 2 GB/s and 5 ms a file"; "" if it was not."""
+    capacity_bytes: int
+    """Sum over the hosts, each at most the dataset; 0: no cache, only an emulated origin."""
+    dataset_bytes: int
+    """Of the files of the whole dataset."""
+    hit_share_per_epoch: Sequence[float | None]
+    """Share (0-1) of the files' bytes that caches served; None where no file was read."""
+    planned_hit_share_per_epoch: Sequence[float | None]
+    """The same by the plan; it is the measured one, unless somebody removes files."""
+    hit_bytes_per_epoch: Sequence[int]
+    planned_hit_bytes_per_epoch: Sequence[int]
+    origin_bytes_per_epoch: Sequence[int]
+    """Really read from the origin."""
+    cache_read_bytes_per_epoch: Sequence[int]
+    cache_write_bytes_per_epoch: Sequence[int]
+    seconds_per_epoch: Sequence[float]
+    settle_seconds_per_epoch: Sequence[float]
+    """From an epoch's end until its last file was in the cache; outside the epoch's time."""
+    preload: Mapping[str, Any] | None
+    """num_files, num_bytes, seconds and read_share; None: cache.warm was not true."""
+    pays_from_epoch: int | None
+    """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
+    endurance_bytes: int | None
+    """What the cache's drives may be written in their lives (drive.endurance x drives)."""
+
+
+class CacheWatched(TypedDict):
+    """A mounted cache, by the places behind it, over all hosts. Lists have a value for each epoch;
+    None where nobody counts."""
+
+    hit_share_per_epoch: Sequence[float | None]
+    """Share (0-1) of the bytes that training read and the origin did not give."""
+    read_bytes_per_epoch: Sequence[int]
+    """Read by training."""
+    origin_bytes_per_epoch: Sequence[int | None]
+    """Read from the origin's drive or server, by any process, as the cache's drives' below."""
+    cache_read_bytes_per_epoch: Sequence[int | None]
+    cache_write_bytes_per_epoch: Sequence[int | None]
+    """With what was flushed after the epoch's end, outside its time."""
+    fill_ratio_per_epoch: Sequence[float | None]
+    """Written to the cache / read from the origin; None where the origin gave hardly anything."""
+    daemon_cpu_seconds_per_epoch: Sequence[float | None]
+    """CPU time of the FUSE mount's process."""
+    seconds_per_epoch: Sequence[float]
 
 
 class Measured(TypedDict, total=False):
@@ -60,6 +115,8 @@ class Measured(TypedDict, total=False):
     """Of all CPUs of the hosts, by whatever ran there; mean over hosts."""
     hosts: Sequence[Mapping[str, Any]]
     """The fields of HostEvidence, of each host."""
+    wear: WearFields
+    """What was written to the drives under the data folder from the start to the end of the run."""
     read_seconds: float
     """In read calls, sum over all workers; the next two likewise."""
     decode_seconds: float
@@ -73,6 +130,8 @@ class Measured(TypedDict, total=False):
     """AU of each epoch with its first step, 0 to 100."""
     first_step_seconds: Sequence[float]
     """Of each epoch, mean over accelerators."""
+    cache: CacheMeasured | CacheWatched
+    """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 
 
 class Summary(TypedDict, total=False):
@@ -119,6 +178,8 @@ class Summary(TypedDict, total=False):
     metric: Metric
     """Without fields where the run did not end, as `measured`."""
     measured: Measured
+    checkpoints: CheckpointFields
+    """Only there if the run wrote any."""
     limit: Any
     """The fields of Limit; None where the run did not end."""
     ignored: Sequence[str]

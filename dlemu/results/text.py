@@ -2,13 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
+from dlemu.results.cache import cache_lines
+from dlemu.results.checkpoints import checkpoint_lines
 from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
 from dlemu.results.records import UNFINISHED
-from dlemu.results.summary import Measured, Summary
+from dlemu.results.summary import CacheWatched, Measured, Summary
+from dlemu.results.watched import watched_lines
+from dlemu.results.wear import has_writes, wear_line
 from dlemu.units import counted, format_bytes
 from dlemu.workload.model import Workload
 
@@ -72,11 +77,20 @@ def report_run(
         remarks.append(f"limit: {limit['name']}. {limit['evidence']}")
         if limit.get("advice"):
             remarks.append(f"try: {limit['advice']}")
+    remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
     if summary:  # not a loop of one's own
         remarks += [*_path_line(summary), *_below(workload, metrics)]
+        wear = summary.get("measured", Measured()).get("wear")
+        remarks += [wear_line(wear)] if wear is not None and has_writes(wear) else []
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]
     verdict = verdict_line(workload, metrics, summary)
-    return Report(title, _table(workload, metrics), verdict, remarks)
+    table = _table(workload, metrics)
+    if cached := summary.get("measured", Measured()).get("cache"):
+        if "fill_ratio_per_epoch" in cached:
+            table += ["", *watched_lines(cast(CacheWatched, cached), metrics)]
+        else:
+            table += ["", *cache_lines(cached, metrics)]
+    return Report(title, table, verdict, remarks)
 
 
 def _path_line(summary: Summary) -> list[str]:

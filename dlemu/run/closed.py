@@ -84,6 +84,13 @@ def check_closed(
     return workload
 
 
+_WITHOUT_EFFECT = (
+    *("output", "ignored", "given", "made_from", "size", "predict", "drive"),
+    *("model", "checkpoint"),  # without workflow.checkpoint, which is refused
+)
+"""Groups that change no run."""
+
+
 def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     """Yield the keys that a submitter may not change."""
     allowed = _CLOSED | _PROCEDURE
@@ -95,7 +102,7 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
             yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
     for key, value in leaves(workload.model_dump()):
         section = key.partition(".")[0]
-        if section in ("output", "ignored", "given", "origin", "size", "predict", "drive"):
+        if section in _WITHOUT_EFFECT:
             continue
         if was.get(key) != value and key not in allowed:
             why = f"(published: {was.get(key)}){_rule(workload, '3.6.2')}"

@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
+from dlemu.host.devices import mount_under
 from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import ceil_div, format_seconds
@@ -38,6 +40,11 @@ def make_cold(
         RunError: output.drop_all_caches is set, and this process is not allowed to.
     """
     output = workload.output
+    mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
+    if output.drop_caches and workload.cache.origin is not None and not output.drop_all_caches:
+        with watchdog.phase("in the cold start of the origin", watchdog.longest_at):
+            dropped = _named(lambda: drop(_behind(workload, layout, mine), at=watchdog.at))
+        _say_dropped(world.gather(dropped), say, of=" of cache.origin")
     if output.drop_all_caches:
         if world.local_rank == 0:
             with watchdog.phase("while dropping all caches"):
@@ -53,7 +60,6 @@ def make_cold(
         )
         return
     begin = time.perf_counter()
-    mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
     if layout.num_files > _SAMPLED:
         num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
         sample = random.sample(mine, num)  # each run draws other files
@@ -72,16 +78,33 @@ def make_cold(
             )
             return
     with watchdog.phase("in the cold start", watchdog.longest_at):
-        show = _progress(len(mine), world, say)
-        paths = _paths(workload, layout, mine)
+        paths, show = _paths(workload, layout, mine), _progress(len(mine), world, say)
         dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
-    everyone = world.gather(dropped)
-    if everyone is not None:
-        say(_told(everyone, time.perf_counter() - begin))
+    _say_dropped(world.gather(dropped), say, seconds=time.perf_counter() - begin)
 
 
 def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
-    return (f"{workload.data_folder}/{layout.path(file)}" for file in files)
+    return _below(workload.data_folder, layout, files)
+
+
+def _below(folder: Path, layout: Layout, files: Sequence[int]) -> Iterator[str]:
+    return (f"{folder}/{layout.path(file)}" for file in files)
+
+
+def _behind(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
+    """Yield the paths in cache.origin of these files; none if they are not seen there.
+
+    The process of a cache that is mounted reads them through the page cache of this host, which
+    would pass for hits.
+    """
+    folder, origin = workload.data_folder.absolute(), Path(workload.cache.origin or "")
+    mount = mount_under(folder)
+    folders = [origin]
+    if mount is not None and folder.is_relative_to(mount.point):
+        folders.append(origin / folder.relative_to(mount.point))
+    found = next((each for each in folders if (each / layout.path(0)).exists()), None)
+    if found is not None:
+        yield from (path for path in _below(found, layout, files) if Path(path).exists())
 
 
 def _any_cached(seen: Sequence[Pages]) -> bool:
@@ -89,14 +112,22 @@ def _any_cached(seen: Sequence[Pages]) -> bool:
     return any(pages.resident or pages.unknown for pages in seen)
 
 
-def _told(dropped: Sequence[Pages], seconds: float) -> str:
-    """Return the line on the result on all hosts."""
+def _say_dropped(
+    dropped: Sequence[Pages] | None,
+    say: Callable[[str], object],
+    *,
+    of: str = "",
+    seconds: float = 0.0,
+) -> None:
+    """Say on rank 0 what all ranks have dropped; the others have None."""
+    if dropped is None:
+        return
     pages = sum(each.pages for each in dropped)
     stayed = sum(each.resident for each in dropped)
     share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
     took = f" in {format_seconds(seconds)}" if seconds > _SAY_SECONDS else ""
-    return (
-        f"cold start: {sum(each.num_files for each in dropped):,} files dropped from the page "
+    say(
+        f"cold start: {sum(each.num_files for each in dropped):,} files{of} dropped from the page "
         f"cache{took}, {share} of their pages stayed"
     )
 

@@ -10,11 +10,21 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
+from dlemu.checkpoint.in_run import (
+    Place,
+    RunCheckpoints,
+    check_checkpoints,
+    combine_checkpoints,
+    due_after,
+    open_checkpoints,
+)
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
@@ -25,6 +35,7 @@ from dlemu.host.limits import memory_bytes
 from dlemu.host.system import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.bottleneck import find_limit
+from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
@@ -40,14 +51,15 @@ from dlemu.results.records import (
     write_text,
 )
 from dlemu.results.series import SERIES, write_series
-from dlemu.results.summary import RunsSummary, Summary, time_of_day
+from dlemu.results.summary import CacheMeasured, RunsSummary, Summary, time_of_day
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
 from dlemu.run.live import Live
-from dlemu.run.monitor import Reports, RunMonitor
-from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
+from dlemu.run.monitor import Reports, RunMonitor, watched_places
+from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
 from dlemu.run.watchdog import Watchdog
 from dlemu.terminal import complain, say, silent
+from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.units import format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
@@ -61,7 +73,12 @@ def check_job(workload: Workload, world: World) -> None:
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
-    own = accelerators_of(world.rank, world.num_ranks, num_accelerators(workload, world))
+    check_tier(workload)
+    watched_places(workload)
+    total = num_accelerators(workload, world)
+    own = accelerators_of(world.rank, world.num_ranks, total)
+    if workload.workflow.checkpoint:
+        check_checkpoints(workload, total)
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
@@ -99,6 +116,10 @@ class _Run:
 
     layout: Layout | None = None
     """The files, if they are known already."""
+    _checkpoints: RunCheckpoints | None = None
+    _tier: HostTier | None = None
+    """The cache, if there is one."""
+    _cached: CacheMeasured | None = None
     _dataset: Dataset
     _folder: Path
     _summary: Summary
@@ -197,6 +218,10 @@ class _Run:
             steps = self._world.gather(own)
             self._collect(steps)
             reports = monitor.gather()
+            if self._tier is not None:
+                self._cached = cache_fields(
+                    self._workload, emulates(self._workload), self._tier.gather()
+                )
         except KeyboardInterrupt as interrupt:
             self._record(interrupt)  # first: launchers kill soon
             try:
@@ -219,7 +244,11 @@ class _Run:
         on_gpu = _compute_on_gpu(workload, len(self._own), clock)
         compute = watchdog.computing(on_gpu or clock.sleep_until, clock)
         parts: list[Steps] = []
-        with closing(self._open_loader()) as loader:
+        with (
+            self._opened_tier(),
+            self._open_checkpoints() as self._checkpoints,
+            closing(self._open_loader()) as loader,
+        ):
             layout = self._dataset.layout
             direct = loader.direct
             make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
@@ -239,6 +268,9 @@ class _Run:
                         write_steps(self._folder, world.rank, np.concatenate(parts))
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
+                if self._checkpoints is not None:
+                    self._live.does("waiting for the last checkpoint")
+                    self._gather_checkpoints(self._checkpoints)
                 self._live.does("gathering the results")
                 own = np.concatenate(parts)
                 lost = own["wait"].sum() + own["barrier"].sum()
@@ -248,14 +280,64 @@ class _Run:
                     monitor.probe(most)
         return monitor, own
 
+    @contextmanager
+    def _opened_tier(self) -> Iterator[None]:
+        """Make the cache, and fill it if it is to be warm; without one do nothing."""
+        if not has_tier(self._workload):
+            yield
+            return
+        with self._watchdog.phase("while preparing the cache"):
+            self._tier = HostTier(self._dataset, self._world, self._own)
+        with closing(self._tier) as tier:
+            self._dataset = tier.dataset
+            told = self._world.all_gather(tier.notes)
+            notes = list(dict.fromkeys(note for notes in told for note in notes))
+            self._summary["notes"] = [*self._summary["notes"], *notes]
+            self._say("\n".join([tier.describe(), *(f"note: {note}" for note in notes)]))
+            if self._workload.cache.warm is True:
+                self._preload(tier)
+            yield
+
+    def _preload(self, tier: HostTier) -> None:
+        """Fill the caches of all hosts, timed."""
+        world, watchdog = self._world, self._watchdog
+        world.barrier()
+        begin = perf_counter()
+        with watchdog.phase("while filling the cache", watchdog.longest_at):
+            tier.copy(watchdog.at)
+        world.barrier()
+        tier.copied(perf_counter() - begin)
+        if tier.preload is not None:
+            self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
+
     def _open_loader(self) -> Loader:
         if not self._own:
             return _Idle()
         with self._watchdog.phase("while opening the loader"):
-            keep = int(self._workload.reader.hands_over)
+            keep = int(self._workload.hands_over)
             loader = open_loader(self._dataset, accelerators=self._own, keep=keep)
         self._watchdog.pids = loader.pids
         return loader
+
+    @contextmanager
+    def _open_checkpoints(self) -> Iterator[RunCheckpoints | None]:
+        """Yield the checkpoints of the run, None if it writes none."""
+        workload = self._workload
+        if not workload.workflow.checkpoint:
+            yield None
+            return
+        steps = [self._plan(epoch).num_steps for epoch in range(workload.train.epochs)]
+        place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
+        with open_checkpoints(workload, place, steps, self._say) as checkpoints:
+            self._live.checkpoint = lambda: checkpoints.doing
+            yield checkpoints
+            self._live.checkpoint = lambda: ""
+
+    def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
+        reports = self._world.gather(checkpoints.finish())
+        if reports is not None:
+            fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
+            self._summary["checkpoints"] = fields
 
     def _replay_epoch(
         self,
@@ -275,19 +357,30 @@ class _Run:
         )
         records = new_steps(epoch, times)
         watchdog = self._watchdog
+        if self._tier is not None:
+            plan = self._tier.begin(plan)
         watchdog.barrier()
         with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
             monitor.begin(epoch)
             others = 1 if len(self._own) == self._num_accelerators else self._world.num_ranks
+            replay = partial(
+                replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
+            )
+            batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
             with self._live.epoch(epoch, records, self._workload, monitor, others):
-                steps = replay_epoch(
-                    loader.epoch(epoch, plan),
-                    records,
-                    barrier=watchdog.barrier,
-                    clock=self._clock,
-                    compute=compute,
-                )
+                if checkpoints is None:
+                    steps = replay(batches, records)
+                else:
+                    due = due_after(
+                        self._workload.checkpoint, epoch=epoch, num_steps=plan.num_steps
+                    )
+                    take = partial(checkpoints.take, epoch)
+                    with checkpoints.epoch(records):
+                        steps = replay_blocks(batches, records, due, take, replay)
             monitor.end(epoch)
+        if self._tier is not None:
+            with watchdog.phase("while the last files are written to the cache", lambda: ""):
+                self._tier.end(watchdog.at)
         return steps
 
     def _collect(self, parts: Sequence[Steps] | None) -> None:
@@ -310,7 +403,7 @@ class _Run:
         try:
             metrics = measure_run(self._workload, steps)
             hosts, names, paths = reports
-            seen = combine(self._workload, hosts, names, steps, paths)
+            seen = combine(self._workload, hosts, names, steps, paths, metrics.checkpoints)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
@@ -326,6 +419,8 @@ class _Run:
                 "limit": asdict(find_limit(seen.evidence)),
                 "notes": [*self._summary["notes"], *seen.notes],
             }
+            if self._cached is not None:
+                add_cache(summary, self._cached, metrics)
             self._summary = with_metrics(summary, self._workload, metrics)
             self._write_series(steps)
             self._summary["end"] = time_of_day()
@@ -420,6 +515,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     return (
         f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
+        f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )
 
 
@@ -433,7 +529,7 @@ def _summary_start(workload: Workload, world: World, started: str, notes: Sequen
         data_loader=workload.reader.data_loader,
         decode=workload.reader.decode,
         loop=workload.train.loop,
-        hand_over="batch" if workload.reader.hands_over else "none",
+        hand_over="batch" if workload.hands_over else "none",
         num_accelerators=num_accelerators(workload, world),
         num_ranks=world.num_ranks,
         num_hosts=world.num_hosts,

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dlemu.results.cached import stored_bytes, vouched_bytes
@@ -44,6 +44,8 @@ class RunProgress:
     """What storage delivered over the last seconds."""
     cached_share: float | None = None
     """Share (0-1) of this epoch's bytes that came from memory."""
+    checkpoint: str = ""
+    """"checkpoint 2: 31%" while it is being written."""
     seconds_left: float | None = None
     """Until the last epoch ends."""
     num_ranks: int = 1
@@ -72,6 +74,8 @@ class Live:
         """What the next runs are a part of."""
         self.introduced = False
         """Whether workload, dataset, storage and host have been printed."""
+        self.checkpoint: Callable[[], str] = lambda: ""
+        """Returns which checkpoint is being written, "" if none is."""
         self._doing, self._since = "starting", time.perf_counter()
         self._phase: Phase = lambda: ("", 0.0)
         self._epoch: _Epoch | None = None
@@ -122,7 +126,7 @@ class Live:
         with self._lock:
             epoch = self._epoch
             if epoch is not None:
-                return epoch.progress(self.job, self._ended)
+                return replace(epoch.progress(self.job, self._ended), checkpoint=self.checkpoint())
         phase, seconds = self._phase()
         text = phase.removeprefix("while ").removeprefix("in ").removeprefix("the ")
         if not text:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlemu.dataset.layout import Dataset
-from dlemu.errors import DatasetError
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.observer import HostObserver
+from dlemu.host.watched import PlaceCounts, WatchedPlaces
+from dlemu.host.wear import WearWatch
 from dlemu.loaders import Loader, TellsPaths
 from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
@@ -20,6 +22,7 @@ from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe, probe_readers
+from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 2.4
@@ -46,6 +49,32 @@ class Counted:
     file_system: str
 
 
+def watched_places(workload: Workload) -> WatchedPlaces | None:
+    """Return the places behind the data folder that are to be watched; None if none is named.
+
+    Raises:
+        WorkloadError: one of them is missing, or dlemu's own cache is asked for, too.
+    """
+    cache = workload.cache
+    named = [("cache.origin", cache.origin), *(("cache.devices", each) for each in cache.devices)]
+    places = [(key, Path(place)) for key, place in named if place is not None]
+    for key, place in places:
+        if cache.folder is not None:
+            raise WorkloadError(
+                f"{key} {place} is watched behind a cache that is mounted, and cache.folder is a "
+                "cache of dlemu's own; leave one of them out"
+            )
+        if not (place.is_dir() or place.is_block_device()):
+            raise WorkloadError(
+                f"{key} {place} is no folder and no block device; name where the mounted cache "
+                "reads from (cache.origin), and where it keeps its copies (cache.devices)"
+            )
+    if not places:
+        return None
+    origin = None if cache.origin is None else Path(cache.origin)
+    return WatchedPlaces(workload.data_folder, origin, [Path(each) for each in cache.devices])
+
+
 class RunMonitor:
     """Watches a run; the first rank of each host does the work.
 
@@ -63,6 +92,7 @@ class RunMonitor:
     ) -> None:
         self._workload, self._layout = dataset.workload, dataset.layout
         self._world, self._loader, self._watchdog = world, loader, watchdog
+        self._has_cache = bool(dataset.cache_state)
         self._num_accelerators = num_accelerators
         self._path = host_file(folder, world.rank)
         self._pids: list[int] = []
@@ -74,6 +104,18 @@ class RunMonitor:
         self._begun = 0
         self._probe: Probe | None = None
         self._paths = PathBytes()
+        cache = self._workload.cache
+        own = [] if cache.folder is None else [Path(cache.folder)]
+        written = [*own, *map(Path, cache.devices)]
+        checkpoints = self._workload.checkpoint.checkpoint_folder
+        if self._workload.workflow.checkpoint and checkpoints is not None:
+            written.append(Path(checkpoints))
+        self._wear = WearWatch(self._workload.data_folder, *written)
+        origin = [] if cache.origin is None else [Path(cache.origin)]
+        self._also = [*own, *(p for p in (*origin, *map(Path, cache.devices)) if p.is_dir())]
+        self._places: WatchedPlaces | None = None
+        self._counts = PlaceCounts()
+        self._watched: list[PlaceCounts] = []
 
     def __enter__(self) -> Self:
         world, watchdog, folder = self._world, self._watchdog, self._workload.data_folder
@@ -87,7 +129,9 @@ class RunMonitor:
             self._file_system = "" if mount is None else mount.kind
             if world.local_rank != 0:
                 return self
-            observer = HostObserver(folder, lambda: self._pids, self._path)
+            observer = HostObserver(folder, lambda: self._pids, self._path, also=self._also)
+            self._wear.start()
+            self._places = watched_places(self._workload)
             watchdog.at("")
             with suppress(OSError, DatasetError):  # the readers will name the file
                 self._resident_before = cached_share(self._some_files(), at=watchdog.at)
@@ -105,6 +149,8 @@ class RunMonitor:
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} start")
+            if self._places is not None:
+                self._counts = self._places.counts()
             self._begun = len(self._observer.observations) - 1
 
     def end(self, epoch: int) -> None:
@@ -116,6 +162,10 @@ class RunMonitor:
                 self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._epochs.append(summarize_interval(between))
+            if self._places is not None:
+                with self._watchdog.phase("while the cache's writes reach its drive"):
+                    self._places.settle()
+                self._watched.append(self._places.counts().since(self._counts))
 
     def counted(self) -> Counted | None:
         """Return what was counted in this epoch; None while that is too short to tell.
@@ -153,6 +203,10 @@ class RunMonitor:
         """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
         if self._observer is None or lost_share <= 0.02:
             return
+        if (
+            self._has_cache or self._places
+        ):  # files of the origin say nothing about what readers got
+            return
         outstanding = min(self._num_host_workers * self._workload.reader.io_depth, _MOST_READERS)
         self._probe = probe_readers(
             self._some_files(),
@@ -168,6 +222,8 @@ class RunMonitor:
 
     def gather(self) -> Reports | None:
         """Return on rank 0 what all hosts saw, None on the others."""
+        with self._watchdog.phase("while reading the drives' counters"):
+            wear = self._wear.finish() if self._observer is not None else None
         report = HostReport(
             host=self._world.host,
             epochs=self._epochs,
@@ -177,6 +233,8 @@ class RunMonitor:
             direct=self._loader.direct,
             notes=list(self._notes()),
             file_system=self._file_system,
+            wear=wear,
+            watched=self._watched,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"
@@ -188,6 +246,8 @@ class RunMonitor:
         return reports, list(chain(*names)), sum(paths, PathBytes())
 
     def _notes(self) -> Iterator[str]:
+        if self._places is not None:
+            yield from self._places.notes()
         cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
         if usable < min(cpus, 1 + self.num_workers):
             yield (

@@ -1,6 +1,7 @@
 """The step loop: take a batch, compute, meet the others."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,31 @@ def replay_epoch(
         row["start"] = start
         start = met
     return steps[: step + 1]
+
+
+def replay_blocks(
+    batches: Iterable[Sequence[Batch]],
+    steps: Steps,
+    due: Sequence[int],
+    take: Callable[[int], float],
+    replay: Callable[[Iterable[Sequence[Batch]], Steps], Steps],
+) -> Steps:
+    """Return the records of an epoch that checkpoints cut into blocks.
+
+    `due` has the numbers of steps, in order, after which `take` takes a checkpoint. It gets the
+    number and returns how long the accelerators stood still. `replay` makes a block's steps, as
+    `replay_epoch` does; without checkpoints it makes them all.
+    """
+    left = iter(batches)
+    done = 0
+    for number in due:
+        # The last block asks for one batch more: the loader ends an epoch with that.
+        block = left if number == len(steps) else islice(left, number - done)
+        done += len(replay(block, steps[done:number]))
+        if done < number:  # the loader ended early
+            return steps[:done]
+        steps["stall"][number - 1] = take(number)
+    return steps[: done + len(replay(left, steps[done:]))]
 
 
 def new_steps(epoch: int, computation_times: NDArray[np.float64]) -> Steps:

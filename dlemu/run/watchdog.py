@@ -69,8 +69,10 @@ class Watchdog:
 
         Progress is a call of `at` or `barrier`, and CPU time of this thread (imports, arithmetic).
         `where` returns what is waited for; with it CPU time is no progress, as the wait uses some.
-        Without it the end names the file that a thread has been at for the longest.
+        Without it the end names the file that a thread has been at for the longest. A phase may
+        be inside another one, which then goes on.
         """
+        outer = self._phase, self._where
         self._paths = {}
         self._where = where
         self._worker = threading.get_ident()
@@ -80,7 +82,8 @@ class Watchdog:
         try:
             yield
         finally:
-            self._phase = None
+            self._last = self._now()
+            self._phase, self._where = outer
 
     @property
     def doing(self) -> tuple[str, float]:
@@ -107,15 +110,16 @@ class Watchdog:
         """Set the seconds that a step may compute on any rank, and a worker sleep for a batch."""
         self._compute, self._prepare = compute, prepare
 
-    def barrier(self) -> None:
-        """Wait for the other ranks.
+    def barrier(self, *, patient: bool = False) -> None:
+        """Wait for the other ranks; `patient`: for ever, if their own watchdogs find no fault.
 
         Raises:
             PeerError: another rank failed or ended.
             RunError: other ranks, which are named, do not come and have not said why.
         """
         phase, self._phase = self._phase, None
-        self._world.barrier(timeout=self._limit + self._compute + _OTHERS_FIRST)
+        limit = None if patient else self._limit + self._compute + _OTHERS_FIRST
+        self._world.barrier(timeout=limit)
         self._last = self._now()
         self._phase = phase
 

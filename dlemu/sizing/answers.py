@@ -80,7 +80,7 @@ class Sized(Sizing):
                 f"up to {self.read_ahead_share:.1%} of it is read inside the step that is left "
                 "out, and so much may AU be too high"
             )
-        lines.append(f"{len(self.points)} runs in {format_seconds(self.seconds)}")
+        lines.append(f"{counted(len(self.points), 'run')} in {format_seconds(self.seconds)}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -106,8 +106,9 @@ def describe_event(event: Event) -> str:
     if (point := event.point) is not None:
         share = point.page_cache_share or 0.0
         cached = f", {share:.0%} from memory" if share >= 0.05 else ""
+        number, noun = counted(point.num_accelerators, "accelerator").split()
         lines.append(
-            f"{point.num_accelerators:>4} accelerators: AU {point.au_percentage:6.2f}%, "
+            f"{number:>4} {noun}: AU {point.au_percentage:6.2f}%, "
             f"{point.samples_per_second:.1f} samples/s, "
             f"{format_rate(point.read_bytes_per_second)}{cached}, limit: {point.limit}, "
             f"{format_seconds(point.seconds)}"

@@ -248,7 +248,11 @@ class _Runs:
         return self._run(workload, "target", keys)
 
     def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
-        keys = {**keys, "output.folder": str(self._scratch / name)}
+        keys = {
+            **keys,
+            "output.folder": str(self._scratch / name),
+            "workflow.checkpoint": False,  # writing would slow down what is measured
+        }
         return run_job(workload.with_keys(keys), world=self._world, say=silent, live=self._live)
 
     def _begin(self, text: str) -> None:

@@ -232,6 +232,7 @@ class _Try:
             "num_accelerators": number,
             "train.total_training_steps": steps,
             "train.seed": workload.train.seed + len(self.points),
+            "workflow.checkpoint": False,
             "output.folder": str(self._results / "runs" / self._run_name(number)),
         }
         outcome = run_job(

@@ -11,7 +11,7 @@ from dlemu.sizing.estimate import Estimate
 from dlemu.sizing.first_files import Files
 from dlemu.sizing.search import Point
 from dlemu.sizing.start import START_SECONDS
-from dlemu.units import format_bytes, format_seconds
+from dlemu.units import format_bytes, format_seconds, text_table
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
@@ -172,19 +172,13 @@ class FirstAnswers:
     results: Path
 
     def __str__(self) -> str:
-        rows = [_HEAD, *(answer.cells() for answer in self.answers)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        table.insert(1, "  ".join("-" * width for width in widths))
+        table = text_table([_HEAD, *(answer.cells() for answer in self.answers)], ruled=True)
         return "\n".join(
             [
                 f"first answer for {self.folder}: from {format_seconds(self.seconds)} of writing "
                 "and of reading with O_DIRECT, not by the benchmark's rule",
                 "",
-                *table,
+                table,
                 "",
                 *(f"{a.workload.name}: {a.estimate.evidence}" for a in self.answers),
                 *self._notes(),

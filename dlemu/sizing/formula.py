@@ -165,12 +165,16 @@ class PredictionInput:
 
     @classmethod
     def of(cls, workload: Workload, drive: Drive) -> Self:
-        """Return the input for a workload that reads `workload.drives` such drives."""
+        """Return the input for a workload that reads `workload.drives` such drives.
+
+        Raises:
+            WorkloadError: the drive's rate is not given, or a number is not above 0.
+        """
         return cls(
             computation_time=workload.train.computation_time.mean,
             batch_bytes=workload.bytes_per_step,
             threshold=100 * workload.metric.au,
-            drive_read_bytes_per_second=drive.read_bandwidth,
+            drive_read_bytes_per_second=drive.read_rate,
             num_drives=workload.drives,
             num_hosts=workload.num_hosts,
             accelerators=workload.predict.accelerators,

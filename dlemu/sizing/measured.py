@@ -36,7 +36,7 @@ from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, ren
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
-from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
+from dlemu.sizing.targets import FIRST_DATASET, Target, answers_twice, find_jobs
 from dlemu.sizing.unfinished import HeldSearch, hold_search
 from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
@@ -66,6 +66,11 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
         raise WorkloadError(
             "dlemu.size answers for one target and one workload; call it for each of size.targets "
             "and size.workloads"
+        )
+    if answers_twice(workload):
+        raise WorkloadError(
+            "dlemu.size gives one answer, and a cache has two: set cache.warm=false for the first "
+            "epoch with train.epochs=1, or cache.warm=true for warm ones"
         )
     (answer,) = _size_all(workload, world or Alone(), say)
     return answer
@@ -282,7 +287,7 @@ class _Search:
         if self._bound:
             self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
         if self._log.points:
-            self._say(f"going on after {len(self._log.points)} runs in {self._folder}")
+            self._say(f"going on after {counted(len(self._log.points), 'run')} in {self._folder}")
         elif self._enough.most_accelerators:
             self._say(describe_plan(self._enough, self._first, self._expected))
 

@@ -13,6 +13,9 @@ from dlemu.storage.regular import read_regular
 from dlemu.units import format_rate, html_table
 from dlemu.workload.model import Drive, Workload
 
+_OF_A_HOST = 8
+"""Accelerators of a pass, where predict.minutes is asked for without predict.accelerators."""
+
 _PUBLISHED = {
     "drive": "a figure published for this is the drive's: the host moves more",
     "host": "a figure published for this is the host's, not the drive's: the drives give more than "
@@ -34,6 +37,27 @@ class Predicted(Prediction):
     """One of the `workload.drives` drives."""
 
     @property
+    def pass_bytes(self) -> float | None:
+        """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
+        return _pass_bytes(self.workload) if self.workload.predict.minutes else None
+
+    @property
+    def minutes(self) -> float | None:
+        """Minutes of one pass; None: predict.minutes is not asked for."""
+        return self._minutes(self.read_bytes_per_second)
+
+    def _minutes(self, bytes_per_second: float) -> float | None:
+        return None if self.pass_bytes is None else self.pass_bytes / bytes_per_second / 60
+
+    def _fields_of_a_pass(self) -> dict[str, float | None]:
+        return {
+            "pass_bytes": self.pass_bytes,
+            "minutes": self.minutes,
+            "minutes_low": self._minutes(self.read_high),
+            "minutes_high": self._minutes(self.read_low),
+        }
+
+    @property
     def fields(self) -> dict[str, object]:
         """The content of predict.json."""
         own = {field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)}
@@ -42,6 +66,7 @@ class Predicted(Prediction):
             "drive": self.drive.name,
             "drives": self.workload.drives,
             **own,
+            **(self._fields_of_a_pass() if self.workload.predict.minutes else {}),
         }
 
     def __str__(self) -> str:
@@ -83,7 +108,7 @@ class Predicted(Prediction):
         if self.extrapolated:
             most = (*most[:2], f"{most[2]} (extrapolated)")
         running = max(1, self.num_accelerators)
-        return [
+        rows = [
             ("", "predicted", "range"),
             most,
             (
@@ -98,6 +123,13 @@ class Predicted(Prediction):
                 f"{format_rate(self.read_low)} to {format_rate(self.read_high)}",
             ),
         ]
+        if self.pass_bytes is not None:
+            low, high = self._minutes(self.read_high), self._minutes(self.read_low)
+            read = f"{self.pass_bytes / 1e9:.4g} GB, read once"
+            rows.append(
+                ("minutes of a pass", f"{self.minutes:.2f}", f"{low:.2f} to {high:.2f}   ({read})")
+            )
+        return rows
 
     def _source(self) -> str:
         """Return what the prediction rests on."""
@@ -121,8 +153,28 @@ def predict(workload: Workload) -> Predicted:
     calibrate`. No storage is read. Where output.folder is set, predict.json is written there.
 
     Raises:
-        WorkloadError: no drive is given, the calibration does not fit, or a number is not above 0.
+        WorkloadError: no drive is given, the calibration does not fit, a number is not above 0, or
+            predict.minutes is asked for without a number of files.
         RunError: predict.json cannot be written.
+    """
+    if workload.predict.minutes:
+        _pass_bytes(workload)
+        if workload.predict.accelerators is None:
+            workload = workload.with_keys({"predict.accelerators": _OF_A_HOST})
+    drive, calibration = needed_rates(workload)
+    prediction = formula.predict(PredictionInput.of(workload, drive), calibration)
+    predicted = Predicted(**vars(prediction), workload=workload, drive=drive)
+    if workload.output.folder is not None:
+        with make(Path(workload.output.folder)) as folder:
+            write_json(folder / "predict.json", predicted.fields)
+    return predicted
+
+
+def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
+    """Return the drive to predict for, and the host's calibration; None: not given.
+
+    Raises:
+        WorkloadError: no drive is given, or the calibration does not fit.
     """
     drive, calibration = known_rates(workload)
     if drive is None:
@@ -136,12 +188,26 @@ def predict(workload: Workload) -> Predicted:
             f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
             f"{ways} calibrate again with dataset.data_folder"
         )
-    prediction = formula.predict(PredictionInput.of(workload, drive), calibration)
-    predicted = Predicted(**vars(prediction), workload=workload, drive=drive)
-    if workload.output.folder is not None:
-        with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", predicted.fields)
-    return predicted
+    return drive, calibration
+
+
+def _pass_bytes(workload: Workload) -> float:
+    """Return the bytes of one pass over the dataset, or over train.total_training_steps of it.
+
+    Raises:
+        WorkloadError: the number of files is not known.
+    """
+    dataset, most = workload.dataset, workload.train.total_training_steps
+    if dataset.num_files_train == "auto":
+        raise WorkloadError(
+            "predict.minutes needs the size of the dataset, got dataset.num_files_train=auto; "
+            "give a number of files, as dlemu datasize tells it"
+        )
+    whole = dataset.num_files_train * dataset.num_samples_per_file * dataset.mean_bytes
+    if most == -1:
+        return whole
+    accelerators = workload.predict.accelerators or _OF_A_HOST
+    return min(whole, most * accelerators * workload.bytes_per_step)
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:

@@ -1,7 +1,7 @@
 """What `dlemu size` is asked to search: every workload on every target, in the table's order."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlemu.dataset.rule import datagen_command
@@ -43,10 +43,26 @@ def find_jobs(workload: Workload, say: Say) -> list[tuple[Target, Workload]]:
             f"got {size.start}"
         )
     return [
-        (target, _workload_for(workload, name, target))
+        job
         for target in find_targets(workload, say)
         for name in size.workloads or (workload.name,)
+        for job in _cold_and_warm(target, _workload_for(workload, name, target))
     ]
+
+
+def answers_twice(workload: Workload) -> bool:
+    """Return whether a cache is sized cold and warm: not if the user chose one of both."""
+    return workload.cache.folder is not None and "cache.warm" not in workload.given
+
+
+def _cold_and_warm(target: Target, workload: Workload) -> Iterator[tuple[Target, Workload]]:
+    """Yield the searches for a target: with a cache, for its first epoch and for warm ones."""
+    if not answers_twice(workload):
+        yield target, workload
+        return
+    cold, warm = (replace(target, name=f"{target.name}-{name}") for name in ("cold", "warm"))
+    yield cold, workload.with_keys({"cache.warm": False, "train.epochs": 1})
+    yield warm, workload.with_keys({"cache.warm": True})
 
 
 def find_targets(workload: Workload, say: Say) -> list[Target]:

@@ -101,8 +101,8 @@ class StepTimes:
             if each.launch_bound:
                 lines.append(
                     f"batch {each.batch}: the host needs {format_seconds(each.launch)} to launch a "
-                    "step, the GPU waits for it; steptime.compile=true, or a CUDA graph of your "
-                    "own, makes such a step faster"
+                    "step, the GPU waits for it, and in a loop it takes longer: emulate the time "
+                    "that dlemu.Meter finds there, or replay the step as a CUDA graph of your own"
                 )
         if self.skipped:
             sizes = ", ".join(map(str, self.skipped))

@@ -111,6 +111,11 @@ def make_loader(
         rank, num_ranks = world.rank, world.num_ranks
     if not 0 <= rank < num_ranks:
         raise WorkloadError(f"rank must be at least 0 and below num_ranks {num_ranks}, got {rank}")
+    if workload.cache.folder is not None or workload.origin.read_bandwidth is not None:
+        raise WorkloadError(
+            "cache.folder and origin.read_bandwidth work in dlemu run and dlemu size, which plan "
+            "all readers of a host; leave them out here"
+        )
     check_loader(workload, 1)
     dataset = find_dataset(workload, world or Alone())
     return TrainingLoader(dataset, rank=rank, num_ranks=num_ranks, pin=pin)

@@ -18,6 +18,8 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
 B = TypeVar("B")
+_NO_CHECKPOINT = 0.0, False
+"""`stall` and `writing`: a loop of one's own writes its checkpoints itself, as a part of a step."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +55,7 @@ class _Step:
             seconds(self.computed, self.met),
             compute if self.asked_compute is None else self.asked_compute,
             *self.told[5:],
+            *_NO_CHECKPOINT,
         )
 
 

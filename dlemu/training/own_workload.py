@@ -14,7 +14,8 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
-    loader, and a GPU looks for its fastest kernels.
+    loader, and a GPU looks for its fastest kernels. The loop's own work counts as compute: an
+    emulation without it would be faster than the loop (docs/fidelity.md).
 
     Raises:
         WorkloadError: no epoch has two steps.
@@ -24,7 +25,7 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
         raise WorkloadError(
             "meter.workload_yaml() needs an epoch of at least two steps; the first one is left out"
         )
-    compute, samples = counted["compute"], counted["num_samples"]
+    compute, samples = counted["compute"] + counted["overhead"], counted["num_samples"]
     batch = int(np.median(samples))
     keys: dict[str, object] = {
         "reader.batch_size": batch,
@@ -43,7 +44,9 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
     whole = sum(counted[part].sum() for part in ("wait", "overhead", "compute", "barrier"))
     comment = [
         f"A training loop measured by dlemu.Meter, {len(counted):,} steps, timed by {timed_by}.",
-        f"waiting for batches: {100 * counted['wait'].sum() / whole:.1f} % of the time",
+        f"waiting for batches: {100 * counted['wait'].sum() / whole:.1f} % of the time; "
+        f"the loop's own work, which computation_time includes: "
+        f"{100 * counted['overhead'].sum() / whole:.1f} %",
     ]
     if not known:
         comment.append(f"dataset: that of {workload.name}; the loader does not tell its bytes")

@@ -44,7 +44,7 @@ def command(
 
 def _made_from(workload: Workload) -> tuple[Workload, str]:
     """Return the workload that this one was made from, and what `workload=` takes to name it."""
-    for origin in (workload.origin, workload.name):
+    for origin in (workload.made_from, workload.name):
         with suppress(WorkloadError, OSError):
             return load_workload(origin), origin
     return load_workload(_BASE), _BASE

@@ -1,13 +1,13 @@
 """A workload's name or file, and overrides, to a tree of keys. Only this knows Hydra.
 
 The command line's overrides are words in Hydra's grammar; the library's are Python values. Hydra is
-imported for the first, and for files that only it can read: with `defaults`, or `${...}`.
+slow to import and to compose, so only what needs it gets it: files with `defaults` or `${...}`, and
+words that are more than a key and a number, a name or a path.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,20 @@ PATH_KEYS = frozenset(
         "output.folder",
         "output.log",
         "predict.calibration",
+        "cache.folder",
+        "cache.origin",
+        "checkpoint.checkpoint_folder",
     }
 )
 """Keys whose value is one path: on the command line it is taken as it stands."""
+
+_PLAIN_WORD = re.compile(
+    r"(?!hydra\b|defaults\b)(?P<key>[a-z]\w*(?:\.[a-z]\w*)*)=(?:"
+    r"(?P<int>-?(?:0|[1-9]\d*))|(?P<float>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e-?\d+)?)|"
+    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGT]i?B)))",
+    re.ASCII | re.IGNORECASE,
+)
+"""Words whose value Hydra's grammar takes for what Python takes it for."""
 
 # Workloads have some hundred values on four levels.
 _MOST_BYTES = 100_000
@@ -56,8 +67,13 @@ _Loader.add_implicit_resolver(
 
 def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Return the keys of a published workload or of a YAML file, with dotted overrides."""
-    path = _find(str(name), known_workloads())
-    tree = read_yaml(path)
+    path = _find(str(name), known_workloads(), known_models())
+    return _with_values(path, read_yaml(path), overrides)
+
+
+def _with_values(
+    path: Path, tree: dict[str, Any], overrides: Mapping[str, object]
+) -> dict[str, Any]:
     is_plain = _is_plain(tree) and not any("${" in str(value) for value in overrides.values())
     if not is_plain:
         tree = _merge(path, tree)
@@ -66,28 +82,49 @@ def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]
     if not is_plain:
         tree = _resolve(path, tree)
     tree.setdefault("name", path.stem)
-    return tree | {"given": tuple(overrides), "origin": _origin(path)}
+    return tree | {"given": tuple(overrides), "made_from": _origin(path)}
 
 
 def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
     """Return the keys that "workload=NAME" and other words of the command line ask for."""
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
-    path = _choose([o.partition("=")[2] for o in overrides if _is("workload", o)], config_dir)
-    typed = [_as_typed(override) for override in overrides if not _is("workload", override)]
+    named = {
+        key: [override.partition("=")[2] for override in overrides if _is(key, override)]
+        for key in ("workload", "model")
+    }
+    models = list(map(model_keys, named["model"]))  # refused first: it may be the only name
+    path = _choose(named["workload"] or named["model"], config_dir)
+    tree = read_yaml(path)
+    for model in models:
+        tree["model"] = model
+    given: tuple[str, ...] = ("model",) if models else ()
+    words = [override for override in overrides if override.partition("=")[0] not in named]
+    plain = [_plain_word(word) for word in words]
+    if None not in plain and _is_plain(tree):
+        # A named drive first: keys of it change its values.
+        pairs = sorted(filter(None, plain), key=lambda pair: pair[0] != "drive")
+        tree = _with_values(path, tree, dict(pairs))
+        return tree | {"given": (*given, *tree["given"])}
+    typed = [_as_typed(word) for word in words]
     # To Hydra a drive's name would be a file to compose; the models look it up.
-    given = tuple("drive" if _is("drive", word) else _key_of(word) for word in typed)
-    tree = _merge(path, read_yaml(path), [word for word in typed if not _is("drive", word)])
-    for word in filter(partial(_is, "drive"), typed):
-        tree["drive"] = word.partition("=")[2]
+    given += tuple("drive" if _is("drive", word) else _key_of(word) for word in typed)
+    tree = _merge(path, tree, [word for word in typed if not _is("drive", word)])
+    for word in typed:
+        if _is("drive", word):
+            own = tree.get("drive")
+            tree["drive"] = word.partition("=")[2]
+            for key, value in (own if isinstance(own, dict) else {}).items():
+                set_key(tree, f"drive.{key}", value)
     tree = _resolve(path, tree)
     tree.setdefault("name", path.stem)
-    return tree | {"given": given, "origin": _origin(path)}
+    return tree | {"given": given, "made_from": _origin(path)}
 
 
 def _origin(path: Path) -> str:
     """Return what `workload=` takes to find this file again, from any folder."""
-    return path.stem if path.parent == CONFIGS / "workload" else str(path.absolute())
+    named = path.parent in (CONFIGS / "workload", CONFIGS / "model")
+    return path.stem if named else str(path.absolute())
 
 
 def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
@@ -100,11 +137,56 @@ def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def datasheet(name: str) -> dict[str, Any]:
+    """Return the values of a drive in workloads/drive/.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    known = {path.stem: path for path in sorted((CONFIGS / "drive").glob("*.yaml"))}
+    if name not in known:
+        raise ValueError(
+            f"no datasheet of drive {name!r}; known: {', '.join(known)}; or give its rates"
+        )
+    return read_yaml(known[name])
+
+
+def known_models() -> dict[str, Path]:
+    """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
+    return {path.stem: path for path in sorted((CONFIGS / "model").glob("*.yaml"))}
+
+
+def model_keys(name: str) -> dict[str, Any]:
+    """Return the keys model.* of a published model, or of a YAML file.
+
+    Raises:
+        WorkloadError: there is no such file, or it has no model.
+    """
+    known = known_models()
+    if name not in known and not name.endswith((".yaml", ".yml")):
+        hint = did_you_mean(name, known)
+        raise WorkloadError(f"no model {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
+    path = _find(name, known)
+    model = read_yaml(path).get("model")
+    if not isinstance(model, dict):
+        raise WorkloadError(f"{path} has no group of keys model, which says what is written")
+    return dict(model)
+
+
 def set_key(tree: dict[str, Any], key: str, value: object) -> None:
-    """Set a dotted key of a tree. A group of keys joins the group that is there."""
+    """Set a dotted key of a tree. A group of keys joins the group that is there.
+
+    Raises:
+        WorkloadError: it is a key of a drive that was named, and there is no such drive.
+    """
     *sections, leaf = key.split(".")
     for section in sections:
         below = tree.get(section)
+        if section == "drive" and isinstance(below, str):  # other values of a named drive
+            try:
+                below = datasheet(below)
+            except ValueError as error:
+                raise WorkloadError(f"drive: {error}") from None
         # A copy, for YAML may refer to one group in two places.
         tree[section] = dict(below) if isinstance(below, dict) else {}
         tree = tree[section]
@@ -137,14 +219,17 @@ def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
     if len(names) > 1:
         raise WorkloadError(f"workload= is set {len(names)} times: {', '.join(names)}; keep one")
     refuse_tilde("workload", names[0])
-    return _find(names[0], known)
+    return _find(names[0], known, known_models())
 
 
-def _find(name: str, known: Mapping[str, Path]) -> Path:
+def _find(name: str, known: Mapping[str, Path], more: Mapping[str, Path] | None = None) -> Path:
+    """Return the file of a name, or a path; `more` are names that no message lists."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise WorkloadError(f"workload file {name} is not there")
         return Path(name)
+    if more and name in more and name not in known:
+        return more[name]
     if name not in known:
         hint = did_you_mean(name, known)
         raise WorkloadError(f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
@@ -197,6 +282,23 @@ def _inner(value: object) -> Iterable[object]:
 
 def _is(key: str, override: str) -> bool:
     return override.startswith(f"{key}=")
+
+
+def _plain_word(override: str) -> tuple[str, object] | None:
+    """Return the key and the value of an override, None where only Hydra can tell them."""
+    key, _, text = override.partition("=")
+    if key in PATH_KEYS and re.fullmatch(r"[\w/. -]*\w", text, re.ASCII) and text != "null":
+        return key, text
+    if not (found := _PLAIN_WORD.fullmatch(override)):
+        return None
+    if key == "drive":
+        return key, text
+    kind = str(found.lastgroup)
+    named: dict[str, object] = {"true": True, "false": False, "null": None}
+    convert: Any = {"int": int, "float": float}.get(
+        kind, lambda text: named.get(text.lower(), text)
+    )
+    return key, convert(text)
 
 
 def _as_typed(override: str) -> str:

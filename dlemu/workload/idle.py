@@ -5,6 +5,17 @@ from pathlib import Path
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload, check_workload, leaves, load_workload
 
+_OF_THE_COMMAND = (
+    "num_checkpoints_write",
+    "num_checkpoints_read",
+    "time_between_checkpoints",
+    "rank_sync",
+    "verify",
+    "max_seconds",
+    "mtbf",
+)
+"""Keys of checkpoints that only `dlemu checkpoint` reads."""
+
 
 def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool]:
     """Return which keys have effect on a job.
@@ -16,12 +27,16 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
     runs, sizes = command == "run", command == "size"
     own_parsing, many_in_file = reader.decode == "raw", dataset.num_samples_per_file > 1
     tf_data = reader.data_loader == "tensorflow"
-    streamed = tf_data or (many_in_file and dataset.format != "hdf5")
+    has_cache = workload.cache.folder is not None
+    streamed = tf_data or workload.streamed
+    parquet = dataset.format == "parquet"
     dali = reader.data_loader in ("dali", "native_dali")
     dali_on_gpu = dali and workload.dali.device == "gpu"
     by_rule = dataset.num_files_train == "auto" or workload.division == "closed"
     memory_counts = not workload.size.quick if sizes else by_rule
     shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    written = workload.workflow.checkpoint and (runs or sizes)
+    by_steps = workload.checkpoint.steps_between_checkpoints is not None
     times = train.computation_time, reader.preprocess_time
     drawn = shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
     return {
@@ -32,18 +47,36 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "runs": runs,
         "warmup": runs,
         "workflow": runs,
+        "workflow.checkpoint": runs or sizes,
+        "model": written,
+        "checkpoint": written,
+        **{f"checkpoint.{key}": False for key in _OF_THE_COMMAND},
+        "checkpoint.checkpoint_after_epoch": written and not by_steps,
+        "checkpoint.epochs_between_checkpoints": written and not by_steps,
+        "checkpoint.staging_bandwidth": written and workload.checkpoint.asynchronous,
         "size": sizes,
         "predict": False,
         "steptime": False,
         "predict.calibration": sizes,
-        "drive": sizes,
+        **dict.fromkeys(("cache.capacity", "cache.policy", "cache.fill", "cache.warm"), has_cache),
+        "drive": sizes or (workload.drive is not None and workload.drive.endurance is not None),
         "drives": sizes,
         "host_memory": memory_counts,
         "num_hosts": memory_counts and (num_hosts == 1 or workload.host_memory is not None),
         "dataset.chunk_size": False,
-        "dataset.record_length_bytes": not dataset.record_dims,
-        "dataset.record_length_bytes_stdev": not dataset.record_dims,
-        "dataset.record_length_bytes_resize": reader.hands_over or dali,
+        "dataset.record_length_bytes": not (
+            dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes
+        ),
+        "dataset.record_length_bytes_stdev": not (dataset.record_dims or dataset.listed_sizes),
+        "dataset.record_length_bytes_distribution": not dataset.record_dims and not parquet,
+        "dataset.parquet.columns": parquet,
+        "dataset.parquet.row_group_size": parquet,
+        "dataset.parquet.read_mode": parquet,
+        "dataset.parquet.generation_batch_size": False,
+        "dataset.parquet.use_s3dlio_gen": False,
+        "reader.access": many_in_file,
+        "reader.coalesce_gap": parquet and own_parsing,
+        "dataset.record_length_bytes_resize": workload.hands_over or dali,
         "reader.transfer_size": own_parsing and many_in_file,
         "reader.piece_bytes": own_parsing and not many_in_file,
         "reader.io_depth": own_parsing,
@@ -88,6 +121,6 @@ def _users_keys(workload: Workload) -> list[str]:
     before, now = (dict(leaves(each.model_dump())) for each in (usual, workload))
     own = [key for key, value in now.items() if before.get(key) != value]
     keys = [key for key in workload.given if key not in workload.ignored]
-    keys += [key for key in own if key not in ("given", "ignored", "origin")]
+    keys += [key for key in own if key not in ("given", "ignored", "made_from")]
     # A drive is one key, not one for each of its rates.
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))

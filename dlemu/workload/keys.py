@@ -145,7 +145,7 @@ class _Values:
         if self._name in PATH_KEYS:
             return "path"
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return "the keys below it"
+            return "a group of keys"
         leaf = self._name.rpartition(".")[2]
         unit = "seconds" if leaf.endswith(("_seconds", "_time")) else "number"
         names = {int: "whole number", float: unit, str: "text"}
@@ -184,6 +184,8 @@ def _written(value: object) -> str:
 
 def _group(hint: object) -> type[BaseModel] | None:
     """Return the group of keys that a field holds; a distribution counts as one value."""
+    if get_origin(hint) is tuple:  # a list: its entries have no dotted names
+        return None
     if get_origin(hint) in (Annotated, Union) or get_args(hint):
         return next(filter(None, map(_group, get_args(hint))), None)
     is_group = isinstance(hint, type) and issubclass(hint, BaseModel)

@@ -11,16 +11,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dlemu.errors import WorkloadError
+from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.units import with_unit
-from dlemu.workload.compose import CONFIGS, compose, read_yaml, set_key
+from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
+from dlemu.workload.compose import (
+    compose,
+    datasheet,
+    known_models,
+    known_workloads,
+    model_keys,
+    set_key,
+)
 from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
+    BARE,
+    CacheSection,
     DaliSection,
     DatasetSection,
     FileName,
     MetricSection,
     Natural,
+    OriginSection,
     OutputSection,
     Positive,
     PredictSection,
@@ -44,51 +55,60 @@ _IGNORED_KEYS = {
     "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
     "data_loader_classname data_loader_sampler reader_classname",
     "train": "seed_change_epoch",
-    "workflow": "checkpoint debug evaluation profiling",
+    "workflow": "debug evaluation profiling",
+    "model": "type layer_parameters optimization_groups",
+    "checkpoint": "randomize_tensor ksm type recovery_rank_shift checkpoint_mechanism_classname",
     "output": "log_file log_level",
     "storage": "storage_library storage_options",
     "metric": "exclude_end_epochs",
 }
-_IGNORED = {"checkpoint", "evaluation", "profiling"} | {
+_IGNORED = {"evaluation", "profiling"} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
+_endurance = BeforeValidator(lambda value: with_unit(value, least=10**9, units=("TB", "PB")))
 _rate = BeforeValidator(
     lambda value: with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
 )
 
 
 class Drive(Section):
-    """A drive's rates, by its datasheet or by a measurement; bandwidths in bytes per second."""
+    """A drive by its datasheet or by a measurement; bandwidths in bytes per second."""
 
     name: str = "drive"
     """As it is shown."""
-    read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)]
+    read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
     """Sequential reads; this is what a prediction computes with."""
     write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
-    """Sequential writes; for the reader only."""
+    """Sequential writes; what a prediction of checkpoints computes with."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random reads of 4 KiB per second; for the reader only."""
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random writes of 4 KiB per second; for the reader only."""
+    capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
+    """Bytes that it holds; for `dlemu wear`."""
+    endurance: Annotated[Size, _endurance, Field(gt=0, le=10**21)] | None = None
+    """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
     source: str | None = None
     """Where the rates come from; for the reader only."""
 
+    @property
+    def read_rate(self) -> int:
+        """read_bandwidth. Raises WorkloadError if it is not given."""
+        if self.read_bandwidth is None:
+            raise WorkloadError(
+                "drive.read_bandwidth is not set; give the drive's rate (drive.read_bandwidth=7GB)"
+            )
+        return self.read_bandwidth
+
 
 def _datasheet(value: object) -> object:
     """Return the datasheet of a drive that is given by name, or else the value as it is."""
-    if not isinstance(value, str):
-        return value
-    known = {path.stem: path for path in sorted((CONFIGS / "drive").glob("*.yaml"))}
-    if value not in known:
-        raise ValueError(
-            f"no datasheet of drive {value!r}; known: {', '.join(known)}; or give its rates"
-        )
-    return read_yaml(known[value])
+    return datasheet(value) if isinstance(value, str) else value
 
 
 class Workload(Section):
@@ -109,6 +129,11 @@ class Workload(Section):
     size: SizeSection = SizeSection()
     predict: PredictSection = PredictSection()
     steptime: SteptimeSection = SteptimeSection()
+    cache: CacheSection = CacheSection()
+    origin: OriginSection = OriginSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    model: ModelSection = ModelSection()
+    """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
     drive: Annotated[Drive, BeforeValidator(_datasheet)] | None = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Positive = 1
@@ -133,7 +158,7 @@ class Workload(Section):
     """Keys that were given and have no effect here."""
     given: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that the user overrode, for the closed division's check."""
-    origin: str = ""
+    made_from: str = ""
     """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
 
     @property
@@ -156,10 +181,30 @@ class Workload(Section):
         return self.dataset.num_files_train
 
     @property
+    def hands_over(self) -> bool:
+        """Whether a run puts each batch into one array."""
+        reader = self.reader
+        return reader.hands_over and (
+            self.dataset.format != "parquet" or reader.decode == "library"
+        )
+
+    @property
     def demand(self) -> float:
         """Bytes per second that one accelerator takes at full utilisation."""
         seconds = self.train.computation_time.mean
         return math.inf if seconds == 0 else self.bytes_per_step / seconds
+
+    @property
+    def streamed(self) -> bool:
+        """Whether files hold several samples and are read from end to end."""
+        dataset = self.dataset
+        usual = "random" if dataset.format == "hdf5" else "stream"
+        return dataset.num_samples_per_file > 1 and (self.reader.access or usual) == "stream"
+
+    @property
+    def by_tf_data(self) -> bool:
+        """Whether the order of reading is that of tf.data."""
+        return self.reader.data_loader == "tensorflow"
 
     @property
     def bytes_per_step(self) -> float:
@@ -191,7 +236,7 @@ class Workload(Section):
 def check_workload(tree: Mapping[str, Any]) -> Workload:
     """Return the workload that a tree of plain values describes: a composed config, a DLIO file."""
     raw = _plain(tree)
-    known = {*_IGNORED, "model"}
+    known = {*_IGNORED}
     if "ignored" in raw:
         raise WorkloadError(unknown_key("ignored", Workload, known))
     _rename(raw)
@@ -200,14 +245,18 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
     try:
         workload = Workload.model_validate(raw)
     except ValidationError as error:
-        raise WorkloadError(describe(error, Workload, known)) from None
+        text, name = describe(error, Workload, known), str(raw["name"])
+        if text == "dataset.format is not set" and name in known_models():
+            hint = did_you_mean(name, known_workloads())
+            text = f"no workload {name}{hint} ({name} is a model, for dlemu checkpoint)"
+        raise WorkloadError(text) from None
     _check_dali(workload)
+    _check_access(workload)
     return workload
 
 
 def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that have no effect here; they are taken out of the tree."""
-    yield from (key for key, _ in leaves({"model": raw.pop("model", {})}))
     for key in sorted(_IGNORED):
         section, _, leaf = key.partition(".")
         if not leaf and section in raw:
@@ -238,6 +287,32 @@ def _check_dali(workload: Workload) -> None:
         )
 
 
+def _check_access(workload: Workload) -> None:
+    """Refuse ways of reading that a format does not have."""
+    dataset, reader = workload.dataset, workload.reader
+    kind, loader = dataset.format, reader.data_loader
+    many = dataset.num_samples_per_file > 1
+    if many and reader.access == "random" and (kind not in (*BARE, "hdf5") or workload.by_tf_data):
+        how = f"files of reader.data_loader={loader}" if workload.by_tf_data else f"{kind} files"
+        raise WorkloadError(
+            f"reader.access=random: {how} can only be read from end to end; leave it out, or take "
+            "a loader and a format whose samples can be read alone: hdf5, raw, bin, "
+            "mmap_indexed_binary"
+        )
+    if many and reader.access == "stream" and kind == "hdf5":
+        raise WorkloadError(
+            "reader.access=stream: samples of hdf5 files are read alone; leave it out"
+        )
+    if kind in (*BARE, "parquet") and loader in ("dali", "native_dali"):
+        raise WorkloadError(
+            f"reader.data_loader={loader} does not read {kind} files; use pytorch or threads"
+        )
+    if kind == "parquet" and workload.by_tf_data:
+        raise WorkloadError(
+            "reader.data_loader=tensorflow does not read parquet files; use pytorch or threads"
+        )
+
+
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
     """Return a workload by its name ("unet3d_h100") or the path of a YAML file, DLIO's included.
 
@@ -252,13 +327,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
 
 def _rename(raw: dict[str, Any]) -> None:
     """Move DLIO's keys that have another place or another name here."""
-    model = raw.get("model")
-    if isinstance(model, dict):
-        model = model.pop("name", None)
-    elif "model" in raw:
-        del raw["model"]
-    if model is not None:
-        raw.setdefault("name", str(model))
+    _rename_model(raw)
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
     output = raw.get("output")
@@ -281,6 +350,29 @@ def _rename(raw: dict[str, Any]) -> None:
             stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
             group[key] = mean if isinstance(mean, dict) else {"mean": mean}
             group[key].setdefault("stdev", stdev)
+
+
+def _rename_model(raw: dict[str, Any]) -> None:
+    """Take a model that is given by its name alone, and DLIO's names of its keys."""
+    checkpoint = raw.get("checkpoint")
+    if isinstance(checkpoint, dict) and "model_size" in checkpoint:  # MLPerf Storage v1.0
+        size = checkpoint.pop("model_size")
+        if isinstance(group := raw.setdefault("model", {}), dict):
+            group.setdefault("model_size_bytes", size)
+    model = raw.get("model")
+    if model is None:
+        raw.pop("model", None)
+        return
+    if not isinstance(model, dict):
+        known = str(model) in known_models() or str(model).endswith((".yaml", ".yml"))
+        model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
+    if "name" in model:
+        raw.setdefault("name", str(model["name"]))
+    if "model_size" in model:  # as the files of MLPerf Storage have it
+        model.setdefault("model_size_bytes", model.pop("model_size"))
+    if "dataset" not in raw and model.keys() & {"num_layers", "model_size_bytes"}:
+        # A job of checkpoints alone, as MLPerf Storage's llama3_8b.yaml.
+        raw["dataset"] = {"format": "npz", "num_files_train": 1}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlemu.errors import did_you_mean
 
-NO_KEYS = ("ignored", "given", "origin")
+NO_KEYS = ("ignored", "given", "made_from")
 """Fields of a workload that a user cannot set."""
 
 _BOUNDS = {

@@ -1,14 +1,31 @@
 """The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
 
 import math
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from dlemu.units import ceil_div, parse_bytes
+from dlemu.units import ceil_div, parse_bytes, with_unit
 
-FormatName = Literal["npz", "npy", "hdf5", "tfrecord"]
+FormatName = Literal[
+    "npz",
+    "npy",
+    "hdf5",
+    "tfrecord",
+    "jpeg",
+    "png",
+    "bin",
+    "raw",
+    "indexed_binary",
+    "mmap_indexed_binary",
+    "parquet",
+]
+INDEXED: tuple[FormatName, ...] = ("indexed_binary", "mmap_indexed_binary")
+"""Bare samples in one file; two more files hold their offsets and sizes."""
+BARE: tuple[FormatName, ...] = ("jpeg", "png", "bin", "raw", *INDEXED)
+"""Files whose bytes are the samples; any sample can be read alone."""
 
 
 def _shuffle(value: object) -> object:
@@ -179,6 +196,8 @@ class WorkflowSection(Section):
     """Generate the dataset first, unless it is complete already."""
     train: bool = True
     """Replay the reading."""
+    checkpoint: bool = False
+    """Write checkpoints while it runs, as the keys checkpoint.* say."""
 
 
 def _element_type(value: str) -> str:
@@ -189,6 +208,91 @@ def _element_type(value: str) -> str:
     if kind not in tuple("biufc"):  # bool, integers, floats, complex
         raise ValueError(f"must be a NumPy type such as uint8 or float32, got {value!r}")
     return value
+
+
+class ColumnSection(Section):
+    """One column of a parquet file."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """Its name in the file."""
+    dtype: Literal[
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "list",
+    ] = "float32"
+    """Type of an element; `list` is DLIO's word for lists of float32."""
+    size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 1
+    """Elements of a row."""
+    read: bool = False
+    """Whether training reads it. Where no column is marked, all are read."""
+
+    @property
+    def element_type(self) -> str:
+        """NumPy name of an element's type."""
+        return "float32" if self.dtype == "list" else self.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's elements."""
+        return self.size * np.dtype(self.element_type).itemsize
+
+
+class ParquetSection(Section):
+    """What a parquet file holds, by DLIO's keys."""
+
+    columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
+    """Columns, each with the keys name, dtype, size and read. Empty: one column `data` of
+    dataset.record_length_bytes bytes a row."""
+    row_group_size: Annotated[int, Whole, Field(ge=1, le=10**8)] = 1024
+    """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
+    read_mode: Literal["row_group"] = "row_group"
+    """DLIO's key; only whole row groups are read."""
+    generation_batch_size: Natural = 0
+    """DLIO's key; has no effect."""
+    use_s3dlio_gen: bool = False
+    """DLIO's key; has no effect."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [column.name for column in self.columns]
+        twice = [name for name in names if names.count(name) > 1] if len(names) < 1000 else []
+        if twice:
+            raise ValueError(f"dataset.parquet.columns has two columns of the name {twice[0]!a}")
+        return self
+
+
+@lru_cache
+def listed_sizes(path: str) -> tuple[int, ...]:
+    """Return the sizes in a text file, one a line, in bytes, in ascending order.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is no size.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MOST_LISTED * 16).split()
+    except OSError as error:
+        raise ValueError(
+            f"must be normal, lognormal, or a file; {path}: {error.strerror}"
+        ) from None
+    if not 1 <= len(lines) <= _MOST_LISTED:
+        raise ValueError(f"{path} has {len(lines):,} sizes, 1 to {_MOST_LISTED:,} are possible")
+    for number, line in enumerate(lines, 1):
+        if not (line.isdigit() and len(line) < 13 and 1 <= int(line) <= _LARGEST_SAMPLE):
+            raise ValueError(f"{path}, size {number} must be whole bytes, got {line[:40]!a}")
+    return tuple(sorted(map(int, lines)))
+
+
+_MOST_LISTED = 100_000
 
 
 class DatasetSection(Section):
@@ -208,6 +312,9 @@ class DatasetSection(Section):
         float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)
     ] = 0.0
     """Standard deviation of that size over the samples."""
+    record_length_bytes_distribution: str = "normal"
+    """How sizes are distributed: `normal`, `lognormal`, or a file with one size in bytes a line,
+    which are drawn equally often and decide mean and stdev."""
     record_length_bytes_resize: Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
@@ -226,10 +333,20 @@ class DatasetSection(Section):
     """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
     enable_chunking: Literal[False] = False
     """HDF5 chunks; only `false` is supported."""
+    parquet: ParquetSection = ParquetSection()
     chunk_size: Annotated[Size, Field(ge=0, le=2**40)] = 0
     """Bytes of an HDF5 chunk; has no effect."""
     seed: Seed = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.record_length_bytes_distribution not in ("normal", "lognormal"):
+            try:
+                listed_sizes(self.record_length_bytes_distribution)
+            except ValueError as error:
+                raise ValueError(f"dataset.record_length_bytes_distribution {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _products(self) -> Self:
@@ -254,10 +371,53 @@ class DatasetSection(Section):
 
     @property
     def mean_bytes(self) -> float:
-        """Mean size of a sample in bytes: of record_dims where set, else record_length_bytes."""
+        """Mean bytes that training reads of a sample.
+
+        That of record_dims where set, of the columns that are read, or of the file of sizes; else
+        record_length_bytes.
+        """
+        if self.columns:
+            return float(sum(column.row_bytes for column in self.read_columns))
         if self.record_dims:
             return float(math.prod(self.record_dims) * self.element_bytes)
+        if self.listed_sizes:
+            return sum(self.listed_sizes) / len(self.listed_sizes)
         return self.record_length_bytes
+
+    @property
+    def stdev_bytes(self) -> float:
+        """Standard deviation of a sample's size in bytes."""
+        if self.columns or self.record_dims:
+            return 0.0
+        return (
+            float(np.std(self.listed_sizes))
+            if self.listed_sizes
+            else (self.record_length_bytes_stdev)
+        )
+
+    @property
+    def stored_bytes(self) -> float:
+        """Mean bytes of a sample in its file, columns that are not read included."""
+        return float(sum(column.row_bytes for column in self.columns)) or self.mean_bytes
+
+    @property
+    def listed_sizes(self) -> tuple[int, ...]:
+        """The sizes that are drawn, in ascending order; empty where a distribution is named."""
+        named = self.record_length_bytes_distribution
+        return () if named in ("normal", "lognormal") else listed_sizes(named)
+
+    @property
+    def columns(self) -> tuple[ColumnSection, ...]:
+        """The columns of a parquet file; none in other formats."""
+        if self.format != "parquet" or self.parquet.columns:
+            return self.parquet.columns if self.format == "parquet" else ()
+        size = round(self.record_length_bytes)
+        return (ColumnSection(name="data", dtype="uint8", size=size, read=True),)
+
+    @property
+    def read_columns(self) -> tuple[ColumnSection, ...]:
+        """The columns that training reads."""
+        return tuple(column for column in self.columns if column.read) or self.columns
 
 
 class ReaderSection(Section):
@@ -281,6 +441,12 @@ class ReaderSection(Section):
     """Bytes of one read of a file of several samples (DLIO: 262144)."""
     piece_bytes: ReadBytes = 1_048_576
     """Bytes of one read of a file of one sample."""
+    access: Literal["stream", "random"] | None = None
+    """How files of several samples are read. `stream`: from end to end. `random`: each sample
+    alone, in the plan's order. null: `random` for hdf5, `stream` for the others."""
+    coalesce_gap: Annotated[Size, Field(ge=0, le=2**30)] = 8192
+    """parquet: ranges of columns are joined to one read where at most so many bytes lie between
+    (PyArrow: 8192)."""
     io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
     """Reads that a worker keeps outstanding."""
     odirect: bool | Literal["auto"] = False
@@ -432,7 +598,10 @@ class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
     accelerators: Positive | None = None
-    """Predict AU and rate at this number; None: the largest number that passes."""
+    """Predict AU and rate at this number; None: the largest number that passes, or, with
+    predict.minutes, 8."""
+    minutes: bool = False
+    """Predict the minutes that one pass over the dataset takes as well: time to train."""
     calibration: str | None = None
     """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
     tool: Literal["dlemu", "dlio"] = "dlemu"
@@ -479,3 +648,60 @@ class SteptimeSection(Section):
     """Least seconds of each batch size; a quarter more come before, to warm up."""
     side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
+
+
+CachePolicy = Literal["none", "lru", "fifo", "random", "keep"]
+
+
+def _capacity(value: object) -> object:
+    """Take "500GiB" as bytes; a number up to 1 is a share of the dataset."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return float(parse_bytes(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 < value < 2**20:
+        raise ValueError(
+            "must be a share of the dataset up to 1, or bytes with a unit such as 500GiB, "
+            f"got {value}"
+        )
+    return value
+
+
+def _origin_rate(value: object) -> object:
+    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+
+
+class CacheSection(Section):
+    """A cache between the data folder, its origin, and training."""
+
+    folder: str | None = None
+    """Folder of a read-through cache of dlemu's own, on the cache's drive; null: no such cache.
+    Each host has its own, which all its ranks share."""
+    capacity: Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)] = 1.0
+    """Bytes with a unit such as 500GiB, or a share of the dataset up to 1. It is never exceeded."""
+    policy: CachePolicy = "lru"
+    """What is given up for a new file: the least recently read one (`lru`), the oldest (`fifo`),
+    any (`random`), or nothing (`keep`: what came first stays). `none`: nothing is cached."""
+    fill: Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)] = "async"
+    """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a
+    thread of the reader, meanwhile. `off`: never."""
+    warm: bool | Literal["found"] = False
+    """What the cache holds when the epochs begin. `false`: nothing. `true`: as many files as it can
+    hold, which are copied and timed before. `found`: what an earlier run has left."""
+    origin: str | None = None
+    """Folder whose drive or mount is watched as the origin of a cache that is mounted already."""
+    devices: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Folders whose drives are watched as the cache of what is mounted."""
+
+
+class OriginSection(Section):
+    """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
+
+    read_bandwidth: (
+        Annotated[Size, BeforeValidator(_origin_rate), Field(gt=0, le=10**15)] | None
+    ) = None
+    """Most bytes per second that each host reads from the data folder; null: as it gives. For
+    `dlemu predict` it is the rate of the origin."""
+    latency: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """Seconds that are added to each file that is read from the data folder."""

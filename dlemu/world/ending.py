@@ -121,3 +121,16 @@ def end_soon(status: int) -> None:
     timer = threading.Timer(_EXIT_SECONDS, os._exit, [status])
     timer.daemon = True
     timer.start()
+
+
+def say_launcher_waits(hosts: str) -> None:
+    """Say how to end a launcher that waits for hosts which cannot be reached any more.
+
+    Open MPI's mpirun waits for them without limit, also after an abort. It is not ours to kill.
+    """
+    parent = os.getppid()
+    with suppress(OSError):
+        with open(f"/proc/{parent}/comm", encoding="utf-8", errors="replace") as file:
+            name = file.read().strip()
+        how = f"kill -9 {parent}" if name in ("prterun", "orterun", "mpirun") else "Ctrl-C twice"
+        complain(f"if mpirun goes on waiting for {hosts}, this ends it: {how}")

@@ -7,11 +7,14 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dlemu.errors import LostRankError, RunError
+from dlemu.world.ending import say_launcher_waits
+from dlemu.world.launchers import check_world, launched_ranks
 from dlemu.world.links import Links, Tree
 from dlemu.world.messages import Word, decode, encode
 from dlemu.world.world import Alone, PeerError, World
@@ -61,6 +64,7 @@ class Mpi(World):
         self._links = Links(self._comm)
         self._unread: list[tuple[int, bytes]] = []
         self._gone: set[int] = set()
+        self._silent: set[int] = set()  # neighbours that did not agree to end
         # MPI_Finalize, at exit, waits for all ranks; after a failure some may be stuck.
         atexit.register(self._end_unclosed)
         os.register_at_fork(after_in_child=self._drop_links)
@@ -117,6 +121,7 @@ class Mpi(World):
             # Some rank is dead or stuck, and MPI_Finalize would wait for it. Wait first: what a
             # launcher prints about an abort may appear before the ranks' own last lines.
             time.sleep(_LINE_SECONDS)
+            self._say_launcher_waits()
             self._comm.Abort(status or 1)
         elif agreed == 0:
             self._drop_links()
@@ -127,6 +132,12 @@ class Mpi(World):
             MPI.Finalize()
             self._links.outlast(self._children, _LAST_SECONDS)
         return (agreed or 0) if self.rank == 0 else 0
+
+    def _say_launcher_waits(self) -> None:
+        """Say how to end the launcher, if another host neither answered nor ended."""
+        silent = {self._hosts[rank] for rank in self._silent if self.rank == 0} - {self.host}
+        if silent:
+            say_launcher_waits("host " + ", ".join(sorted(silent)))
 
     def _agree_to_end(self, status: int) -> int | None:
         """Return the job's exit status once all ranks are ready to end; None if a rank is not."""
@@ -155,6 +166,7 @@ class Mpi(World):
         statuses = []
         while pending - self._gone:
             if time.perf_counter() > deadline:
+                self._silent = pending - self._gone
                 return None
             for rank, message in self._receive(pending, begin, deadline):
                 match decode(message):
@@ -277,16 +289,13 @@ def make_world(environment: Mapping[str, str] | None = None) -> World:
             number of ranks is not a number.
     """
     global _joined
-    num_ranks = _launched_ranks(os.environ if environment is None else environment)
-    if num_ranks == 1:
+    environment = os.environ if environment is None else environment
+    if launched_ranks(environment) == 1:
         return Alone()
-    size = _mpi_world().size
-    if num_ranks not in (None, size):
-        raise RunError(
-            f"the launcher started {num_ranks} ranks, but mpi4py is in a world of {size}: they "
-            f"belong to different MPIs; use the mpirun beside {sys.executable}, or build mpi4py "
-            "with the launcher's MPI: pip install --no-binary mpi4py mpi4py"
-        )
+    size = _mpi_world().size  # says what is missing, if MPI cannot be loaded
+    from mpi4py import MPI
+
+    check_world(environment, size, MPI.get_vendor()[0])
     _joined = Mpi()
     return _joined
 
@@ -299,31 +308,15 @@ def leave(status: int) -> int:
     return _joined.end(status)
 
 
-def _launched_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks were launched; None if there is a launcher that does not say."""
-    for key in (
-        "OMPI_COMM_WORLD_SIZE",  # Open MPI
-        "PMI_SIZE",  # MPICH, Intel MPI
-        "MV2_COMM_WORLD_SIZE",  # MVAPICH
-        "SLURM_STEP_NUM_TASKS",  # srun; Slurm's other variables are also set in batch scripts
-    ):
-        if key in environment:
-            value = environment[key]
-            if not (value.isascii() and value.isdecimal() and int(value) > 0):
-                raise RunError(
-                    f"the launcher's {key} must be the number of ranks, got {value!r}; start "
-                    f"dlemu with mpirun or srun, or unset {key}"
-                )
-            return int(value)
-    return None if "PMIX_RANK" in environment else 1
-
-
 def _mpi_world() -> "MPI.Intracomm":
     # No shared memory: Open MPI leaves its files in /dev/shm when a rank is killed. The ranks of a
     # host talk over sockets, and few messages are left for MPI.
     os.environ.setdefault("OMPI_MCA_btl", "^sm")
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            # mpi4py warns of a launcher of another MPI; check_world says what to do.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI library
         raise RunError(
             f"started as one of several ranks, but MPI cannot be loaded ({error}); "

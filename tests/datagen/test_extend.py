@@ -38,7 +38,8 @@ def test_it_is_as_if_written_at_once(tmp_path: Path, kind: dict[str, Any]) -> No
 
     assert tree(tmp_path / "data") == tree(tmp_path / "whole")
     after = stamps(tmp_path / "data")
-    assert len(after) == 11 and before.items() <= after.items(), "those that stay are not rewritten"
+    assert 11 * len(before) == 9 * len(after)
+    assert before.items() <= after.items(), "those that stay are not rewritten"
     assert manifest.files_written == 2
     assert manifest.describe().endswith("; 2 written now, the others were there")
     assert verify(tmp_path / "data", full=True, world=Alone()) == []

@@ -22,7 +22,7 @@ import pytest
 from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import to_entries
-from dlemu.datagen.prepare import _check_space
+from dlemu.datagen.prepare import Examined, Todo
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
@@ -63,6 +63,8 @@ KINDS: list[dict[str, Any]] = [
     {"format": "hdf5", "record_length_bytes": 3e5, "record_length_bytes_stdev": 1e5},
     {"format": "tfrecord", "num_samples_per_file": 50, "record_length_bytes": 1140.07},
     {"format": "tfrecord", "record_length_bytes": 3e6, "file_prefix": "a_b", "seed": 9},
+    {"format": "jpeg", "record_length_bytes": 3e4, "num_subfolders_train": 2},
+    {"format": "mmap_indexed_binary", "num_samples_per_file": 40},
 ]
 
 
@@ -90,8 +92,7 @@ def test_files_hold_the_content_at_the_places(tmp_path: Path, kind: dict[str, An
             assert np.array_equal(stored, wanted), (file, sample)
     others = {"dlemu.json", "dlemu.files.npy"}
     names = {layout.path(file) for file in range(layout.num_files)}
-    if layout.format == "tfrecord":
-        names |= {layout.index_path(file) for file in range(layout.num_files)}
+    names |= {path for file in range(layout.num_files) for path in layout.index_paths(file)}
     assert {path for path, what in tree(tmp_path / "data").items() if what != "folder"} == (
         names | others
     )
@@ -452,8 +453,10 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
+    recipe = Recipe.of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
+    sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
+    found = Examined(Todo(recipe, np.array([0, 1])), None, b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
-    sizes, indexes = np.array([100, 5000, 1 << 30]), np.array([10, 20, 1 << 30])
     for free, fits in ((need, True), (need - 1, False)):
 
         class System:
@@ -461,7 +464,7 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
 
         monkeypatch.setattr(os, "statvfs", lambda folder, system=System: system)
         with contextlib.nullcontext() if fits else pytest.raises(RunError, match="more; free"):
-            _check_space(tmp_path, sizes, indexes, np.array([0, 1]))
+            found.check_space(tmp_path)
 
 
 @pytest.mark.root

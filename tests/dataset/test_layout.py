@@ -1,5 +1,7 @@
 """Names, places and sizes of samples; and how large a dataset must be."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,23 +58,6 @@ def test_every_sample_has_one_place(num_files: int, samples_per_file: int) -> No
     assert (by_file == samples).all()
     assert (files.file_of(samples) * samples_per_file + files.place_of(samples) == samples).all()
     assert files.place_of(samples).max() == samples_per_file - 1
-
-
-@pytest.mark.parametrize(
-    ("format", "samples_per_file", "streamed"),
-    [
-        ("npz", 1, False),
-        ("npz", 2, True),
-        ("npy", 2, True),
-        ("tfrecord", 1, False),
-        ("tfrecord", 2, True),
-        ("hdf5", 2, False),
-    ],
-)
-def test_only_hdf5_gives_one_of_many_samples_alone(
-    format: str, samples_per_file: int, streamed: bool
-) -> None:
-    assert layout(format=format, samples_per_file=samples_per_file).streamed is streamed
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,3 +167,56 @@ def test_purposes_are_drawn_apart(seed: int, first: int) -> None:
     assert len(set(one.tolist()) | set(other.tolist())) == 4000
     differing = np.unpackbits((one ^ other).view(np.uint8)).mean()
     assert differing == pytest.approx(0.5, abs=0.01)
+
+
+def test_lognormal_sizes_have_the_mean_and_the_spread() -> None:
+    """As of ImageNet's JPEG files; half of them are smaller than the median of the distribution."""
+    files = layout(mean_bytes=114_660.0, stdev_bytes=90_000.0, distribution="lognormal")
+    sizes = files.sizes(np.arange(64 * 2000)).astype(float)
+    assert sizes.mean() == pytest.approx(114_660, rel=0.005)
+    assert sizes.std() == pytest.approx(90_000, rel=0.02)
+    median = 114_660 / np.sqrt(1 + (90_000 / 114_660) ** 2)
+    assert np.median(sizes) == pytest.approx(median, rel=0.01)
+
+
+def test_sizes_of_a_file_are_drawn_equally_often(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.txt"
+    path.write_text("70000\n5\n100\n100\n")
+    keys = {"dataset.record_length_bytes_distribution": str(path)}
+    workload = load_workload("unet3d_h100", keys)
+    found = layout_of(workload)
+    assert found.listed == (5, 100, 100, 70_000) and found.mean_bytes == 70_205 / 4
+    assert found.stdev_bytes == pytest.approx(np.std([5, 100, 100, 70_000]))
+    numbers, counts = np.unique(found.sizes(np.arange(6400)), return_counts=True)
+    assert numbers.tolist() == [5, 100, 70_000] and counts.tolist() == [1600, 3200, 1600]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "has 0 sizes"),
+        ("5\n-1\n", r"size 2 must be whole bytes, got b'-1'"),
+        ("5 x", r"size 2 must be whole bytes, got b'x'"),
+        (None, "No such file"),
+    ],
+)
+def test_a_wrong_file_of_sizes(tmp_path: Path, text: str | None, problem: str) -> None:
+    path = tmp_path / "sizes.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(WorkloadError, match=problem) as error:
+        load_workload("unet3d_h100", {"dataset.record_length_bytes_distribution": str(path)})
+    assert str(error.value).startswith("dataset.record_length_bytes_distribution")
+
+
+@pytest.mark.parametrize("name", ["raw", "mmap_indexed_binary"])
+def test_only_an_index_allows_samples_of_different_sizes(name: str) -> None:
+    keys = {"dataset.format": name, "dataset.num_samples_per_file": 4}
+    if name == "raw":
+        with pytest.raises(WorkloadError, match=r"got 6.83.*: nothing tells where a sample begins"):
+            layout_of(load_workload("unet3d_h100", keys))
+    else:
+        assert layout_of(load_workload("unet3d_h100", keys)).index_paths(7) == (
+            "train/img_007_of_168.mmap_indexed_binary.off.idx",
+            "train/img_007_of_168.mmap_indexed_binary.sz.idx",
+        )

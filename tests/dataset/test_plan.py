@@ -322,3 +322,40 @@ def test_a_large_plan_is_made_quickly_in_little_memory(name: str) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200e6
+
+
+def test_rows_that_stay_together_are_planned_as_one() -> None:
+    """The plan of 12,288 rows a batch is that of single rows, in a fraction of the memory."""
+    keys: dict[str, object]
+    keys = {"dataset.num_files_train": 5, "dataset.num_samples_per_file": 96}
+    keys |= {"dataset.parquet.columns": [], "reader.batch_size": 36, "reader.read_threads": 3}
+    workload = load_workload("dlrm_b200", keys)
+    layout = layout_of(workload)
+    plan = make_plan(workload, layout, num_accelerators=2, epoch=1)
+    single = plan_streams(
+        layout.num_samples,
+        PlanOptions(
+            batch_size=36,
+            num_accelerators=2,
+            epoch=1,
+            seed=workload.train.seed,
+            samples_per_file=96,
+            shuffle_samples=False,
+            num_streams=3,
+        ),
+    )
+    assert plan.unit == 12 and plan.samples.size * 12 == single.samples.size
+    for step in range(plan.num_steps):
+        for accelerator in range(2):
+            assert (
+                plan.batch(step, accelerator).tolist() == single.samples[step, accelerator].tolist()
+            )
+            assert (
+                plan.fetch(step, accelerator).tolist() == single.fetch(step, accelerator).tolist()
+            )
+
+
+def test_a_plan_that_no_memory_holds_is_refused() -> None:
+    workload = load_workload("dlrm_b200", {"reader.sample_shuffle": "seed"})
+    with pytest.raises(WorkloadError, match="4,831,838,208 samples in random order are too many"):
+        make_plan(workload, layout_of(workload), num_accelerators=1, epoch=0)

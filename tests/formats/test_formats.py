@@ -80,6 +80,34 @@ class TestTfrecord(FormatContract):
         return images
 
 
+class TestRaw(FormatContract):
+    """No library reads bare samples; what is checked is that they are there and nothing else."""
+
+    name = "raw"
+
+    def read_back(self, path: Path, num_samples: int) -> list[bytes]:
+        data = path.read_bytes()
+        size = len(data) // num_samples
+        return [data[start : start + size] for start in range(0, len(data), size)]
+
+    def test_a_cut_file_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.raw"
+        path.write_bytes(b"")
+        with pytest.raises(DatasetError, match="0 bytes are not 1 samples"):
+            locate(self.format, path, 1)
+
+    def test_the_head_alone_shows_that_a_single_sample_was_cut(self, tmp_path: Path) -> None:
+        """It cannot: a bare sample has no head. Loaders compare the size that the plan knows."""
+        self.format.check_head(bytes(PAGE_BYTES), 1)
+
+    def test_a_wrong_number_of_samples_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.raw"
+        write_file(path, self.format, file_samples([64] * 6))
+        for count in (5, 7):
+            with pytest.raises(DatasetError, match="samples of one size"):
+                locate(self.format, path, count)
+
+
 def records_of(data: bytes) -> list[bytes]:
     """Return a TFRecord file's records, read by the description in facts and nothing of dlemu's."""
     records, at = [], 0

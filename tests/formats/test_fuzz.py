@@ -14,7 +14,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import tfrecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +43,8 @@ def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
             with h5py.File(path, "w", libver="latest") as file:
                 file["records_0"], file["labels"] = x.swapaxes(0, 2), np.zeros(3, np.int64)
         case "tfrecord":
+            import tfrecord  # which imports torch: the fuzzer's processes do without
+
             writer = tfrecord.TFRecordWriter(str(path))
             for _ in range(3):
                 writer.write({"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")})
@@ -148,11 +149,10 @@ def test_npy_headers_of_anything(text: str) -> None:
     check("npy", header + bytes(100), 3)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_damaged_hdf5_files(tmp_path: Path, seed: int) -> None:
+def test_damaged_hdf5_files(tmp_path: Path) -> None:
     """In a process of its own: if the library crashed, that would be the end of it."""
     child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.formats.test_fuzz", str(seed), "250"],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.formats.test_fuzz", "0", "1000"],
         cwd=Path(__file__).parents[2],
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,

@@ -73,7 +73,12 @@ def test_a_partition_is_led_back_to_its_drive(host: Host) -> None:
 
     assert device.name == "sda"
     assert device.counters() == DeviceCounters(
-        reads=26742, read_bytes=2097258 * 512, busy_ms=3016, queue_ms=8529, in_flight=7
+        reads=26742,
+        read_bytes=2097258 * 512,
+        busy_ms=3016,
+        queue_ms=8529,
+        in_flight=7,
+        written_bytes=2775368 * 512,
     )
 
 

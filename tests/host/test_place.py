@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.place import Drive, find_place
+from dlemu.host.place import Drive, find_connection, find_place
 from tests.host.test_devices import Host
 
 
@@ -64,3 +64,20 @@ def test_memory_and_networks_have_no_drive(
 
     assert (place.drives, place.is_root, place.in_memory) == ((), False, in_memory)
     assert place.source == "server:/export"
+
+
+def test_an_nvme_drive_tells_its_transport_and_queues(host: Host, tmp_path: Path) -> None:
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    local.mkdir()
+    remote.mkdir()
+    host.mount(local, "259:0")
+    block = host.sys / "class" / "block" / "nvme0n1"
+    for queue in range(7):
+        (block / "mq" / str(queue)).mkdir(parents=True)
+    (block / "device" / "transport").write_text("tcp\n")
+
+    connection = find_connection(local, proc=host.proc, sys=host.sys)
+
+    assert str(connection) == "nvme0n1, tcp, 7 queues"
+    host.mount(remote, "0:40", "nfs4", "server:/export rw")
+    assert find_connection(remote, proc=host.proc, sys=host.sys) is None

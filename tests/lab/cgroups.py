@@ -31,15 +31,20 @@ class Group:
 
 
 @contextlib.contextmanager
-def throttled_reads(folder: Path, bytes_per_second: int) -> Iterator[Group]:
-    """Hold reads from the disk under a folder to a rate; cached reads are not held."""
-    number = _disk_number(folder)
+def throttled_reads(
+    folder: Path, bytes_per_second: int, *others: tuple[Path, int]
+) -> Iterator[Group]:
+    """Hold reads from the disk under a folder to a rate; cached reads are not held.
+
+    `others` are more folders, each with its rate.
+    """
+    rates = [(_disk_number(place), rate) for place, rate in ((folder, bytes_per_second), *others)]
     with _group("blkio", "io") as (group, edition):
-        if edition == 1:
-            name, text = "blkio.throttle.read_bps_device", f"{number} {bytes_per_second}"
-        else:
-            name, text = "io.max", f"{number} rbps={bytes_per_second}"
-        _limit(group, name, text)
+        for number, rate in rates:
+            if edition == 1:
+                _limit(group, "blkio.throttle.read_bps_device", f"{number} {rate}")
+            else:
+                _limit(group, "io.max", f"{number} rbps={rate}")
         yield group
 
 

@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, PublishedHost, predict
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, Workload, load_workload
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"
+ENDURANCE = Path(__file__).parent / "data" / "drive_endurance_published.csv"
+CACHES = Path(__file__).parent / "data" / "cache_published.csv"
+"""Alluxio's load and FUSE tests, as published by Solidigm."""
 CORES = 104
 """Of the host that TABLE was measured on."""
 SHARE = 0.9
@@ -119,6 +123,33 @@ class OneHost:
 def read_cells() -> list[Cell]:
     """Return the published table."""
     return [_cell(row) for row in _rows(TABLE)]
+
+
+@dataclass(frozen=True)
+class Endurance:
+    """A published write rate that uses up a drive in some years."""
+
+    drive: str
+    endurance_bytes: int
+    years: float
+    duty: float
+    """Share of the time in which it writes."""
+    published_MBps: int
+
+
+def read_endurance() -> list[Endurance]:
+    """Return the rows of the published cache test of drives (Alluxio on Solidigm drives)."""
+    with ENDURANCE.open(newline="") as file:
+        return [
+            Endurance(
+                drive=row["drive"],
+                endurance_bytes=int(row["sequential_write_PBW"]) * 10**15,
+                years=float(row["years"]),
+                duty=int(row["average_use_percent"]) / 100,
+                published_MBps=int(row["write_bandwidth_supported_MBps"]),
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
 def read_one_host() -> list[OneHost]:
@@ -265,3 +296,47 @@ def score(fits: Iterable[tuple[Cell, Fit]]) -> Score:
             for cell, fitted in pairs
         ],
     )
+
+
+@dataclass(frozen=True)
+class PublishedCache:
+    """A published test of a cache before an origin, beside what datasheets say; bytes a second."""
+
+    test: str
+    drive: str
+    """The cache's; the origin is a D5-P5336."""
+    cache_rate: float
+    """Published: written in a load, read in a read."""
+    origin_rate: float
+    """Published: read from the origin."""
+    rate: float
+    """What the datasheets allow."""
+    limit: str
+    published_limit: str
+
+
+def read_caches() -> list[PublishedCache]:
+    """Return the load and read tests of Alluxio on two drives, and what decides them."""
+    with CACHES.open(encoding="utf-8") as file:
+        return [_published_cache(row) for row in csv.DictReader(file)]
+
+
+def _published_cache(row: dict[str, str]) -> PublishedCache:
+    keys = {"drive": row["cache_drive"], "origin.read_bandwidth": _drive("d5_p5336").read_bandwidth}
+    warm = float(row["hits"]) > 0
+    found = predict_cached(load_workload("unet3d_h100", keys | {"cache.capacity": 1.0}))
+    supply = (found.warm if warm else found.cold).drive.read_bandwidth
+    assert supply is not None
+    return PublishedCache(
+        test=row["test"],
+        drive=found.drive.name,
+        cache_rate=1e6 * float(row["cache_read_MBps" if warm else "cache_write_MBps"]),
+        origin_rate=1e6 * float(row["origin_read_MBps"]),
+        rate=supply,
+        limit=found.warm_limit if warm else found.cold_limit,
+        published_limit=row["limit"],
+    )
+
+
+def _drive(name: str) -> Drive:
+    return Drive.model_validate(read_yaml(DRIVES / f"{name}.yaml"))

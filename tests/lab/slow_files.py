@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,15 +22,14 @@ import pytest
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2  # linux/mount.h
-_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH = 1, 2, 3, 14, 15, 18, 25
-_INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
+LOOKUP, _FORGET, _GETATTR, OPEN, READ, _RELEASE, _FLUSH = 1, 2, 3, 14, 15, 18, 25
+INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 26, 27, 28, 29, 36, 42
 _UNANSWERED = (_FORGET, _INTERRUPT, _BATCH_FORGET)
 _FUSE_ASYNC_READ, _FUSE_MAX_PAGES = 1, 1 << 22
 _ROOT = 1  # a node's number is its place in the list of paths, plus this
 _FOR_LONG = 3600  # seconds that the kernel may keep names and attributes
 _HEADER = struct.Struct("<IIQQIIIHH")
-_IO = struct.Struct("<QQI")
-_REQUEST_BYTES = 1 << 17
+IO = struct.Struct("<QQI")
 
 
 @contextlib.contextmanager
@@ -53,79 +52,68 @@ def slow_files(
     point = source.with_name(f"{source.name}-slow-{os.getpid()}")
     point.mkdir()
     names = str(source), str(point), str(seconds), stalls, on, str(open_seconds), str(log or "")
-    command = [sys.executable, "-m", "tests.lab.slow_files", *names]
+    try:
+        with serving("tests.lab.slow_files", names, point):
+            yield point
+    finally:
+        point.rmdir()
+
+
+@contextlib.contextmanager
+def serving(module: str, words: Sequence[str], point: Path) -> Iterator[None]:
+    """Run a FUSE server, which says "mounted", until left."""
+    command = [sys.executable, "-m", module, *words]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         if (said := server.stdout.readline().strip()) != "mounted":
             pytest.skip(f"no FUSE file system can be mounted here: {said}")
-        yield point
+        yield
     finally:
         server.kill()
         server.wait()
         _LIBC.umount2(bytes(point), _MNT_DETACH)
-        point.rmdir()
 
 
-class _Server:
-    def __init__(
-        self,
-        device: int,
-        source: Path,
-        seconds: float,
-        stalls: str,
-        on: str,
-        open_seconds: float,
-        log: str,
-    ) -> None:
+class Server:
+    """Shows a folder; what reads do is a subclass's."""
+
+    request_bytes = 1 << 17
+    """Of the largest request."""
+
+    def __init__(self, device: int, source: Path) -> None:
         self._device = device
         self._paths = [source]
         self._numbers = {source: _ROOT}
-        self._seconds, self._stalls, self._on = seconds, stalls, on
-        self._open_seconds = open_seconds
-        self._log = Path(log or os.devnull)
-        self._threads = ThreadPoolExecutor(64)
         self._lock = threading.Lock()
 
-    def serve(self) -> None:
-        while True:
-            request = os.read(self._device, _REQUEST_BYTES)
-            came = time.perf_counter()
-            _, what, unique, node, _, _, pid, *_ = _HEADER.unpack_from(request)
-            body = request[_HEADER.size :]
-            if what in _UNANSWERED:
-                continue
-            if self._never_answers(what, node, body):
-                self._note(pid, self._stalls)
-                self._threads.submit(self._stall, unique, pid)
-                continue
-            if what == _READ:
-                self._threads.submit(self._read, unique, node, body, came)
-                continue
-            if what == _OPEN:
-                self._note(pid, self._paths[node - _ROOT].name)
-                if self._open_seconds:
-                    self._threads.submit(self._open_slowly, unique, came)
-                    continue
-            try:
-                self._answer(unique, self._reply(what, node, body))
-            except OSError as error:
-                self._answer(unique, b"", error.errno or errno.EIO)
+    def next_request(self) -> tuple[int, int, int, bytes, int, float]:
+        """Wait for a request; return what is asked, its number, node, body, process and time.
 
-    def _answer(self, unique: int, body: bytes, error: int = 0) -> None:
+        The number is 0 if no answer is wanted.
+        """
+        request = os.read(self._device, self.request_bytes)
+        came = time.perf_counter()
+        _, what, unique, node, _, _, pid, *_ = _HEADER.unpack_from(request)
+        wanted = 0 if what in _UNANSWERED else unique
+        return what, wanted, node, request[_HEADER.size :], pid, came
+
+    def answer(self, unique: int, body: bytes, error: int = 0) -> None:
+        """Answer a request."""
         # The kernel refuses an answer to a process that was killed meanwhile.
         with contextlib.suppress(FileNotFoundError):
             os.write(self._device, struct.pack("<IiQ", 16 + len(body), -error, unique) + body)
 
-    def _reply(self, what: int, node: int, body: bytes) -> bytes:
+    def reply(self, what: int, node: int, body: bytes) -> bytes:
+        """Return the answer to a request about names and attributes."""
         path = self._paths[node - _ROOT]
-        if what == _INIT:
+        if what == INIT:
             _, _, readahead, _ = struct.unpack_from("<4I", body)
             flags = _FUSE_ASYNC_READ | _FUSE_MAX_PAGES
             return struct.pack(
                 "<4IHHIIHHII24x", 7, 31, readahead, flags, 64, 64, 4096, 1, 256, 0, 0, 0
             )
-        if what == _LOOKUP:
+        if what == LOOKUP:
             path = path / os.fsdecode(body.rstrip(b"\0"))
             attributes = _attributes(path)
             with self._lock:
@@ -136,42 +124,82 @@ class _Server:
             return head + attributes
         if what == _GETATTR:
             return struct.pack("<QII", _FOR_LONG, 0, 0) + _attributes(path)
-        if what in (_OPEN, _OPENDIR):
+        if what in (OPEN, _OPENDIR):
             return struct.pack("<QII", 0, 0, 0)
         if what in (_RELEASE, _RELEASEDIR, _FLUSH):
             return b""
         if what == _READDIR:
-            return _names(path, *_IO.unpack_from(body)[1:])
+            return _names(path, *IO.unpack_from(body)[1:])
         raise OSError(errno.ENOSYS, "not here")
+
+
+class _SlowServer(Server):
+    def __init__(
+        self,
+        device: int,
+        source: Path,
+        seconds: float,
+        stalls: str,
+        on: str,
+        open_seconds: float,
+        log: str,
+    ) -> None:
+        super().__init__(device, source)
+        self._seconds, self._stalls, self._on = seconds, stalls, on
+        self._open_seconds = open_seconds
+        self._log = Path(log or os.devnull)
+        self._threads = ThreadPoolExecutor(64)
+
+    def serve(self) -> None:
+        while True:
+            what, unique, node, body, pid, came = self.next_request()
+            if not unique:
+                continue
+            if self._never_answers(what, node, body):
+                self._note(pid, self._stalls)
+                self._threads.submit(self._stall, unique, pid)
+                continue
+            if what == READ:
+                self._threads.submit(self._read, unique, node, body, came)
+                continue
+            if what == OPEN:
+                self._note(pid, self._paths[node - _ROOT].name)
+                if self._open_seconds:
+                    self._threads.submit(self._open_slowly, unique, came)
+                    continue
+            try:
+                self.answer(unique, self.reply(what, node, body))
+            except OSError as error:
+                self.answer(unique, b"", error.errno or errno.EIO)
 
     def _stall(self, unique: int, pid: int) -> None:
         """Answer a thread that is killed, and no other: as NFS does, which signals do not reach."""
         with contextlib.suppress(FileNotFoundError):
             while not _is_killed(Path(f"/proc/{pid}/status").read_text()):
                 time.sleep(0.05)
-        self._answer(unique, b"", errno.EINTR)
+        self.answer(unique, b"", errno.EINTR)
 
     def _note(self, pid: int, name: str) -> None:
         with self._log.open("a") as log:
             print(pid, name, file=log)
 
     def _never_answers(self, what: int, node: int, body: bytes) -> bool:
-        if what == _LOOKUP:
+        if what == LOOKUP:
             return self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls
-        kinds = {_READ: "read", _OPEN: "open", _READDIR: "list"}
+        kinds = {READ: "read", OPEN: "open", _READDIR: "list"}
         return kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls
 
     def _open_slowly(self, unique: int, came: float) -> None:
         time.sleep(max(0.0, came + self._open_seconds - time.perf_counter()))
-        self._answer(unique, struct.pack("<QII", 0, 0, 0))
+        self.answer(unique, struct.pack("<QII", 0, 0, 0))
 
     def _read(self, unique: int, node: int, body: bytes, came: float) -> None:
         path = self._paths[node - _ROOT]
-        _, offset, size = _IO.unpack_from(body)
+        _, offset, size = IO.unpack_from(body)
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size, offset)
         time.sleep(max(0.0, came + self._seconds - time.perf_counter()))
-        self._answer(unique, data)
+        self.answer(unique, data)
 
 
 def _is_killed(status: str) -> bool:
@@ -201,19 +229,20 @@ def _names(path: Path, offset: int, size: int) -> bytes:
     return entries
 
 
-def main(
-    source: Path, point: Path, seconds: float, stalls: str, on: str, open_seconds: float, log: str
-) -> None:
+def attach(point: Path) -> int | None:
+    """Mount at a folder, and say so or why not; return the descriptor that requests come from."""
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
     where = b"dlemu-test", bytes(point), b"fuse"
     if _LIBC.mount(*where, ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options.encode()):
         print(os.strerror(ctypes.get_errno()), flush=True)
-        return
+        return None
     print("mounted", flush=True)
-    _Server(device, source, seconds, stalls, on, open_seconds, log).serve()
+    return device
 
 
 if __name__ == "__main__":
     _, source, point, seconds, stalls, on, open_seconds, log = sys.argv
-    main(Path(source), Path(point), float(seconds), stalls, on, float(open_seconds), log)
+    if (device := attach(Path(point))) is not None:
+        slow = float(seconds), stalls, on, float(open_seconds), log
+        _SlowServer(device, Path(source), *slow).serve()

@@ -5,12 +5,16 @@ a real one, and the caller's own child: it has its arguments, folder, environmen
 signals, and ends as the interpreter ends. What differs from a new interpreter is that modules are
 imported already, and that memory is shared with the server. Tests of imports, of memory and of the
 interpreter's own streams start a new interpreter.
+
+The server is forked off the process that asks first. Tests have it forked before the first of them
+runs: so it has what they import, and nothing of what a test changes.
 """
 
 import array
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import inspect
@@ -111,15 +115,16 @@ class _Server:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.lab.warm", str(theirs.fileno())],
-                cwd=ROOT,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-            )
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                status = _serve(theirs)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        theirs.close()
         atexit.register(self._end)
 
     def fork(
@@ -149,12 +154,17 @@ class _Server:
 
     def _end(self) -> None:
         self._socket.close()
-        self._process.wait()
+        os.waitpid(self.pid, 0)
 
 
 @cache
 def _server() -> _Server:
     return _Server()
+
+
+def prepare() -> int:
+    """Fork the server off this process as it is; return its process id."""
+    return _server().pid
 
 
 def _receive(link: socket.socket, size: int) -> bytes:
@@ -238,17 +248,28 @@ def _mount_own_shared() -> None:
             raise OSError(ctypes.get_errno(), "no /dev/shm of its own")
 
 
-def main(number: int) -> int:
-    """Serve; in a process that is forked off, run the command line."""
+def _serve(link: socket.socket) -> int:
+    """Serve; in a process that is forked off, run the command line, and do not return."""
+    os.setsid()
+    atexit._clear()  # what the process that asked does at its end
+    faulthandler.disable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.closerange(3, link.fileno())
+    os.closerange(link.fileno() + 1, 1 << 16)
+    if not link.recv(1, socket.MSG_PEEK):  # nobody has asked for a command
+        return 0
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with contextlib.redirect_stdout(io.StringIO()):  # what Hydra imports and keeps with the first
-        sys.modules["dlemu.cli.main"].run(["run", "workload=unet3d_h100", "--cfg", "job"])
+        sys.modules["dlemu.cli.main"].run(
+            ["run", "workload=unet3d_h100", "name='x'", "--cfg", "job"]
+        )
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not serve(socket.socket(fileno=number)):
+    if not serve(link):
         return 0
     try:
         status = sys.modules["__main__"].main()
@@ -270,7 +291,3 @@ def _end(status: int) -> NoReturn:
     except OSError:
         status = 120
     os._exit(status)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

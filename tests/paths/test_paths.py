@@ -16,12 +16,21 @@ import pytest
 from matplotlib.figure import Figure
 
 from dlemu.cli import paths
-from dlemu.cli.paths import parse_plan
+from dlemu.cli.paths import plan_of
+from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
-from dlemu.paths import report, sweep
+from dlemu.host.place import Connection
+from dlemu.paths import report, sweep, uring
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
-from dlemu.paths.report import path_name, render_csv, render_table
+from dlemu.paths.report import (
+    has_several_places,
+    path_name,
+    render_csv,
+    render_table,
+    render_tables,
+    render_targets_csv,
+)
 from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths, write_random_file
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
@@ -65,6 +74,24 @@ def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
     assert job.seconds <= elapsed < whole
     # The latencies of both workers fill their time, but for what lies between two rounds.
     assert done.latencies.total / 1e9 <= 2 * elapsed
+
+
+@pytest.mark.parametrize("path", ["host_direct", "host_threads", "host_io_uring"])
+def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
+    """With as many blocks in flight as a file has, each of them is written."""
+    problem = sweep.path_problem(path, tmp_path)
+    if problem:
+        pytest.skip(problem)
+    job = work(tmp_path, path=path, pattern="random_write", io_size=65536, depth=16, seconds=0.05)
+    job = replace(job, files=job.files[:1])
+    before = pages(Path(job.files[0]).read_bytes())
+
+    done, _ = perform(job, lambda: None)
+
+    after = pages(Path(job.files[0]).read_bytes())
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert len({*after}) == len(after), "no page is written twice with the same content"
+    assert done.latencies.num >= 16
 
 
 def test_reading_changes_nothing_and_writing_changes_the_file_only(tmp_path: Path) -> None:
@@ -115,6 +142,8 @@ def test_a_file_longer_than_the_pool_repeats_nothing(tmp_path: Path) -> None:
         (4096, "host_direct_gpu_copy", 1),
         (65536, "host_direct_gpu_copy", 1),
         (MIB, "cufile", 1),
+        (4096, "host_threads", 1),
+        (MIB, "host_io_uring", 64),
     ],
 )
 def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(
@@ -292,6 +321,36 @@ def test_a_path_that_was_named_and_does_not_work_is_an_error(tmp_path: Path) -> 
         run_paths(plan(tmp_path, paths=("host_direct_gpu_copy",)), lambda _: None)
 
 
+def test_what_a_path_does_not_take_is_left_out_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "smallest_direct", lambda _: 4096)
+    monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
+    monkeypatch.setattr(sweep, "perform", lambda work, _: pytest.fail(f"{work.path} was measured"))
+    monkeypatch.setattr(sweep, "find_connection", lambda _: None)
+    events: list[str] = []
+    small = plan(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
+
+    assert run_paths(small, events.append) == []
+
+    target = tmp_path / "target"
+    assert events[:3] == [
+        f"left out on {target}: host_io_uring: io_uring cannot be used (by the test)",
+        *(
+            f"left out on {target}: {path} with blocks of 512 B: 4096 B is the least there "
+            "(the logical block of the device)"
+            for path in ("host_direct", "host_threads")
+        ),
+    ]
+
+
+def test_the_smallest_direct_block_is_found_by_trying(tmp_path: Path) -> None:
+    if sweep.path_problem("host_direct", tmp_path):
+        pytest.skip("no O_DIRECT here")
+    assert sweep.smallest_direct(tmp_path) in (512, 1024, 2048, 4096)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(lists_gpu(), reason="this host has a GPU")
 def test_where_no_gpu_is_no_path_to_one_is_spoken_of(tmp_path: Path) -> None:
     events: list[str] = []
@@ -312,7 +371,15 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"io_sizes": (1000,)}, "io_sizes must be multiples of 4096 bytes, got 1000"),
+        ({"io_sizes": (1000,)}, "io_sizes must be multiples of 4096 bytes, or of 512 below that"),
+        ({"io_sizes": (4608,)}, "io_sizes must be multiples of 4096 bytes"),
+        ({"queue_depths": ()}, "queue_depths must not be empty"),
+        ({"queue_depths": (0, 4)}, "queue_depths must be from 1 to 4096, got 0, 4"),
+        (
+            {"queue_depths": (16,)},
+            "file_size must be at least the largest of io_sizes x the largest of queue_depths, "
+            "2097152 bytes",
+        ),
         ({"workers": (0,)}, "workers must be at least 1, got 0"),
         ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
         ({"patterns": ()}, "patterns must not be empty"),
@@ -333,12 +400,12 @@ def test_a_plan_that_cannot_be_is_refused(
 def test_arguments_become_a_plan(tmp_path: Path) -> None:
     for name in ("d1", "d2"):
         (tmp_path / name).mkdir()
-    found = parse_plan(
+    words = (
         f"target={tmp_path}/d1,{tmp_path}/d2 seconds=5 io_sizes=4KiB,1M workers=1,8 "
-        "patterns=random_mix paths=host_direct,cufile file_size=1GiB output=out".split()
+        "patterns=random_mix paths=host_direct,cufile file_size=1GiB output=out"
     )
 
-    assert found == Sweep(
+    assert plan_of(parse(words.split())) == Sweep(
         targets=(tmp_path / "d1", tmp_path / "d2"),
         seconds=5.0,
         io_sizes=(4096, MIB),
@@ -348,7 +415,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
         file_size=1 << 30,
         output=Path("out"),
     )
-    assert parse_plan([str(tmp_path)]) == Sweep(targets=(tmp_path,))
+    assert plan_of(parse([str(tmp_path)])) == Sweep(targets=(tmp_path,))
 
 
 @pytest.mark.parametrize(
@@ -448,6 +515,57 @@ def test_the_table_is_laid_out_like_the_published_one() -> None:
         "      64 |  4.67       0.14      2500 |         4.62       0.92      2500\n"
         "    4096 |  7.11       0.01      2500 |                                  "
     )
+
+
+def test_depths_have_a_row_each_with_the_cpu_time_of_a_million() -> None:
+    deep = [
+        cell("host_direct", 4096, 0.1, queue_depth=1, cpu_seconds_per_million_ios=20.0),
+        cell("host_io_uring", 4096, 0.1, queue_depth=1, cpu_seconds_per_million_ios=30.0),
+        cell("host_io_uring", 4096, 1.0, queue_depth=32, cpu_seconds_per_million_ios=6.5),
+    ]
+    assert render_tables(deep) == (
+        "seq_read, 24 workers, blocks of 4 KiB\n"
+        "queue |                       io_uring |            O_DIRECT, processes\n"
+        "depth |   kIOPS  CPU-s/M I/O    p99 us |   kIOPS  CPU-s/M I/O    p99 us\n"
+        "    1 |    26.2        30.00      2500 |    26.2        20.00      2500\n"
+        "   32 |   262.1         6.50      2500 |                               "
+    )
+
+
+def test_targets_and_queues_stand_side_by_side_as_in_the_published_tables() -> None:
+    snap = [
+        cell("host_direct", size, rate, target="/mnt/snap", queues=queues)
+        for queues, rates in ((1, (6.77, 9.56)), (31, (10.68, 13.34)))
+        for size, rate in zip((65536, MIB), rates, strict=True)
+    ]
+    local = cell("host_direct", 65536, 12.38, target="/mnt/local")
+    assert render_targets_csv([*snap, local]) == (
+        "pattern,workers,queue_depth,path,io_size_KiB,mnt_snap_1_queue_GiBps,"
+        "mnt_snap_31_queues_GiBps,mnt_local_GiBps\n"
+        "seq_read,24,1,host_direct,64,6.77,10.68,12.38\n"
+        "seq_read,24,1,host_direct,1024,9.56,13.34,\n"
+    )
+    assert render_tables([*snap, local]).endswith(
+        "O_DIRECT: seq_read, 24 workers, queue depth 1\n"
+        "I/O size | /mnt/snap 1 queue | /mnt/snap 31 queues | /mnt/local\n"
+        "     KiB |              GB/s |                GB/s |       GB/s\n"
+        "      64 |              7.27 |               11.47 |      13.29\n"
+        "    1024 |             10.26 |               14.32 |           "
+    )
+    assert not has_several_places(snap[:2])
+
+
+def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = plan(tmp_path, workers=(1,), io_sizes=(4096,), seconds=0.02)
+    for queues in (1, 7):
+        monkeypatch.setattr(
+            sweep, "find_connection", lambda _, q=queues: Connection("nvme0n1", "pcie", q)
+        )
+        cells = run_paths(few, lambda _: None)
+    assert [cell.queues for cell in cells] == [1, 7]
+    assert len(run_paths(replace(few, seconds=0.03), lambda _: None)) == 1
 
 
 def test_compatibility_mode_is_never_called_gds() -> None:

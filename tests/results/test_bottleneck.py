@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.losses import find_losses
@@ -79,7 +80,7 @@ def evidence(**changes: Any) -> Evidence:
     num_accelerators = int(steps["accelerator"].max()) + 1
     names = changes.pop("names", [f"rank {rank} on host a" for rank in range(num_accelerators)])
     preprocess = changes.pop("preprocess", 0.0)
-    losses = find_losses(steps, names, window=slice(1, None), preprocess_seconds=preprocess)
+    losses = find_losses(steps, names, window=(1, 0), preprocess_seconds=preprocess)
     seen: dict[str, Any] = {
         "losses": losses,
         "hosts": [host()],
@@ -100,7 +101,28 @@ FEW_READS = {"read_seconds": 8.0}
 STARVED = {"read": 0.01, "decode": 0.1}
 OTHERS_WORK = {"cpu_share": 0.1, "host_cpu_share": 0.91}
 
+
+def written(lost_share: float, during: float | None = 50.0) -> CheckpointCost:
+    """Return what checkpoints cost, with this share of the loss in the steps during writes."""
+    return CheckpointCost(
+        number=2,
+        stall_seconds=1.0,
+        au_with_stalls_percentage=60.0,
+        steps_while_writing=5,
+        au_while_writing_percentage=during,
+        au_otherwise_percentage=95.0,
+        lost_share=lost_share,
+    )
+
+
 CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "steps during writes lost most": ({"checkpoints": written(0.6)}, "checkpoints"),
+    "steps during writes lost most, by CPUs": (
+        {"checkpoints": written(0.6), "hosts": [host(cpu_share=0.97)]},
+        "checkpoints",
+    ),
+    "steps during writes lost a little more": ({"checkpoints": written(0.4)}, "storage"),
+    "checkpoints, and no step during a write": ({"checkpoints": written(0.0, None)}, "storage"),
     "drive busy, no more to more readers": ({}, "storage"),
     "no probe, no device seen": (
         {"hosts": [host(probe=None, device=None, device_busy_share=None)]},

@@ -11,7 +11,7 @@ from dlemu.results.losses import find_losses, told
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
 
-WINDOW = slice(1, None)
+WINDOW = (1, 0)
 
 
 def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:

@@ -11,6 +11,7 @@ import pytest
 
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError
+from dlemu.host.devices import Mount
 from dlemu.run import cold
 from dlemu.run.cold import make_cold
 from dlemu.run.watchdog import Watchdog
@@ -19,6 +20,7 @@ from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 
 LARGE = 20_000
+ROOT_MOUNT = Mount("1", "0", "8:1", "/", "/", "rw", "ext4", "/dev/sda1", "rw")
 
 
 class OneOf(Alone):
@@ -237,3 +239,36 @@ def test_real_files_are_opened_no_oftener_than_said(
     monkeypatch.setattr(cold, "_SAMPLED", 60)
     with pytest.raises(DatasetError, match=f"{layout.path(7)} is missing; dlemu verify"):
         make_cold(job, layout, Alone(), direct=False, watchdog=dog, say=said.append)
+
+
+@pytest.mark.parametrize("below", ["", "mounted/data"])
+def test_a_watched_origin_is_cold_too_even_for_direct_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    """The mount's process reads it through the page cache, whatever training does."""
+    monkeypatch.setattr(cold, "mount_under", lambda folder: ROOT_MOUNT)
+    layout = layout_of(workload(8))
+    folder = tmp_path / below
+    for file in (0, 5):
+        (folder / layout.path(file)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / layout.path(file)).touch()
+    cache = Cache(set())
+    keys: dict[str, Any] = {
+        "cache__origin": str(tmp_path),
+        "dataset__data_folder": "/mounted/data",
+    }
+
+    said = start(cache, monkeypatch, num_files=8, direct=True, **keys)
+
+    assert cache.dropped == [str(folder / layout.path(file)) for file in (0, 5)]
+    assert said[0].startswith("cold start: 2 files of cache.origin dropped from the page cache")
+    assert "left out" in said[1]
+
+
+def test_an_origin_that_is_not_seen_keeps_no_rank_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(set())
+    said = start(cache, monkeypatch, num_files=8, direct=True, cache__origin=str(tmp_path))
+    assert cache.dropped == []
+    assert said[0].startswith("cold start: 0 files of cache.origin dropped")

@@ -1,6 +1,7 @@
 """The step loop in virtual time: every second goes where it was spent."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from dlemu.clock import WallClock
 from dlemu.loaders import Batch
 from dlemu.results.metrics import measure
-from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
+from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
 from dlemu.workload.sections import Distribution
 from tests.lab.virtual import VirtualClock
 
@@ -218,3 +219,37 @@ def test_times_are_drawn_apart_on_every_accelerator(kind: str) -> None:
     assert (draw(accelerators=range(4, 8)) == times[:, 4:]).all(), "whatever rank draws it"
     assert not np.isin(draw(epoch=1), times[times > 0]).any()
     assert not np.isin(draw(seed=2), times[times > 0]).any()
+
+
+def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> None:
+    clock = VirtualClock()
+    taken: list[int] = []
+    asked: list[int] = []
+
+    def batches() -> Iterator[list[Batch]]:
+        for step in range(5):
+            asked.append(len(taken))
+            yield [batch_of(1, ready=clock.time, step=step)]
+
+    def take(step: int) -> float:
+        taken.append(step)
+        clock.time += 10
+        return 10.0
+
+    play = partial(replay_epoch, barrier=nothing, clock=clock)
+    steps = replay_blocks(batches(), new_steps(0, np.ones((5, 1))), [2, 5], take, play)
+
+    assert taken == [2, 5]
+    assert asked == [0, 0, 1, 1, 1], "a batch after a checkpoint is asked for after it"
+    assert steps["stall"].ravel().tolist() == [0, 10, 0, 0, 10]
+    assert steps["start"].ravel().tolist() == [0, 1, 12, 13, 14]
+    assert steps["wait"].sum() == 0
+    assert clock.time == 25
+
+
+def test_a_loader_that_ends_early_takes_no_checkpoint() -> None:
+    play = partial(replay_epoch, barrier=nothing, clock=VirtualClock())
+    whole = new_steps(0, np.ones((5, 1)))
+    steps = replay_blocks([[batch_of(1, ready=0)]], whole, [3], lambda step: 1.0, play)
+    assert steps.shape == (1, 1)
+    assert not whole["stall"].any()

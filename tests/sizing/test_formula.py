@@ -289,7 +289,7 @@ def test_every_drive_names_its_source() -> None:
     folder = Path(__file__).parents[2] / "workloads" / "drive"
     drives = {path.stem: Drive.model_validate(read_yaml(path)) for path in folder.glob("*.yaml")}
 
-    assert set(drives) == {"d3_s4520", "d5_p5336", "d7_p5520", "d7_ps1010"}
+    assert set(drives) == {"d3_s4520", "d5_p5336", "d5_p5336_61tb", "d7_p5520", "d7_ps1010"}
     assert all(drive.source for drive in drives.values())
     job = load_workload("unet3d_h100", {"drives": 1})
     assert PredictionInput.of(job, drives["d7_ps1010"]) == UNET3D

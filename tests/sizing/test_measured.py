@@ -30,10 +30,10 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
 from dlemu.results.summary import Summary
 from dlemu.sizing import plots
-from dlemu.sizing.answers import Sized, as_json, render_csv, render_table
+from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
 from dlemu.sizing.measured import point_of, size_storage
 from dlemu.sizing.plots import plot_sizing, plot_table
-from dlemu.sizing.search import Point, Sizing
+from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.start import describe_plan
 from dlemu.sizing.targets import Target, find_targets
 from dlemu.workload.model import Workload, load_workload
@@ -462,7 +462,7 @@ def test_what_a_full_disk_does_not_take_is_said_first(
     monkeypatch.setattr(JsonLines, "append", full)
     with pytest.raises(RunError, match="the disk is full"):
         size_storage(job.with_keys({"size.confirm": 5}), Alone())
-    assert capsys.readouterr().out.count(" accelerators: AU ") == 3
+    assert len(re.findall(r" accelerators?: AU ", capsys.readouterr().out)) == 3
     log = results_of(job) / "data.cosmoflow_h100.jsonl"
     assert len(log.read_text().splitlines()) == 3, "the settings and two runs"
     assert not (results_of(job) / "sizing.json").exists()
@@ -538,6 +538,17 @@ def test_an_answer_reads_as_it_should() -> None:
         "limit: storage. seen at 9\n"
         "4 runs in 2:00"
     )
+    assert str(example(points=example().points[:1])).endswith("\n1 run in 30 s")
+
+
+@pytest.mark.parametrize(
+    ("number", "start"), [(1, "   1 accelerator: AU "), (12, "  12 accelerators")]
+)
+def test_a_line_of_a_search_counts_as_people_do(number: int, start: str) -> None:
+    event = Event(Point(number, 95.0, 10.0, 1e9, "storage", 30.0), None, "enough")
+    line, after = describe_event(event).split("\n")
+    assert line.startswith(start) and line.endswith("10.0 samples/s, 1 GB/s, limit: storage, 30 s")
+    assert after == "     done: enough"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dlemu.cli.main import run
 from dlemu.sizing.formula import Calibration, CalibrationFile
 from dlemu.workload.model import load_workload
 from dlemu.workload.published import what_it_stands_for
+from tests.lab.published_training import fit_efficiency, read_minutes, read_spreads
 
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010"]
 
@@ -363,3 +364,55 @@ def test_a_library_call_takes_a_calibration(calibration: Path) -> None:
     assert (prediction.num_accelerators, prediction.calibrated) == (3, True)
     with pytest.raises(dlemu.WorkloadError, match="drive is not set"):
         dlemu.predict(dlemu.load_workload("unet3d_h100"))
+
+
+DLRM = ["predict", "workload=dlrm_dcnv2_h100", "drive=d3_s4520", "predict.minutes=true"]
+
+
+def test_minutes_are_the_pass_at_the_rate_of_eight(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DLRM, "drives=2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    pass_bytes = 24 * 21338 * 7_471_104
+    assert told["pass_bytes"] == pass_bytes
+    assert told["minutes"] == pytest.approx(pass_bytes / 1.1e9 / 60)
+    assert told["minutes_low"] == pytest.approx(pass_bytes / 1.36 / 1.1e9 / 60)
+    assert told["minutes_high"] == pytest.approx(pass_bytes / 0.64 / 1.1e9 / 60)
+    assert run([*DLRM, "drives=2"]) == 0
+    assert "minutes of a pass             57.97   42.63 to 90.58   (3826 GB" in (
+        capsys.readouterr().out
+    )
+
+
+def test_the_accelerators_limit_the_minutes_as_well() -> None:
+    keys = {"drive": "d7_ps1010", "drives": 8, "predict.minutes": True}
+    eight = dlemu.predict(load_workload("dlrm_dcnv2_h100", keys))
+    four = dlemu.predict(load_workload("dlrm_dcnv2_h100", keys | {"predict.accelerators": 4}))
+    assert eight.minutes == pytest.approx(3.90, abs=0.005)
+    assert four.minutes == pytest.approx(7.80, abs=0.01)
+    assert dlemu.predict(load_workload("dlrm_dcnv2_h100", {"drive": "d7_ps1010"})).minutes is None
+    cut = keys | {"train.total_training_steps": 100}
+    assert dlemu.predict(load_workload("dlrm_dcnv2_h100", cut)).pass_bytes == 800 * 7_471_104
+
+
+def test_minutes_need_a_number_of_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DLRM, "dataset.num_files_train=auto"]) == 1
+    assert "predict.minutes needs the size of the dataset" in capsys.readouterr().err
+
+
+def test_published_minutes_are_predicted_within_a_tenth_where_the_drive_limits() -> None:
+    cells = read_minutes()
+    share = fit_efficiency(cells)
+    limited = [cell for cell in cells if cell.is_limited]
+    assert [cell.name for cell in limited] == [
+        *("1 x d7_ps1010", "1 x d5_p5336", "1 x d3_s4520", "8 x d3_s4520"),
+    ]
+    assert 0.8 < share < 0.95
+    for cell in limited:
+        assert cell.predict(share) == pytest.approx(cell.published, rel=0.1), cell.name
+
+
+def test_jobs_that_do_not_feel_the_drive_ask_for_little_of_it() -> None:
+    shares = {spread.job: spread.share(7e9) for spread in read_spreads()}
+    felt = {job for job, share in shares.items() if share > 1}
+    assert felt == {"DLRMv2", "GNN"}
+    assert max(share for job, share in shares.items() if job not in felt) < 0.2

@@ -95,6 +95,7 @@ def test_a_gpu_is_not_replaced_by_the_cpu(
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("dlemu.steptime.job.find_gpu", lambda: None)
     assert run(["steptime", "workload=unet3d_h100"]) == 1
     assert "sees no GPU" in capsys.readouterr().err
 
@@ -232,6 +233,7 @@ def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(FakeNvml(), 0)
     assert gpu.state() == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
     assert gpu.state().throttled_by == ("power cap",)  # type: ignore[union-attr]
+    assert State(sm_mhz=345, watts=80.0, celsius=30, reasons=1).throttled_by == (), "idle is none"
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
     assert find_gpu() is None
     monkeypatch.setitem(sys.modules, "pynvml", None)

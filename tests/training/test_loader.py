@@ -282,3 +282,10 @@ def test_a_strict_client_sees_the_types(tmp_path: Path) -> None:
     assert lines[1] == 'note: Revealed type is "dlemu.results.metrics.Metrics | None"'
     assert lines[2].startswith('error: Argument 1 to "load_workload" has incompatible type "int"')
     assert len(lines) == 3, done.stdout
+
+
+def test_a_loop_of_ones_own_has_no_cache(folder: Path) -> None:
+    with pytest.raises(
+        dlemu.WorkloadError, match=r"cache\.folder and origin\.read_bandwidth work in"
+    ):
+        dlemu.make_loader(load(folder, cache__folder="cache"))

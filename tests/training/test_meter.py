@@ -176,12 +176,13 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
     steps = np.zeros(4, STEP)
     steps["step"] = range(4)
-    steps["num_samples"], steps["compute"] = 4, [9, 1, 2, 3]
+    steps["num_samples"], steps["compute"], steps["overhead"] = 4, [9, 1, 2, 3], 0.5
     steps["num_bytes"] = [0, 36, 40, 44]
     file = tmp_path / "own.yaml"
     file.write_text(own_workload_yaml(WORKLOAD, steps, name="own", timed_by="a clock"))
     found = load_workload(file)
     assert (found.reader.batch_size, found.dataset.record_length_bytes) == (4, 10)
+    assert found.train.computation_time.mean == 2.5, "the loop's own work is part of a step"
     # Means of 4 samples deviate by sqrt(2/3); the samples by twice that.
     assert found.dataset.record_length_bytes_stdev == pytest.approx(2 * (2 / 3) ** 0.5, rel=1e-4)
     with pytest.raises(WorkloadError, match="at least two steps"):

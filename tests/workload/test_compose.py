@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from dlemu.errors import WorkloadError
+from dlemu.workload import compose
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import Workload, check_workload, load_workload
 
@@ -93,8 +95,32 @@ def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
         GlobalHydra.instance().clear()
 
 
+NUMBERS_AS_TYPED = "1 -1 0 -0 123456789012345678901234567890 1.5 -0.0 1e6 1E6 1e-6 1.5e3 -1e5 1e999"
+NEARLY_NUMBERS = "00 01 -01 00.5 1. .5 1e05 05e1 1_000 1a 5e 0x7f 1e+5 +5 2001-01-01 -5x --x 10:30"
+NAMES = "inf -inf nan INF Infinity infx nanny true TRUE false False null NULL None nullx truer a/b"
+TEXTS = (
+    "5% 90% 256GiB 1.5GiB 10MB 1K threads a.b a-b unet3d_h100 a b.c.d e5 E5 a_b _a yes no on off"
+)
+VALUES = f"{NUMBERS_AS_TYPED} {NEARLY_NUMBERS} {NAMES} {TEXTS}".split()
+
+
+def test_words_without_hydra_mean_what_they_mean_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"x.k{number}={value}" for number, value in enumerate(VALUES)]
+    words += ["dataset.data_folder=/a b/c", "output.folder=1e5", "storage.storage_root=true"]
+    words += ["train.epochs=1", "train.epochs=2", "reader=5", "reader.batch_size=3"]
+    plain = [word for word in words if compose._plain_word(word) is not None]
+    assert 40 < len(plain) < len(words) - 20
+    ours = compose_words(["workload=unet3d_h100", *plain])
+    monkeypatch.setattr(compose, "_plain_word", lambda _: None)
+    theirs = compose_words(["workload=unet3d_h100", *plain])
+    assert {*ours.pop("given")} == {*theirs.pop("given")}
+    assert repr(ours) == repr(theirs), "1.0 is not 1"
+
+
 def test_a_published_workload_needs_no_hydra() -> None:
     code = "import sys, dlemu; dlemu.load_workload('unet3d_h100', {'train.epochs': 2}); "
+    code += "from dlemu.workload.compose import compose_words; compose_words(['workload="
+    code += "unet3d_h100', 'train.epochs=2', 'dataset.data_folder=/a b', 'metric.au=90%']); "
     code += "print({'hydra', 'omegaconf'} & set(sys.modules))"
     root = Path(__file__).parents[2]
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"

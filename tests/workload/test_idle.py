@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.idle import idle_keys
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.sections import (
+    CacheSection,
     DaliSection,
     DatasetSection,
     MetricSection,
     OutputSection,
+    ParquetSection,
     PredictSection,
     ReaderSection,
     Section,
@@ -135,13 +138,16 @@ def test_the_table_knows_its_keys() -> None:
         "storage": StorageSection,
         "output": OutputSection,
         "dali": DaliSection,
+        "checkpoint": CheckpointSection,
         "size": SizeSection,
         "predict": PredictSection,
+        "cache": CacheSection,
+        "dataset.parquet": ParquetSection,
     }
     for key in _effects(load_workload("unet3d_h100"), "run", 1):
-        section, _, leaf = key.partition(".")
-        model = sections[section] if leaf else Workload
-        assert (leaf or section) in model.model_fields, key
+        *path, leaf = key.split(".")
+        model = sections[".".join(path)] if path else Workload
+        assert leaf in model.model_fields, key
 
 
 def test_they_are_said_once_and_stand_in_the_summary(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, Places
+from dlemu.formats import Places, format_of
 from dlemu.gpu.cuda import DeviceMemory, Gpu
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
@@ -102,7 +102,7 @@ class DeviceReader:
         self.host_bytes = 0
         """Bytes that were read into host memory so far: headers of foreign files."""
         self._source, self._driver, self._accelerator = source, driver, accelerator
-        self._format = FORMATS[layout.format]
+        self._format = format_of(layout)
         self._places = lru_cache(256)(self._find_places)
         one = layout.samples_per_file == 1
         self._piece_bytes = round_up(reader.piece_bytes if one else reader.transfer_size)

@@ -1,0 +1,114 @@
+"""What a cache says of drives whose rates are known: python -m benchmarks.cache_truth.
+
+Two loop devices are held to a rate by a cgroup: the origin to 50 MB/s, the cache to 500 MB/s. Each
+row is an epoch. Its true AU is min(1, supply / demand), where readers overlap: supply is the lesser
+of origin / (1 - hits) and cache / hits. This holds step by step: under lru most hits come early in
+an epoch, where accelerators cannot take more than they ask for. So both AUs are shown, that of the
+mean share and that of the steps. The AU found is that of the whole epoch: the rule's leaves out the
+first step, in which readers run ahead. Root only; about two minutes.
+
+`python -m benchmarks.cache_truth cost` compares the CPU time of a warm epoch through the cache with
+that of the same epoch without it, in pairs A B A B.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from dlemu import Alone, generate, load_workload
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import make_plan
+from dlemu.loaders import open_loader
+from dlemu.tier.host import HostTier
+from tests.lab.cache_truth import FILES, SAMPLE, Case, run
+from tests.lab.drives import own_drive
+
+_IMAGE_BYTES = 448 << 20
+_PAIRS = 7
+
+
+CASES = (
+    Case("cold, then warm", 100e6, {"cache.capacity": 1.0}),
+    Case("a third is kept", 100e6, {"cache.capacity": 0.33, "cache.policy": "keep"}),
+    Case("lru of 0.8", 100e6, {"cache.capacity": 0.8, "cache.policy": "lru"}),
+    Case("cold at a lower demand", 60e6, {"cache.capacity": 1.0, "cache.fill": "sync"}),
+    Case("warm, the cache is the limit", 800e6, {"cache.capacity": 1.0, "cache.warm": True}),
+)
+
+
+def print_truth(names: Sequence[str]) -> None:
+    """Run the cases and print a row of each epoch."""
+    print("| case | epoch | hits (%) | AU by the mean share | true AU (%) | AU found (%) | off |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    with (
+        own_drive(_IMAGE_BYTES) as origin,
+        own_drive(_IMAGE_BYTES) as cache,
+        tempfile.TemporaryDirectory() as out,
+    ):
+        folders = {"origin": origin, "cache": cache, "out": Path(out)}
+        for case in CASES:
+            if not all(name in case.name for name in names):
+                continue
+            for epoch, row in enumerate(run(case, folders), 1):
+                true = f"{row.of_mean:.1f} | {row.of_steps:.1f}"
+                cells = (
+                    f"{row.hits:.1f} | {true} | {row.found:.1f} | {row.found - row.of_steps:+.1f}"
+                )
+                print(f"| {case.name} | {epoch} | {cells} |", flush=True)
+
+
+def cpu_seconds(loader: str) -> tuple[list[float], list[float]]:
+    """Return the CPU seconds of epochs without the cache and of warm ones through it, in pairs."""
+    with own_drive(_IMAGE_BYTES) as drive, own_drive(_IMAGE_BYTES) as cache:
+        keys: dict[str, object] = {
+            "dataset.data_folder": str(drive / "data"),
+            "cache.folder": str(cache / "tier"),
+            "cache.warm": True,
+            "dataset.num_files_train": FILES,
+            "dataset.record_length_bytes": SAMPLE,
+            "dataset.record_length_bytes_stdev": 0,
+            "reader.data_loader": loader,
+            "reader.batch_size": 1,
+            "reader.read_threads": 0 if loader == "pytorch" else 2,
+            "reader.odirect": True,
+        }
+        workload = load_workload("unet3d_h100", keys)
+        generate(workload, world=Alone())
+        dataset, own = Dataset.of(workload), range(2)
+        tier = HostTier(Dataset.of(workload.with_keys({"num_accelerators": 2})), Alone(), own)
+        tier.copy(lambda path: None)
+        plain = open_loader(dataset, accelerators=own, keep=0)
+        through = open_loader(tier.dataset, accelerators=own, keep=0)
+        seconds: tuple[list[float], list[float]] = [], []
+        for epoch in range(2 * _PAIRS):
+            plan = make_plan(workload, dataset.layout, num_accelerators=2, epoch=epoch // 2)
+            loader_of, planned = (through, tier.begin(plan)) if epoch % 2 else (plain, plan)
+            begin = time.process_time()
+            for _ in loader_of.epoch(epoch, planned):
+                pass
+            seconds[epoch % 2].append(time.process_time() - begin)
+        plain.close()
+        through.close()
+        tier.close()
+    return seconds
+
+
+def print_cost() -> None:
+    """Print what a warm epoch through the cache costs."""
+    print("| loader | CPU of an epoch (ms) | through the warm cache (ms) | ratio |")
+    print("|---|--:|--:|--:|")
+    for loader in ("threads", "pytorch"):
+        plain, through = cpu_seconds(loader)
+        ratio = median(b / a for a, b in zip(plain, through, strict=True))
+        cells = f"{1e3 * median(plain):.1f} | {1e3 * median(through):.1f} | {ratio:.3f}"
+        print(f"| {loader} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["cost"]:
+        print_cost()
+    else:
+        print_truth(sys.argv[1:])

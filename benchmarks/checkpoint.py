@@ -1,0 +1,223 @@
+"""What writing and reading checkpoints costs beside fio, and the real writer beside ours.
+
+    python -m benchmarks.checkpoint [rounds=5] [folder=build/checkpoint] [parts=fio,dcp]
+
+fio: the Writer and the Reader and fio (psync, 1 MiB) move the same files in turn, A B, B A …, four
+threads and one process. A ratio is of one round, so that a busy host weighs on both. CPU time is
+that of the process and its threads; the thread that makes the bytes is counted apart, as fio makes
+none. Python's and fio's starts are left out. Wanted: CPU of writing at most 1.3 times fio's, making
+the bytes at most 0.35 CPU-s a GB, rate at least 0.95; CPU of reading at most 1.2 times.
+
+dcp: `dlemu checkpoint` and torch.distributed.checkpoint write the same bytes to a drive of the
+benchmark's own (a loop device, as root) whose writes the kernel holds to 20 MB/s. Wanted: within
+5 %.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import describe_machine, markdown, spread
+from dlemu.checkpoint.reader import Reader
+from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.datagen.content import Content
+from dlemu.storage.pagecache import drop
+from tests.lab import warm
+from tests.lab.drives import own_drive
+
+FILES, FILE_BYTES, PIECE = 4, 128 << 20, 1 << 20
+HELD = 20_000_000
+"""Bytes per second of the drive that dcp is compared on."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What moving the files took."""
+
+    seconds: float
+    cpu: float
+    generation: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """GB/s."""
+        return FILES * FILE_BYTES / 1e9 / self.seconds
+
+    @property
+    def cpu_per_gb(self) -> float:
+        """CPU seconds for a GB, without making the bytes."""
+        return (self.cpu - self.generation) / (FILES * FILE_BYTES / 1e9)
+
+
+def paths(folder: Path) -> list[Path]:
+    return [folder / f"file.{number}" for number in range(FILES)]
+
+
+def used() -> float:
+    """Return the CPU seconds of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def write_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
+    content = Content(1)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(Writer(content, piece_bytes=PIECE, direct=direct))
+            for _ in range(FILES)
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(FILES))
+        jobs = [
+            (writer, path, next(sample))
+            for writer, path in zip(writers, paths(folder), strict=True)
+        ]
+        begin, cpu = time.perf_counter(), used()
+
+        def write(job: tuple[Writer, Path, int]) -> WriteTimes:
+            writer, path, number = job
+            return writer.write(path, FILE_BYTES, sample=number)
+
+        times = list(pool.map(write, jobs))
+        seconds, cpu = time.perf_counter() - begin, used() - cpu
+    return Cost(seconds, cpu, sum(each.generation for each in times))
+
+
+def read_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(piece_bytes=PIECE, direct=direct)) for _ in range(FILES)
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(FILES))
+        begin, cpu = time.perf_counter(), used()
+        list(
+            pool.map(
+                lambda pair: pair[0].read(pair[1], FILE_BYTES),
+                zip(readers, paths(folder), strict=True),
+            )
+        )
+        return Cost(time.perf_counter() - begin, used() - cpu)
+
+
+def fio(way: str) -> Callable[[Path, bool, Iterator[int]], Cost]:
+    """Return what lets fio write or read the files."""
+
+    def move(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
+        command = [
+            *("fio", "--name=file", "--ioengine=psync", "--output-format=json", "--thread"),
+            *(f"--rw={way}", f"--bs={PIECE}", f"--size={FILE_BYTES}", f"--numjobs={FILES}"),
+            *(f"--directory={folder}", "--filename_format=file.$jobnum", "--fallocate=none"),
+            *(f"--direct={int(direct)}", "--invalidate=0", f"--end_fsync={int(way == 'write')}"),
+        ]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        jobs = json.loads(out[out.index("{") :])["jobs"]
+        seconds = max(job["job_runtime"] for job in jobs) / 1e3
+        cpu = sum(
+            (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3 for job in jobs
+        )
+        return Cost(seconds, cpu)
+
+    return move
+
+
+def beside_fio(folder: Path, rounds: int) -> None:
+    """Print the table beside fio."""
+    folder.mkdir(parents=True, exist_ok=True)
+    samples = iter(range(1 << 30))
+    rows = []
+    for way, ours in (("write", write_ours), ("read", read_ours)):
+        for direct in (False, True):
+            costs: tuple[list[Cost], list[Cost]] = ([], [])
+            for number in range(rounds):
+                sides = list(zip(costs, (ours, fio(way)), strict=True))
+                for found, move in sides if number % 2 == 0 else sides[::-1]:
+                    if way == "write":
+                        for path in paths(folder):
+                            path.unlink(missing_ok=True)
+                    else:
+                        drop(paths(folder))
+                    found.append(move(folder, direct, samples))
+            own, their = costs
+            pairs = list(zip(own, their, strict=True))
+            made = [each.generation / (FILES * FILE_BYTES / 1e9) for each in own]
+            rows.append(
+                (
+                    f"{way}, {'O_DIRECT' if direct else 'page cache'}",
+                    f"{statistics.median(each.rate for each in their):.2f}",
+                    spread([a.rate / b.rate for a, b in pairs]),
+                    f"{statistics.median(each.cpu_per_gb for each in their):.3f}",
+                    spread([a.cpu_per_gb / b.cpu_per_gb for a, b in pairs]),
+                    spread(made) if way == "write" else "",
+                )
+            )
+            print(rows[-1], file=sys.stderr, flush=True)
+    head = ("", "fio GB/s", "rate, ratio", "fio CPU-s/GB", "CPU, ratio", "making bytes, CPU-s/GB")
+    print(markdown(head, rows))
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def held_writes(folder: Path, rate: int) -> Iterator[None]:
+    """Hold all writes of the drive under a folder, those of the page cache too.
+
+    In cgroups v1 they count for the root group, which may have a limit of its own there.
+    """
+    device = os.stat(folder).st_dev
+    limit = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
+    number = f"{os.major(device)}:{os.minor(device)}"
+    limit.write_text(f"{number} {rate}")
+    try:
+        yield
+    finally:
+        limit.write_text(f"{number} 0")
+
+
+def beside_dcp(rounds: int) -> None:
+    """Print the durations of both writers on one held drive, and their ratio."""
+    with own_drive(2 << 30) as drive, held_writes(drive, HELD):
+        seconds: dict[str, list[float]] = {"dlemu": [], "dcp": []}
+        for number in range(rounds):
+            for writer in ("dlemu", "dcp") if number % 2 == 0 else ("dcp", "dlemu"):
+                results = drive.parent / f"{writer}.{number}"
+                words = [
+                    *("checkpoint", "model=llama3_8b", "checkpoint.scale=0.002", "progress=off"),
+                    *("checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=0"),
+                    *(f"checkpoint.writer={writer}", "checkpoint.time_between_checkpoints=0"),
+                    *(f"checkpoint.checkpoint_folder={drive / 'ck'}", f"output.folder={results}"),
+                ]
+                done = warm.run([*warm.COMMAND, *words], cwd=drive.parent)
+                assert done.returncode == 0, done.stderr
+                told = json.loads((results / "summary.json").read_text())
+                seconds[writer].append(told["metric"]["save_checkpoint_duration_mean_seconds"])
+        size = told["checkpoint"]["num_bytes"]
+    ratios = [a / b for a, b in zip(seconds["dlemu"], seconds["dcp"], strict=True)]
+    ideal = size / HELD
+    rows = [
+        (writer, spread(each), spread([one / ideal for one in each]))
+        for writer, each in seconds.items()
+    ]
+    print(markdown(("writer", "seconds", "to bytes / held rate"), rows))
+    print(f"\nours / dcp: {spread(ratios, '.3f')} (wanted: 0.95 to 1.05)")
+
+
+def main(rounds: int = 5, folder: str = "build/checkpoint", parts: str = "fio,dcp") -> None:
+    print(describe_machine(), flush=True)
+    if "fio" in parts:
+        beside_fio(Path(folder), rounds)
+    if "dcp" in parts:
+        beside_dcp(rounds)
+
+
+if __name__ == "__main__":
+    given = dict(word.split("=", 1) for word in sys.argv[1:])
+    rounds = int(given.pop("rounds", "5"))
+    main(rounds, **given)

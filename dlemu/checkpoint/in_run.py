@@ -1,0 +1,426 @@
+"""Checkpoints inside a run: when they are due, and how long they hold up its steps.
+
+Synchronous: the accelerators stand still until all files are written, as in DLIO. Asynchronous:
+they stand still while they copy their state to memory, and it is written while steps go on. The
+next checkpoint waits for the one before.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from dlemu.checkpoint.crew import Watch, unwritten_bytes
+from dlemu.checkpoint.folder import remove, step_folder
+from dlemu.checkpoint.opening import Opened, Say, folder_of, opened
+from dlemu.checkpoint.plan import Files, Plan
+from dlemu.checkpoint.shares import files_of_rank, share_of, total_bytes
+from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.clock import Clock
+from dlemu.datagen.content import Content
+from dlemu.errors import RunError, WorkloadError
+from dlemu.host.devices import BlockDevice, devices_under
+from dlemu.results.checkpoints import CheckpointFields
+from dlemu.results.metrics import step_seconds
+from dlemu.results.records import Steps
+from dlemu.units import counted, format_bytes
+from dlemu.workload.checkpoint_sections import CheckpointSection
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+_LOOK_SECONDS = 0.25
+"""Between two looks at how far a checkpoint is."""
+
+
+class RunWatch(Watch, Protocol):
+    """The part of a run's watchdog that is needed here."""
+
+    def barrier(self, *, patient: bool = False) -> None: ...
+
+    def computing(
+        self, wait_until: Callable[[float], None], clock: Clock
+    ) -> Callable[[float], None]: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is, on this rank."""
+
+    world: World
+    clock: Clock
+    watch: RunWatch
+    own: range
+    """This rank's accelerators, of `num_accelerators`."""
+    num_accelerators: int
+
+
+@dataclass(kw_only=True)
+class RankReport:
+    """What a rank sends to rank 0; seconds, of each checkpoint in turn."""
+
+    stalls: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    """For the one before it, a part of the stall."""
+    durations: list[float] = field(default_factory=list)
+    """From the begin of its writing to its end; 0 where the rank has nothing to write."""
+    times: WriteTimes = field(default_factory=WriteTimes)
+    """Sums over the rank's accelerators and checkpoints."""
+    remaining: float = 0.0
+    devices: tuple[str, ...] = ()
+    """Drives under the folder, on the first rank of each host that sees any."""
+    read_bytes: int = 0
+    """Of these drives in the epochs, and so the next."""
+    written_bytes: int = 0
+
+
+def due_after(section: CheckpointSection, *, epoch: int, num_steps: int) -> list[int]:
+    """Return after how many steps of an epoch checkpoints are due, as in DLIO.
+
+    `epoch` counts from 0. DLIO counts steps anew in each epoch.
+    """
+    if section.steps_between_checkpoints is not None:
+        each = section.steps_between_checkpoints
+        return list(range(each, num_steps + 1, each))
+    since = epoch + 1 - section.checkpoint_after_epoch
+    is_due = since >= 0 and since % section.epochs_between_checkpoints == 0
+    return [num_steps] if is_due else []
+
+
+def when_due(section: CheckpointSection) -> str:
+    """Return when checkpoints are due, in words."""
+    if section.steps_between_checkpoints is not None:
+        return f"one every {counted(section.steps_between_checkpoints, 'step')}"
+    every = section.epochs_between_checkpoints
+    return f"one after epoch {section.checkpoint_after_epoch} and every {counted(every, 'epoch')}"
+
+
+def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
+    """Refuse a run whose checkpoints cannot be written.
+
+    Raises:
+        WorkloadError: a key is missing, or the accelerators do not fit the model.
+    """
+    folder_of(workload)
+    share_of(workload.model, num_accelerators, workload.checkpoint.mode)
+    if workload.checkpoint.writer != "dlemu":
+        raise WorkloadError(
+            f"checkpoint.writer={workload.checkpoint.writer} works in `dlemu checkpoint` only; "
+            "leave it out"
+        )
+
+
+def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> str:
+    """Return which checkpoints a run of so many steps an epoch would write, in words."""
+    number = _number(workload, [num_steps] * workload.train.epochs)
+    size = _bytes_of_all(workload, num_accelerators)
+    return (
+        f"{counted(number, 'checkpoint')} of {format_bytes(size)}, "
+        f"{when_due(workload.checkpoint)}, to {workload.checkpoint.checkpoint_folder}"
+    )
+
+
+def _number(workload: Workload, num_steps: Sequence[int]) -> int:
+    """Return the checkpoints of a run, from the steps of each epoch."""
+    due = (
+        due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        for epoch, steps in enumerate(num_steps)
+    )
+    return sum(map(len, due))
+
+
+def _bytes_of_all(workload: Workload, num_accelerators: int) -> int:
+    """Return the bytes of a checkpoint, over all accelerators."""
+    model, section = workload.model, workload.checkpoint
+    share = share_of(model, num_accelerators, section.mode)
+    return total_bytes(model, share.total, written=share.written, scale=section.scale)
+
+
+def _plan(workload: Workload, place: Place) -> Plan:
+    """Return who writes what; all ranks call it."""
+    model, section = workload.model, workload.checkpoint
+    share = share_of(model, place.num_accelerators, section.mode)
+    files = [
+        files_of_rank(model, share.total, rank, scale=section.scale)
+        for rank in range(share.written)
+    ]
+    hosts = [
+        host
+        for host, own in place.world.all_gather((place.world.host_index, place.own))
+        for _ in own
+    ]
+    own = range(place.own.start, min(place.own.stop, share.written))
+    return Plan(share, tuple(chain(*files)), own, tuple(hosts[: share.written]), shift=0)
+
+
+@contextmanager
+def open_checkpoints(
+    workload: Workload, place: Place, num_steps: Sequence[int], say: Say
+) -> Iterator["RunCheckpoints"]:
+    """Yield the checkpoints of a run, whose folder is held and has room; all ranks call it.
+
+    `num_steps` has the steps of each epoch.
+
+    Raises:
+        WorkloadError: the folder cannot be used, or holds what dlemu has not written.
+        RunError: there is too little room.
+    """
+    section, plan = workload.checkpoint, _plan(workload, place)
+    number = _number(workload, num_steps)
+    if not number:
+        yield RunCheckpoints(section, place, plan, None)
+        return
+    # As in a command that writes so many.
+    job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
+    with opened(job, plan, place.world, say) as folder:
+        checkpoints = RunCheckpoints(section, place, plan, folder)
+        if place.world.local_rank == 0:
+            checkpoints.count(devices_under(folder.path))
+        with checkpoints:
+            yield checkpoints
+
+
+class RunCheckpoints:
+    """The checkpoints of a run on one rank; all ranks call `take` after the same steps.
+
+    `folder` is None where none is due.
+    """
+
+    def __init__(
+        self, section: CheckpointSection, place: Place, plan: Plan, folder: Opened | None
+    ) -> None:
+        self._section, self._plan, self._folder = section, plan, folder
+        self._clock, self._watch = place.clock, place.watch
+        self._devices: Sequence[BlockDevice] = ()
+        self._writers: dict[int, Writer] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: _Write | None = None
+        self._spans: list[tuple[float, float]] = []
+        self._ended: list[Path] = []
+        self._number = 0
+        self._report = RankReport()
+        self._until_left = ExitStack()
+
+    def __enter__(self) -> Self:
+        section, folder, enter = self._section, self._folder, self._until_left.enter_context
+        assert folder is not None
+        content = Content(folder.record.seed)
+        for accelerator in self._plan.accelerators:
+            if self._plan.written_by(accelerator, 0):
+                writer = Writer(
+                    content,
+                    piece_bytes=section.piece_bytes,
+                    io_depth=section.io_depth,
+                    direct=folder.direct,
+                    fsync=section.fsync,
+                )
+                self._writers[accelerator] = enter(writer)
+        if self._writers:
+            self._pool = enter(ThreadPoolExecutor(len(self._writers), "checkpoint"))
+        for writer in self._writers.values():  # they stop before the pool waits for them
+            self._until_left.callback(writer.stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._until_left.close()
+
+    def count(self, devices: Sequence[BlockDevice]) -> None:
+        """Count what these drives read and write in the epochs to come."""
+        self._devices = devices
+        self._report.devices = tuple(device.name for device in devices)
+
+    def take(self, epoch: int, step: int) -> float:
+        """Take the checkpoint that is due; return for how long the accelerators stood still.
+
+        It is named by its epoch, which counts from 0, and by the number of steps that have ended.
+
+        Raises:
+            RunError: it cannot be written, or the one before could not.
+        """
+        clock, section = self._clock, self._section
+        begin = clock.now()
+        self._end_write()
+        self._report.waits.append(clock.now() - begin)
+        if section.asynchronous:
+            stage = self._watch.computing(clock.sleep_until, clock)
+            stage(clock.now() + self._staging_seconds)
+        assert self._folder is not None
+        self._begin_write(step_folder(self._folder.path, step, epoch + 1))
+        if not section.asynchronous:
+            self._end_write()
+        self._watch.barrier(patient=True)
+        stall = clock.now() - begin
+        self._report.stalls.append(stall)
+        self._delete_old()
+        return stall
+
+    @contextmanager
+    def epoch(self, steps: Steps) -> Iterator[None]:
+        """Count what the drives do in an epoch; mark in its records which steps met a write."""
+        before = [device.counters() for device in self._devices]
+        yield
+        for device, first in zip(self._devices, before, strict=True):
+            last = device.counters()
+            if first is not None and last is not None:
+                self._report.read_bytes += last.read_bytes - first.read_bytes
+                self._report.written_bytes += (last.written_bytes or 0) - (first.written_bytes or 0)
+        if self._section.asynchronous:
+            running = [] if self._under_way is None else [(self._under_way.begin, math.inf)]
+            mark_writing(steps, [*self._spans, *running])
+
+    def finish(self) -> RankReport:
+        """Wait for the last one; return what this rank has to tell. All ranks call it."""
+        begin = self._clock.now()
+        self._end_write()
+        self._report.remaining = self._clock.now() - begin
+        self._watch.barrier(patient=True)
+        self._delete_old()
+        return self._report
+
+    @property
+    def doing(self) -> str:
+        """What is being written, for another thread: "checkpoint 2: 31%"; "" for nothing."""
+        write = self._under_way
+        return "" if write is None else f"checkpoint {self._number}: {100 * write.share:.0f}%"
+
+    @property
+    def _staging_seconds(self) -> float:
+        """Seconds until the accelerator with the most has copied its state to memory."""
+        sizes = [
+            sum(size for _, size, _ in self._plan.written_by(accelerator, 0))
+            for accelerator in self._writers
+        ]
+        return max(sizes, default=0) / self._section.staging_bandwidth
+
+    def _begin_write(self, path: Path) -> None:
+        self._number += 1
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        self._under_way = write = _Write(path, self._clock.now(), list(self._writers.values()))
+        for accelerator, writer in self._writers.items():
+            assert self._pool is not None
+            files = self._plan.written_by(accelerator, self._number)
+            write.total += sum(size for _, size, _ in files)
+            write.futures.append(self._pool.submit(self._write_share, writer, path, files))
+
+    def _write_share(self, writer: Writer, path: Path, files: Files) -> tuple[WriteTimes, float]:
+        """Return the times of an accelerator's files, and when they were written."""
+        times = writer.write_share(path, files)
+        return times, self._clock.now()
+
+    def _end_write(self) -> None:
+        """Wait for what is being written."""
+        write = self._under_way
+        if write is None:
+            return
+        with self._watch.phase("while writing a checkpoint"):
+            while wait(write.futures, _LOOK_SECONDS).not_done:
+                if write.has_moved():
+                    self._watch.at(str(write.path))
+        end = write.begin
+        for future in write.futures:
+            try:
+                times, ended = future.result()
+            except OSError as error:
+                raise _unwritable(write.path, error) from None
+            end = max(end, ended)
+            self._report.times += times
+        self._report.durations.append(end - write.begin)
+        self._spans.append((write.begin, end))
+        self._ended.append(write.path)
+        self._under_way = None
+
+    def _delete_old(self) -> None:
+        """Delete this run's oldest checkpoints; if there are any, the ranks wait for each other."""
+        keep = self._section.keep or len(self._ended)
+        old = self._ended[: max(0, len(self._ended) - keep)]
+        if not old:
+            return
+        del self._ended[: len(old)]
+        assert self._folder is not None
+        for path in old if self._folder.keeps else ():
+            remove(path, self._folder.record)
+        self._watch.barrier(patient=True)
+
+
+@dataclass
+class _Write:
+    """A checkpoint that a rank writes."""
+
+    path: Path
+    begin: float
+    writers: list[Writer]
+    futures: list[Future[tuple[WriteTimes, float]]] = field(default_factory=list)
+    total: int = 0
+    """Bytes of this rank's files."""
+    _seen: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self._before = self._bytes_done()
+
+    def _bytes_done(self) -> int:
+        return sum(writer.bytes_done for writer in self.writers)
+
+    def has_moved(self) -> bool:
+        """Return whether bytes were written since the last call, or came nearer to the drive."""
+        before, self._seen = self._seen, (self._bytes_done(), unwritten_bytes())
+        return self._seen != before
+
+    @property
+    def share(self) -> float:
+        """Share (0-1) that is written."""
+        return (self._bytes_done() - self._before) / max(1, self.total)
+
+
+def mark_writing(steps: Steps, spans: Sequence[tuple[float, float]]) -> None:
+    """Mark the steps of which most lies in one of the spans of time; (steps, accelerators)."""
+    if not steps.size:
+        return
+    begin = steps["start"][:, 0]
+    end = begin + step_seconds(steps[:, 0])
+    inside = np.zeros(len(steps))
+    for first, last in spans:
+        inside += np.clip(np.minimum(end, last) - np.maximum(begin, first), 0, None)
+    steps["writing"] = (inside > (end - begin) / 2)[:, None]
+
+
+def combine_checkpoints(
+    workload: Workload, num_accelerators: int, reports: Sequence[RankReport]
+) -> CheckpointFields:
+    """Return what all ranks tell together."""
+    times = sum((report.times for report in reports), WriteTimes())
+    parts = {name: value for name, value in asdict(times).items() if name != "num_bytes"}
+    devices = [name for report in reports for name in report.devices]
+
+    def slowest(name: str) -> list[float]:
+        return [max(each) for each in zip(*(getattr(r, name) for r in reports), strict=True)]
+
+    return CheckpointFields(
+        folder=str(workload.checkpoint.checkpoint_folder),
+        asynchronous=workload.checkpoint.asynchronous,
+        every=when_due(workload.checkpoint),
+        num_bytes=_bytes_of_all(workload, num_accelerators),
+        written_bytes=times.num_bytes,
+        duration_seconds=slowest("durations"),
+        stall_seconds=slowest("stalls"),
+        waited_seconds=slowest("waits"),
+        remaining_seconds=max(report.remaining for report in reports),
+        parts_seconds=parts,
+        devices=list(dict.fromkeys(devices)),
+        device_read_bytes=sum(r.read_bytes for r in reports) if devices else None,
+        device_written_bytes=sum(r.written_bytes for r in reports) if devices else None,
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"checkpoint {path} cannot be written ({error.strerror}); free space, or name another "
+        "checkpoint.checkpoint_folder"
+    )

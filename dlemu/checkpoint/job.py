@@ -1,0 +1,253 @@
+"""The checkpoints of one command: written, dropped from the page cache, and read again.
+
+All ranks call every method here. What it finds is told by rank 0's caller (checkpoint/command.py).
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from dlemu.checkpoint.crew import Crew, Watch
+from dlemu.checkpoint.dcp import DcpWriter
+from dlemu.checkpoint.folder import forget, remove_steps, step_folder
+from dlemu.checkpoint.opening import Opened
+from dlemu.checkpoint.outcome import Entry, RankReport, Worked, entry_of
+from dlemu.checkpoint.plan import Plan
+from dlemu.checkpoint.progress import Progress
+from dlemu.checkpoint.reader import Reader, ReadTimes
+from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.datagen.content import Content
+from dlemu.errors import RunError
+from dlemu.host.devices import mount_under
+from dlemu.host.intervals import summarize_interval
+from dlemu.host.observer import HostObserver
+from dlemu.results.cached import stored_bytes
+from dlemu.storage.atomic import sync_folder
+from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
+from dlemu.units import format_rate, format_seconds
+from dlemu.workload.model import Workload
+from dlemu.world.ending import last_act
+from dlemu.world.world import World
+
+Say = Callable[[str], None]
+T = TypeVar("T", WriteTimes, ReadTimes)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class CheckpointJob:
+    """Writes and reads the checkpoints of a record, on this rank."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        folder: Opened,
+        *,
+        world: World,
+        watch: Watch,
+    ) -> None:
+        self._checkpoint, self._output = workload.checkpoint, workload.output
+        self._folder, self._keeps, self._direct = folder.path, folder.keeps, folder.direct
+        self._plan, self._record = plan, folder.record
+        self._world, self._watch = world, watch
+        self._content = Content(folder.record.seed)
+        mount = mount_under(folder.path)
+        self._file_system = mount.kind if mount else ""
+        self.say: Say = lambda text: None
+        self.progress = Progress()
+        self.observer: HostObserver | None = None
+        """Of this host, on its first rank."""
+
+    def write(self) -> list[Entry]:
+        """Write the checkpoints; return the fields of each on rank 0.
+
+        If it fails or is interrupted, what was written is removed.
+
+        Raises:
+            RunError: the drive is full.
+        """
+        number = self._checkpoint.num_checkpoints_write
+        entries: list[Entry] = []
+        with ExitStack() as stack:
+            stack.enter_context(self._removed_on_failure())
+            writers = [self._writer(a, stack) for a in self._plan.accelerators]
+            crew = stack.enter_context(Crew[WriteTimes](writers, self._world, self._watch))
+            for step in range(1, number + 1):
+                folder = step_folder(self._folder, step)
+                files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
+                with self._watch.phase(f"while preparing checkpoint {step}"):
+                    if self._keeps:
+                        folder.mkdir(exist_ok=True)
+                        sync_folder(self._folder)
+                    for writer, own in zip(writers, files, strict=True):
+                        writer.prepare([(sample, size) for _, size, sample in own])
+
+                def act(number: int) -> WriteTimes:
+                    self._watch.at(str(folder))  # noqa: B023 (called in this turn)
+                    return writers[number].write_share(folder, files[number])  # noqa: B023
+
+                found = self._timed(f"writing checkpoint {step}", step, crew, act)
+                self._note(step)
+                if found is not None:
+                    entries.append(found)
+                    self._tell("save", step, number, found)
+        return entries
+
+    def read(self) -> list[Entry]:
+        """Read the checkpoints, the oldest first and in turn; return the fields of each on rank 0.
+
+        Raises:
+            RunError: a file is missing or damaged.
+        """
+        number, steps = self._checkpoint.num_checkpoints_read, self._record.steps
+        entries: list[Entry] = []
+        with ExitStack() as stack:
+            readers = [stack.enter_context(self._reader()) for _ in self._plan.accelerators]
+            crew = stack.enter_context(Crew[ReadTimes](readers, self._world, self._watch))
+            for turn in range(number):
+                step = steps[turn % len(steps)]
+                if turn >= len(steps):  # it was read before, and is in memory again
+                    self.make_cold([step])
+                files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
+
+                def act(number: int) -> ReadTimes:
+                    total = ReadTimes()
+                    for name, size, sample in files[number]:  # noqa: B023 (called in this turn)
+                        path = step_folder(self._folder, step) / name  # noqa: B023
+                        self._watch.at(str(path))
+                        total += readers[number].read(path, size, sample=sample)
+                    return total
+
+                found = self._timed(f"reading checkpoint {turn + 1}", step, crew, act)
+                if found is not None:
+                    entries.append(found)
+                    self._tell("load", turn + 1, number, found)
+        return entries
+
+    def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
+        """Drop checkpoints from each host's page cache; return on rank 0 what stayed, of all hosts.
+
+        With output.drop_caches=false it only looks.
+        """
+        world, output = self._world, self._output
+        own = [
+            file.name
+            for file in self._plan.files
+            if self._plan.shift or self._plan.hosts[file.rank] == world.host_index
+        ]
+        names = own[world.local_rank :: world.num_local_ranks]
+        paths = [
+            step_folder(self._folder, step) / name
+            for step in (self._record.steps if steps is None else steps)
+            for name in names
+        ]
+        with self._watch.phase("in the cold start"):
+            if output.drop_all_caches and world.local_rank == 0:
+                drop_all_caches()
+            world.barrier()
+            act = drop if output.drop_caches and not output.drop_all_caches else look
+            found = [(path, act([path], at=self._watch.at)) for path in paths if path.exists()]
+        everyone = world.gather([pages for _, pages in found])
+        if everyone is None:
+            return None
+        all_pages = [pages for of_rank in everyone for pages in of_rank]
+        return Pages(
+            num_files=sum(each.num_files for each in all_pages),
+            resident=sum(each.resident for each in all_pages),
+            pages=sum(each.pages for each in all_pages),
+            unknown=sum(each.unknown for each in all_pages),
+        )
+
+    def clean(self, error: BaseException | None = None) -> None:
+        """Remove all that was written, and the record."""
+        remove_steps(self._folder, self._record)
+        forget(self._folder)
+
+    def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
+        key = self._checkpoint
+        if key.writer == "dcp":
+            return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
+        return stack.enter_context(
+            Writer(
+                self._content,
+                piece_bytes=key.piece_bytes,
+                io_depth=key.io_depth,
+                direct=self._direct,
+                fsync=key.fsync,
+            )
+        )
+
+    def _reader(self) -> Reader:
+        key = self._checkpoint
+        return Reader(
+            piece_bytes=key.piece_bytes,
+            io_depth=key.io_depth,
+            direct=self._direct,
+            content=self._content if key.verify else None,
+        )
+
+    def _timed(self, doing: str, step: int, crew: Crew[T], act: Callable[[int], T]) -> Entry | None:
+        """Let all accelerators work between two barriers; return the fields on rank 0."""
+        time.sleep(self._checkpoint.time_between_checkpoints)
+        self.progress.does(doing, crew, self._plan.num_bytes)
+        with self._watch.phase(f"while {doing}"):
+            if self.observer is not None:
+                self.observer.mark(f"{doing} start")
+            self._watch.barrier()
+            begin = time.perf_counter()
+            worked = crew.run(act)
+            self._watch.barrier()
+            between = time.perf_counter() - begin
+            interval = stored = None
+            if self.observer is not None:
+                self.observer.mark(f"{doing} end")
+                seen = self.observer.between(f"{doing} start", f"{doing} end")
+                interval = summarize_interval(seen)
+                stored = stored_bytes(interval, self._file_system)
+        own = zip(self._plan.accelerators, worked, strict=True)
+        report = RankReport(
+            self._world.rank,
+            self._world.host,
+            [Worked(accelerator, *each) for accelerator, each in own],
+            interval,
+            stored,
+        )
+        reports = self._world.gather(report)
+        return None if reports is None else entry_of(step, reports, between)
+
+    def _note(self, step: int) -> None:
+        """Enter a whole checkpoint in the record, and remove those that are not to be kept."""
+        steps = (*self._record.steps, step)
+        keep = self._checkpoint.keep or len(steps)
+        gone, kept = steps[:-keep], steps[-keep:]
+        with self._watch.phase(f"while removing checkpoints below {self._folder}"):
+            self._record = replace(self._record, steps=kept)
+            if self._keeps:
+                self._record.write(self._folder)
+                remove_steps(self._folder, self._record, gone)
+
+    def _tell(self, kind: str, turn: int, number: int, entry: Entry) -> None:
+        seconds = entry["seconds"]
+        rate = format_rate(entry["num_bytes"] / seconds)
+        self.say(f"{kind} {turn} of {number}: {format_seconds(seconds)}, {rate}")
+
+    @contextmanager
+    def _removed_on_failure(self) -> Iterator[None]:
+        """Remove what was written if the `with` fails, or the process ends in it."""
+        try:
+            with last_act(self.clean):
+                yield
+        except BaseException as error:
+            with suppress(OSError):
+                self.clean()
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise RunError(
+                    f"{self._folder} is full ({os.strerror(error.errno)}), what was written is "
+                    "removed",
+                    remedy="free space, or add checkpoint.keep=1 or a smaller checkpoint.scale",
+                ) from error
+            raise

@@ -1,0 +1,275 @@
+"""What the checkpoints of a command say: durations, rates, limits, fields of summary.json."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean, pstdev
+from typing import Any, Literal, TypedDict
+
+from dlemu.checkpoint.reader import ReadTimes
+from dlemu.checkpoint.writer import WriteTimes
+from dlemu.host.intervals import IntervalSummary
+from dlemu.units import format_seconds
+
+Kind = Literal["save", "load"]
+_WAITED = 0.01
+"""Share of the time from which on waiting for bytes is the limit."""
+_CACHED = 0.01
+"""Share of the bytes from which on memory, not storage, gives the rate."""
+_SLOWER = 0.10
+"""Share by which the slowest accelerator exceeds the mean, from which on it is the limit."""
+_CPU_BUSY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What one accelerator did for one checkpoint."""
+
+    accelerator: int
+    seconds: float
+    """From the common start to its own end."""
+    times: WriteTimes | ReadTimes
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank did for one checkpoint."""
+
+    rank: int
+    host: str
+    worked: Sequence[Worked]
+    counted: IntervalSummary | None
+    """What its host did meanwhile, from its first rank."""
+    stored: int | None
+    """Bytes that storage delivered to that host meanwhile; None: not known, or another rank's."""
+
+
+class Entry(TypedDict):
+    """One checkpoint that was written or read."""
+
+    step: int
+    """Its number, from 1 on."""
+    num_bytes: int
+    seconds: float
+    """Its duration: the maximum over all accelerators."""
+    rank0_seconds: float
+    """Until rank 0's own accelerators had ended."""
+    between_barriers_seconds: float
+    """On rank 0's clock, from the barrier before to the barrier behind."""
+    mean_seconds: float
+    """Over all accelerators, and the least."""
+    least_seconds: float
+    slowest: Mapping[str, Any]
+    """Accelerator, rank, host, num_bytes, and bytes_to_mean: its bytes to the mean of all."""
+    hosts: Mapping[str, float]
+    """Of each host the seconds until its last accelerator had ended."""
+    parts: Mapping[str, float]
+    """Mean seconds of an accelerator by the names of WriteTimes or ReadTimes."""
+    counted: Mapping[str, Mapping[str, Any]]
+    """Of each host the fields of IntervalSummary, and stored_bytes, which storage delivered."""
+
+
+def entry_of(step: int, reports: Sequence[RankReport], between: float) -> Entry:
+    """Return the fields of one checkpoint. `between` are rank 0's seconds between the barriers."""
+    everyone = [(each, report) for report in reports for each in report.worked]
+    slowest, its_rank = max(everyone, key=lambda pair: pair[0].seconds)
+    seconds = [each.seconds for each, _ in everyone]
+    num_bytes = [each.times.num_bytes for each, _ in everyone]
+    own = [each.seconds for each, report in everyone if report.rank == 0]
+    names = [field.name for field in fields(slowest.times) if field.name != "num_bytes"]
+    hosts = {report.host: 0.0 for report in reports}
+    for each, report in everyone:
+        hosts[report.host] = max(hosts[report.host], each.seconds)
+    return {
+        "step": step,
+        "num_bytes": sum(num_bytes),
+        "seconds": slowest.seconds,
+        "rank0_seconds": max(own, default=between),
+        "between_barriers_seconds": between,
+        "mean_seconds": fmean(seconds),
+        "least_seconds": min(seconds),
+        "slowest": {
+            "accelerator": slowest.accelerator,
+            "rank": its_rank.rank,
+            "host": its_rank.host,
+            "num_bytes": slowest.times.num_bytes,
+            "bytes_to_mean": slowest.times.num_bytes / max(1.0, fmean(num_bytes)),
+        },
+        "hosts": hosts,
+        "parts": {name: fmean(getattr(each.times, name) for each, _ in everyone) for name in names},
+        "counted": {
+            report.host: asdict(report.counted) | {"stored_bytes": report.stored}
+            for report in reports
+            if report.counted is not None
+        },
+    }
+
+
+def dlio_metric(
+    saves: Sequence[Entry], loads: Sequence[Entry], *, rank_sync: bool
+) -> dict[str, float]:
+    """Return the metrics by DLIO's names, and rank 0's beside them.
+
+    The "GB" in DLIO's names are GiB. Its durations are rank 0's; the rule says the maximum over the
+    ranks, so that is what its names have here, and `..._rank0_...` have rank 0's.
+    """
+    metric: dict[str, float] = {}
+    for kind, entries in (("save", saves), ("load", loads)):
+        if not entries:
+            continue
+        clocks = {
+            f"{kind}_checkpoint": [entry["seconds"] for entry in entries],
+            f"{kind}_checkpoint_rank0": [
+                entry["between_barriers_seconds" if rank_sync else "rank0_seconds"]
+                for entry in entries
+            ],
+        }
+        for name, durations in clocks.items():
+            sizes = (entry["num_bytes"] / 2**30 for entry in entries)
+            rates = [size / each for size, each in zip(sizes, durations, strict=True)]
+            metric |= {
+                f"{name}_duration_mean_seconds": fmean(durations),
+                f"{name}_duration_stdev_seconds": pstdev(durations),
+                f"{name}_io_mean_GB_per_second": fmean(rates),
+                f"{name}_io_stdev_GB_per_second": pstdev(rates),
+            }
+        metric["checkpoint_size_GB"] = entries[0]["num_bytes"] / 2**30
+    return metric
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What decides beside the times which limit is named."""
+
+    file_system: str
+    bypasses: bool
+    """Whether O_DIRECT was used."""
+    fsync: bool
+    cached_share: float | None
+    """Share (0-1) of the pages that were in memory before the reads."""
+
+
+def find_limit(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
+    """Return `name`, `evidence` and `advice` of what decided the durations."""
+    suspects = (_memory, _generation, _host_cpu, _one_rank)
+    for suspect in suspects:
+        found = suspect(kind, entries, conditions)
+        if found is not None:
+            return found
+    return _limit("storage", _storage(kind, entries), "")
+
+
+def _limit(name: str, evidence: str, advice: str) -> dict[str, str]:
+    return {"name": name, "evidence": evidence, "advice": advice}
+
+
+def _memory(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str] | None:
+    if conditions.file_system in ("tmpfs", "ramfs"):
+        evidence = f"the folder lies in memory ({conditions.file_system}): there is no drive"
+        return _limit("page cache", evidence, "")
+    if kind == "save":
+        if conditions.fsync or conditions.bypasses:
+            return None
+        evidence = "without fsync the writes ended in memory, before the drive had them"
+        return _limit("page cache", evidence, "checkpoint.fsync=true")
+    share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)
+    if conditions.bypasses or share <= _CACHED:
+        return None
+    evidence = f"{100 * share:.1f}% of what was read lay in memory"
+    return _limit("page cache", evidence, "checkpoint.odirect=true reads past it")
+
+
+def from_memory(loads: Sequence[Entry]) -> float | None:
+    """Return the share (0-1) of the bytes read that no storage delivered; None: not known."""
+    stored = [host["stored_bytes"] for entry in loads for host in entry["counted"].values()]
+    if not stored or None in stored:
+        return None
+    read = sum(entry["num_bytes"] for entry in loads)
+    return max(0.0, 1 - float(sum(stored)) / max(1, read))
+
+
+def _generation(
+    kind: Kind, entries: Sequence[Entry], conditions: Conditions
+) -> dict[str, str] | None:
+    if kind == "load":
+        return None
+    share = waited_share(entries)
+    if share <= _WAITED:
+        return None
+    return _limit(
+        "generation",
+        f"writers waited {100 * share:.1f}% of the time for bytes that were not made yet",
+        "more CPUs, or fewer accelerators on a host: the drive can take more than was measured",
+    )
+
+
+def waited_share(entries: Sequence[Entry]) -> float:
+    """Return the share (0-1) of the writing time that was spent waiting for bytes."""
+    waited = sum(entry["parts"]["waited"] for entry in entries)
+    return waited / max(1e-9, sum(entry["mean_seconds"] for entry in entries))
+
+
+def _host_cpu(
+    kind: Kind, entries: Sequence[Entry], conditions: Conditions
+) -> dict[str, str] | None:
+    shares: dict[str, list[float]] = {}
+    for entry in entries:
+        for host, counted in entry["counted"].items():
+            if counted["host_cpu_share"] is not None:
+                shares.setdefault(host, []).append(counted["host_cpu_share"])
+    busy = max(((fmean(each), host) for host, each in shares.items()), default=(0.0, ""))
+    if busy[0] < _CPU_BUSY:
+        return None
+    evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time"
+    return _limit("host cpu", evidence, "more CPUs, or checkpoint.odirect=true, which copies less")
+
+
+def _one_rank(
+    kind: Kind, entries: Sequence[Entry], conditions: Conditions
+) -> dict[str, str] | None:
+    excess = fmean(entry["seconds"] / max(1e-9, entry["mean_seconds"]) - 1 for entry in entries)
+    if excess <= _SLOWER:
+        return None
+    latest = max(entries, key=lambda entry: float(entry["seconds"]))
+    slowest = latest["slowest"]
+    uneven = slowest["bytes_to_mean"] > 1 + _SLOWER / 2
+    why = f", with {slowest['bytes_to_mean']:.2f} times the mean bytes" if uneven else ""
+    evidence = (
+        f"accelerator {slowest['accelerator']} on host {slowest['host']} took "
+        f"{format_seconds(latest['seconds'])}{why}, the mean of all "
+        f"{format_seconds(latest['mean_seconds'])}"
+    )
+    advice = "" if uneven else "look at that host's path to the storage"
+    return _limit("one rank", evidence, advice)
+
+
+def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
+    whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
+    names = ("write", "fsync") if kind == "save" else ("read",)
+    shares = (
+        f"{100 * sum(entry['parts'][name] for entry in entries) / whole:.0f}% in {name}"
+        for name in names
+    )
+    busy = [
+        max(counted["devices"].values(), default=0.0)
+        for entry in entries
+        for counted in entry["counted"].values()
+    ]
+    drive = f"; the drive was busy {100 * fmean(busy):.0f}% of the time" if any(busy) else ""
+    return f"the accelerators were {' and '.join(shares)} calls{drive}"
+
+
+def judge(saves: Sequence[Entry], loads: Sequence[Entry], max_seconds: float | None) -> str:
+    """Return "PASS" or "FAIL"; "" where no bound was set.
+
+    The bound is on the mean duration of the writes; of the reads if nothing was written.
+    """
+    if max_seconds is None:
+        return ""
+    mean = fmean(entry["seconds"] for entry in saves or loads)
+    return "PASS" if mean <= max_seconds else "FAIL"
+
+
+def young_interval(save_seconds: float, mtbf: float) -> float:
+    """Return the seconds between checkpoints that lose least: sqrt(2 x save x MTBF), Young 1974."""
+    return math.sqrt(2 * save_seconds * mtbf)

@@ -1,0 +1,134 @@
+"""Who writes and reads what: the accelerators of each rank, and their files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlemu.checkpoint.shares import (
+    CheckpointFile,
+    Share,
+    describe,
+    files_of_rank,
+    share_of,
+    total_bytes,
+)
+from dlemu.dataset.rule import accelerators_of
+from dlemu.workload.model import Workload
+from dlemu.world.world import World
+
+Files = Sequence[tuple[str, int, int]]
+"""Name, bytes and sample (the number of the bytes) of each file of an accelerator."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of a checkpoint, and who plays which accelerator."""
+
+    share: Share
+    files: tuple[CheckpointFile, ...]
+    """Of all accelerators that write, in their order."""
+    accelerators: range
+    """Those that this rank plays."""
+    hosts: tuple[int, ...]
+    """The number of the host of each accelerator that writes."""
+    shift: int
+    """Added to an accelerator's number for the one whose files it reads; 0 on one host."""
+
+    @classmethod
+    def of(cls, workload: Workload, world: World) -> "Plan":
+        """Return the plan; all ranks call it. Hosts are filled one after the other.
+
+        Raises:
+            WorkloadError: the number of accelerators does not fit the model.
+        """
+        model, checkpoint = workload.model, workload.checkpoint
+        number = workload.num_accelerators
+        share = world.on_first(lambda: share_of(model, number, checkpoint.mode))
+        files = tuple(
+            file
+            for rank in range(share.written)
+            for file in files_of_rank(model, share.total, rank, scale=checkpoint.scale)
+        )
+        places = world.all_gather((world.host_index, world.local_rank))
+        hosts: list[int] = []
+        own = range(0)
+        for position, place in enumerate(sorted(places)):
+            part = accelerators_of(position, world.num_ranks, share.written)
+            hosts += [place[0]] * len(part)
+            if place == (world.host_index, world.local_rank):
+                own = part
+        shift = hosts.count(hosts[0]) if len(set(hosts)) > 1 else 0
+        return cls(share, files, own, tuple(hosts), shift)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a checkpoint."""
+        return sum(file.num_bytes for file in self.files)
+
+    def whole_bytes(self, workload: Workload) -> int:
+        """Return the bytes of all accelerators of the model, in the same scale."""
+        if not self.share.is_subset:
+            return self.num_bytes
+        return total_bytes(workload.model, self.share.total, scale=workload.checkpoint.scale)
+
+    def spread(self) -> tuple[int, int]:
+        """Return the least and the most bytes of an accelerator."""
+        sizes = [0] * self.share.written
+        for file in self.files:
+            sizes[file.rank] += file.num_bytes
+        return min(sizes), max(sizes)
+
+    def on_own_hosts(self) -> "Plan":
+        """Return the plan for hosts that do not see each other's files."""
+        return replace(self, shift=0)
+
+    @property
+    def foreign_share(self) -> float:
+        """Share (0-1) of the accelerators that read files that another host has written."""
+        number = len(self.hosts)
+        other = (self.hosts[(a + self.shift) % number] != self.hosts[a] for a in range(number))
+        return sum(other) / number
+
+    def written_by(self, accelerator: int, step: int) -> Files:
+        """Return the files that an accelerator writes for a checkpoint."""
+        number = len(self.files)
+        return [
+            (file.name, file.num_bytes, step * number + index)
+            for index, file in enumerate(self.files)
+            if file.rank == accelerator
+        ]
+
+    def read_by(self, accelerator: int, step: int) -> Files:
+        """Return the files that an accelerator reads: those of another host, where there are."""
+        return self.written_by((accelerator + self.shift) % len(self.hosts), step)
+
+
+def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
+    """Return the fields of the summary that are known before anything is written."""
+    of_hosts = dict.fromkeys(plan.hosts, 0)
+    for file in plan.files:
+        of_hosts[plan.hosts[file.rank]] += file.num_bytes
+    key = workload.checkpoint
+    return {
+        "model": workload.model.model_dump(mode="json"),
+        "shape": describe(workload.model, plan.share),
+        "num_accelerators": plan.share.written,
+        "num_accelerators_of_model": plan.share.total,
+        "checkpoint": {
+            "folder": key.checkpoint_folder or "",
+            "num_accelerators": plan.share.written,
+            "num_bytes": plan.num_bytes,
+            "num_bytes_of_model": plan.whole_bytes(workload),
+            "num_files": len(plan.files),
+            "num_bytes_of_accelerators": plan.spread(),
+            "num_bytes_of_hosts": list(of_hosts.values()),
+            "scale": key.scale,
+            "writer": key.writer,
+            "fsync": key.fsync,
+            "piece_bytes": key.piece_bytes,
+            "io_depth": key.io_depth,
+            "verified": key.verify,
+            "max_seconds": key.max_seconds,
+            "mtbf_seconds": key.mtbf,
+        },
+    }

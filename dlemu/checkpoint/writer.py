@@ -1,0 +1,240 @@
+"""Writes the files of one accelerator: unique bytes, made beside the writing, timed by their parts.
+
+A thread of the writer's own makes the bytes in aligned buffers, ahead of what is written. So the
+time in which the drive gets nothing because bytes are missing can be told: `WriteTimes.waited`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
+
+import numpy as np
+
+from dlemu.checkpoint.times import Times
+from dlemu.datagen.content import Content
+from dlemu.storage.atomic import replacing, sync_folder
+from dlemu.storage.buffers import aligned_buffer
+from dlemu.units import PAGE_BYTES, round_up
+
+_SPARE_BUFFERS = 2
+"""Buffers beside those that are being written: one is full while the next is being filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTimes(Times):
+    """Seconds of the parts of writing a file."""
+
+    write: float = 0.0
+    """From the first to the last write call, without `waited`."""
+    waited: float = 0.0
+    """For bytes that were not made yet; with several threads, their mean."""
+    fsync: float = 0.0
+    """Of the file, and of the folder where it is synced."""
+    close: float = 0.0
+    """Closing the file, and giving it its name."""
+    generation: float = 0.0
+    """CPU seconds of the thread that made the bytes; they pass beside the others."""
+
+    @property
+    def seconds(self) -> float:
+        """All that passed while the file was written."""
+        return self.open + self.write + self.waited + self.fsync + self.close
+
+
+class Stopped(Exception):
+    """Raised by a write that `Writer.stop` ended; its file is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    offset: int
+    memory: memoryview
+    num_bytes: int
+    """Bytes that belong to the file; the memory goes on to a multiple of 4096."""
+
+
+class Writer:
+    """Writes files one after the other. Not thread-safe, but for `stop`.
+
+    Args:
+        content: where the bytes come from; writers may share it.
+        piece_bytes: bytes of a write call.
+        io_depth: threads that write a file.
+        direct: write with O_DIRECT. The last piece is written whole, and the file then cut.
+        fsync: wait for the drive at the end of each file.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        *,
+        piece_bytes: int,
+        io_depth: int = 1,
+        direct: bool = False,
+        fsync: bool = True,
+    ) -> None:
+        self._content, self._direct, self._fsync = content, direct, fsync
+        self._piece_bytes = round_up(piece_bytes)
+        self._io_depth = io_depth
+        self.bytes_done = 0
+        """Bytes written so far, for another thread that shows progress; about right."""
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._prepared: list[tuple[int, int]] = []
+        self._todo: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._made: SimpleQueue[_Piece | None] = SimpleQueue()
+        self._generation = 0.0
+        self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
+        self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
+
+    def __enter__(self) -> Self:
+        for _ in range(self._io_depth + _SPARE_BUFFERS):
+            self._free.put(aligned_buffer(self._piece_bytes))
+        self._maker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._todo.put(None)
+        self._free.put(memoryview(b""))  # for a maker that waits for a buffer
+        self._maker.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def stop(self) -> None:
+        """End the writing soon, from any thread: the next write call raises Stopped."""
+        self._stopped = True
+
+    def prepare(self, files: Sequence[tuple[int, int]]) -> None:
+        """Begin to make the bytes of files, (sample, bytes) in the order they will be written in.
+
+        The first buffers are then full before the first `write`, outside its time.
+        """
+        for each in files:
+            self._prepared.append(each)
+            self._todo.put(each)
+
+    def write(self, path: Path, num_bytes: int, *, sample: int) -> WriteTimes:
+        """Write a file and return its times; it gets its name when it is whole.
+
+        `sample` is the number of its bytes: no two files of a content have the same. It is the next
+        of those that were prepared, unless none is.
+
+        Raises:
+            OSError: the drive is full, for example; the file is gone, and the writer is spent.
+            Stopped: `stop` was called.
+        """
+        if not self._prepared:
+            self.prepare([(sample, num_bytes)])
+        prepared = self._prepared.pop(0)
+        assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
+        generated = self._generation
+        begin = time.perf_counter()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self._direct else 0)
+        with replacing(path) as partial:
+            file = os.open(partial, flags, 0o666)
+            try:
+                opened = time.perf_counter()
+                waited = self._write_pieces(file, num_bytes)
+                written = time.perf_counter()
+                if self._fsync:
+                    os.fsync(file)
+                synced = time.perf_counter()
+            finally:
+                os.close(file)
+        return WriteTimes(
+            num_bytes=num_bytes,
+            open=opened - begin,
+            write=written - opened - waited,
+            waited=waited,
+            fsync=synced - written,
+            close=time.perf_counter() - synced,
+            generation=self._generation - generated,
+        )
+
+    def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
+        """Write an accelerator's files (name, bytes, sample) into a folder, and sync the folder.
+
+        Raises as `write` does.
+        """
+        total = WriteTimes()
+        for name, num_bytes, sample in files:
+            total += self.write(folder / name, num_bytes, sample=sample)
+        begin = time.perf_counter()
+        if self._fsync and files:
+            sync_folder(folder)
+        return total + WriteTimes(fsync=time.perf_counter() - begin)
+
+    def _write_pieces(self, file: int, num_bytes: int) -> float:
+        """Write a file's bytes; return the seconds of waiting for them."""
+        others: list[Future[float]] = []
+        if self._pool is not None:
+            others = [self._pool.submit(self._drain, file) for _ in range(self._io_depth - 1)]
+        try:
+            waits = [self._drain(file)]
+        except BaseException:  # an interrupt, while it waited for bytes
+            self._stopped = True
+            raise
+        finally:  # the file is closed after that
+            wait(others)
+        waits += [other.result() for other in others]
+        if self._failure is not None:
+            raise self._failure
+        if self._stopped:
+            raise Stopped
+        if self._direct and num_bytes % PAGE_BYTES:
+            os.ftruncate(file, num_bytes)
+        return sum(waits) / len(waits)
+
+    def _drain(self, file: int) -> float:
+        """Write what is made until the file ends; return the seconds of waiting for it."""
+        waited = 0.0
+        while True:
+            begin = time.perf_counter()
+            piece = self._made.get()
+            waited += time.perf_counter() - begin
+            if piece is None:
+                return waited
+            if not self._stopped:
+                try:
+                    self._write_piece(file, piece)
+                except BaseException as error:
+                    self._failure, self._stopped = error, True
+            self._free.put(piece.memory)
+
+    def _write_piece(self, file: int, piece: _Piece) -> None:
+        size = round_up(piece.num_bytes) if self._direct else piece.num_bytes
+        done = 0
+        while done < size:
+            done += os.pwrite(file, piece.memory[done:size], piece.offset + done)
+        self.bytes_done += piece.num_bytes
+
+    def _make(self) -> None:
+        """Make the bytes of all files; behind each file an end for each thread that writes it."""
+        while (todo := self._todo.get()) is not None:
+            try:
+                self._make_file(*todo)
+            except BaseException as error:
+                self._failure, self._stopped = error, True
+            for _ in range(self._io_depth):
+                self._made.put(None)
+
+    def _make_file(self, sample: int, num_bytes: int) -> None:
+        for offset in range(0, num_bytes, self._piece_bytes):
+            memory = self._free.get()
+            if self._stopped:
+                return
+            begin = time.thread_time()
+            size = min(self._piece_bytes, num_bytes - offset)
+            out = np.frombuffer(memory, np.uint8)
+            self._content.fill(out[:size], sample, offset)
+            out[size : round_up(size)] = 0
+            self._generation += time.thread_time() - begin
+            self._made.put(_Piece(offset, memory, size))

@@ -1,0 +1,189 @@
+"""`dlemu load`: words to what is read, and its table."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlemu.cli.paths import list_of, one_of, path_of
+from dlemu.cli.progress import show_progress, waiting
+from dlemu.cli.scripts import OPTIONS, Script, short_hash
+from dlemu.cli.words import Words, parse
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.load.measure import Answer as Loaded
+from dlemu.load.measure import Load, measure
+from dlemu.load.models import find_drive, find_model, known_drives, models
+from dlemu.load.reading import WAYS
+from dlemu.load.text import (
+    ONCE,
+    arithmetic,
+    describe_model,
+    document,
+    drives_to_show,
+    render,
+    seconds_by_datasheet,
+)
+from dlemu.results.summary import time_of_day
+from dlemu.terminal import Answer, keep_stdout, say
+from dlemu.units import format_bytes
+
+HELP = f"""\
+dlemu load model=NAME [target=FOLDER] [key=value ...]
+dlemu load files=FILE,FILE... [key=value ...]
+
+How long an inference server waits until a model's files are read, once and cold. Without a target:
+by arithmetic, from the datasheets of drives. With one, the files are written there and removed
+again. Before each read the files are dropped from the page cache, and it is checked that none of
+their pages is left.
+
+  model=llama2_70b         {", ".join(list(models())[:5])},
+                           {", ".join(list(models())[5:])}
+  target=/mnt/nvme         folder on the drive; the files lie in dlemu_load.<model> there
+  files=a,b                files that are there, instead of a model; * and ? as in a shell
+  scale=0.01               write and read this share of each file (1); the answer says so
+  keep=true                leave the files; the next command finds them
+  readers=1,4,16           threads that read at once
+  ways=mmap,pread,...      all that work here, of {", ".join(WAYS)}
+  drive=d7_ps1010          compare with this datasheet instead of a probe; there is
+                           {", ".join(known_drives())}
+  drives=1                 number of such drives
+  progress=on              off: do not show on stderr what is being read
+  --json                   print one document, and nothing else
+  --csv FILE               append a row for each read; --label TEXT goes into a column
+"""
+
+COLUMNS = (
+    *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),
+    *("seconds", "read_MB_per_second", "share_of_drive", "drive_MB_per_second"),
+    *("cpu_seconds", "pages_before", "dlemu_version"),
+)
+"""Of --csv; new ones come last."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu load` with its arguments; return the exit status."""
+    words = parse(arguments, OPTIONS)
+    load = load_of(words)
+    script = Script.of(words, COLUMNS)
+    with keep_stdout(script.as_json):
+        if load.model is not None:
+            say(describe_model(load.model))
+        if load.model is not None and load.target is None and not load.files:
+            _tell_arithmetic(load, script)
+            return 0
+        answer = _measure(load, on=words.values.get("progress") != "off")
+        say(Answer(f"\n{render(answer)}"))
+        name = "the files" if load.model is None else load.model.name
+        say("\n" + "\n".join([*arithmetic(name, answer.whole_bytes, load), ONCE]))
+        script.tell(document(answer), _rows(answer))
+    return 0
+
+
+def _measure(load: Load, *, on: bool) -> Loaded:
+    doing, read = [("starting", time.perf_counter())], [0]
+
+    def begin(text: str) -> None:
+        doing[0], read[0] = (text, time.perf_counter()), 0
+
+    def at(num_bytes: int) -> None:
+        read[0] += num_bytes
+
+    def now() -> str:
+        text, since = doing[0]
+        return waiting(f"{text}, {format_bytes(read[0])}" if read[0] else text, since)
+
+    with show_progress("load", now, on=on):
+        return measure(load, say, begin, at)
+
+
+def _tell_arithmetic(load: Load, script: Script) -> None:
+    assert load.model is not None
+    if script.table is not None:
+        raise WorkloadError("--csv has a row for each read; name a target, or take --json")
+    lines = arithmetic(load.model.name, load.model.num_bytes, load)
+    say(Answer("\n".join(["", *lines])))
+    say(f"{ONCE}\nmeasure it: dlemu load model={load.model.name} target=FOLDER")
+    drives = drives_to_show(load)
+    script.tell(
+        {
+            "model": load.model.name,
+            "model_bytes": load.model.num_bytes,
+            "by_datasheet": seconds_by_datasheet(load.model.num_bytes, drives, load.drives),
+        },
+        (),
+    )
+
+
+def load_of(words: Words) -> Load:
+    """Return what words mean."""
+    values: dict[str, Any] = {}
+    if words.others:
+        raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
+    for given, text in words.values.items():
+        key = given.removeprefix("load.")
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS) or f"; there is {', '.join(_KEYS)}"
+            raise WorkloadError(f"unknown key {given}{hint}")
+        try:
+            values[key] = _KEYS[key](text)
+        except ValueError as error:
+            raise WorkloadError(f"{given}={text}: {error}") from None
+    values.pop("progress", None)
+    if "model" in values and "files" in values:
+        raise WorkloadError("model and files exclude each other; give one of them")
+    if "model" not in values and "files" not in values:
+        raise WorkloadError("no model; write dlemu load model=llama2_70b, or files=FILE,FILE")
+    idle = {"target", "scale", "keep"} & values.keys() if "files" in values else set()
+    if idle:
+        raise WorkloadError(f"{', '.join(sorted(idle))} has no effect with files=; leave it out")
+    return Load(**values)
+
+
+def _rows(answer: Loaded) -> list[dict[str, Any]]:
+    told = document(answer)
+    same = {name: told[name] for name in ("model", "scale", "num_files", "num_bytes")}
+    return [
+        {
+            **same,
+            **{name: cell[name] for name in ("way", "readers", "seconds", "share_of_drive")},
+            **{name: cell[name] for name in ("cpu_seconds", "pages_before")},
+            "time": time_of_day(),
+            "id": short_hash(time.time_ns(), cell["way"], cell["readers"]),
+            "read_MB_per_second": cell["bytes_per_second"] / 1e6,
+            "drive_MB_per_second": answer.drive_bytes_per_second / 1e6,
+        }
+        for cell in told["cells"]
+    ]
+
+
+def _files(text: str) -> tuple[Path, ...]:
+    """Return the files of a list of names and patterns, in the order of their names."""
+    found: list[Path] = []
+    for name in filter(None, text.split(",")):
+        path = path_of("files")(name)
+        matching = sorted(path.parent.glob(path.name)) if {*"*?["} & {*path.name} else [path]
+        if not matching:
+            raise ValueError(f"{name} matches no file")
+        found += matching
+    if not found:
+        raise ValueError("no file is named")
+    return tuple(found)
+
+
+def _truth(text: str) -> bool:
+    return one_of(("true", "false"))(text) == "true"
+
+
+_KEYS: dict[str, Callable[[str], Any]] = {
+    "model": find_model,
+    "target": path_of("target"),
+    "files": _files,
+    "scale": float,
+    "keep": _truth,
+    "readers": list_of(int),
+    "ways": list_of(one_of(WAYS)),
+    "drive": find_drive,
+    "drives": int,
+    "progress": one_of(("on", "off")),
+}
+"""How each key's value is read."""

@@ -1,0 +1,141 @@
+"""`dlemu wear`: what drives count of their own wear, and the write rate that they sustain."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlemu.cli.scripts import json_text
+from dlemu.cli.words import parse
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
+from dlemu.host.drive_counters import Lifetime, lifetime
+from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.results.wear import (
+    Sustained,
+    has_writes,
+    lifetime_line,
+    sustained,
+    sustained_lines,
+    wear_line,
+)
+from dlemu.terminal import Answer, answer, keep_stdout, say
+from dlemu.workload.model import Drive, load_workload
+from dlemu.world.world import World
+
+HELP = """\
+dlemu wear [FOLDER or /dev/DRIVE] [key=value ...]
+
+Show what the drives under a folder have counted so far: bytes written by hosts and to flash, write
+amplification (WAF), share of their life that is used. A drive's own counters need root and NVMe.
+With the drive's endurance, compute the write rate that uses it up in some years.
+
+  drive=d5_p5336_61tb      a datasheet of workloads/drive/
+  drive.endurance=213PB    bytes that hosts may write to a drive in its life (TBW), instead
+  drive.capacity=61.44TB   of a drive; of a FOLDER it is known
+  wear.years=5             years in which the endurance is used up
+  wear.duty=50%            share of the time in which the drive is written at that rate; 100%
+  --json                   print one JSON document, and nothing else
+
+  dlemu wear .
+  dlemu wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%
+"""
+
+
+_OF_DRIVE = ("drive", "drive.endurance", "drive.capacity")
+_BOUNDS = {"wear.years": 1000.0, "wear.duty": 1.0}
+"""Most that each of the other keys may be."""
+_ANY = "cosmoflow_h100"
+"""A workload: its keys of drives are read, whatever it is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `dlemu wear` with its arguments; return the exit status."""
+    words = parse(arguments, ("--json",))
+    years, duty, sheet = _keys(words.values)
+    with keep_stdout("--json" in words.options):
+        drives = [lifetime(device) for device in _devices(words.others)]
+        rate = _sustained(sheet, drives, years=years, duty=duty)
+        if not drives and rate is None:
+            raise WorkloadError(
+                "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "
+                "(drive.endurance=14PB)"
+            )
+        lines = [*map(lifetime_line, drives), *(sustained_lines(rate) if rate else ())]
+        say(Answer("\n".join(lines)))
+        if "--json" in words.options:
+            answer(json_text({"drives": drives, "sustained": rate}))
+    return 0
+
+
+def _keys(values: Mapping[str, str]) -> tuple[float, float, Drive | None]:
+    """Return years, duty and the drive that keys name."""
+    own = {key: value for key, value in values.items() if key in _OF_DRIVE}
+    for key in values:
+        if key not in (*_OF_DRIVE, *_BOUNDS):
+            hint = did_you_mean(key, (*_OF_DRIVE, *_BOUNDS))
+            raise WorkloadError(f"unknown key {key}{hint or '; dlemu wear --help lists them'}")
+    drive = load_workload(_ANY, own).drive if own else None
+    return _number(values, "wear.years", 5.0), _number(values, "wear.duty", 1.0), drive
+
+
+def _number(values: Mapping[str, str], key: str, default: float) -> float:
+    """Return the number that a key has; 50% is 0.5."""
+    text, most = values.get(key), _BOUNDS[key]
+    if text is None:
+        return default
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= most:
+        raise WorkloadError(f"{key} must be a number above 0, at most {most:g}, got {text}")
+    return number
+
+
+def _devices(others: Sequence[str]) -> list[BlockDevice]:
+    """Return the drives that a folder or a device's name means; none without a word."""
+    if not others:
+        return []
+    path = Path(others[0])
+    if len(others) > 1:
+        raise WorkloadError(f"one folder or drive is needed, got {', '.join(others)}")
+    if not path.exists():
+        raise WorkloadError(f"{path} is not there; name a folder or a drive such as /dev/nvme0n1")
+    devices = drives_of(path) if path.is_block_device() else devices_under(path)
+    if not devices:
+        mount = mount_under(path)
+        kind = mount.kind if mount else "unknown file system"
+        raise WorkloadError(f"no drive is seen under {path} ({kind}), so nothing counts its wear")
+    return devices
+
+
+def _sustained(
+    sheet: Drive | None, drives: Sequence[Lifetime], *, years: float, duty: float
+) -> Sustained | None:
+    """Return the rate that one drive sustains; None where no endurance is given."""
+    if sheet is None or sheet.endurance is None:
+        return None
+    capacity = drives[0]["capacity_bytes"] if drives else sheet.capacity
+    return sustained(sheet.endurance, capacity=capacity, years=years, duty=duty)
+
+
+@contextmanager
+def watched(
+    world: World, *folders: Path, drive: Drive | None, written: Callable[[], int]
+) -> Iterator[None]:
+    """Watch what is written to the drives under folders, and say it at the end on rank 0.
+
+    All ranks call it. `written()` returns on rank 0 the bytes of the files of all ranks.
+    """
+    watch = WearWatch(*folders)
+    first = world.local_rank == 0
+    if first:
+        watch.start()
+    yield
+    num_bytes = written() if world.rank == 0 else 0
+    hosts = world.gather(watch.finish(file_bytes=num_bytes) if first else None)
+    if hosts is not None:
+        found = [each for each in hosts if each is not None]
+        wear = combine_hosts(found, endurance=None if drive is None else drive.endurance)
+        if has_writes(wear):
+            say(wear_line(wear))

@@ -1,0 +1,46 @@
+"""`dlemu workloads`: the published workloads, and which of them feel the drive."""
+
+import json
+from collections.abc import Sequence
+
+from dlemu.cli.words import parse
+from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.sizing.rows import rows, table
+from dlemu.terminal import Answer, answer, keep_stdout, say
+
+HELP = """\
+dlemu workloads: what each published workload asks of storage, and whether it feels the drive
+
+  dlemu workloads [NAME ...] [--json]
+
+  A NAME is the begin of a workload's name, such as dlrm. Without names all are listed.
+
+Examples:
+  dlemu workloads
+  dlemu workloads dlrm flux --json
+
+Rates are those of one accelerator that never waits; docs/workloads.md says how they are computed.
+
+Options:
+  --json     print one JSON document
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; return the exit status."""
+    parsed = parse(words, ("--json", "--quiet", "--verbose"))
+    if parsed.overrides:
+        raise WorkloadError(f"dlemu workloads takes no keys, got {parsed.overrides[0]}")
+    found = rows()
+    for name in parsed.others:
+        if not any(row.workload.name.startswith(name) for row in found):
+            hint = did_you_mean(name, [row.workload.name for row in found])
+            raise WorkloadError(f"no workload begins with {name}{hint}; dlemu workloads lists all")
+    begins = tuple(parsed.others)
+    chosen = [row for row in found if not begins or row.workload.name.startswith(begins)]
+    if "--json" in parsed.options:
+        with keep_stdout():
+            answer(json.dumps([row.document for row in chosen], indent=1))
+    else:
+        say(Answer(table(chosen)))
+    return 0

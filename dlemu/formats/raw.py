@@ -1,0 +1,84 @@
+"""Files whose bytes are the samples: images, records of one size, and records with an index.
+
+Without an index the samples of a file have one size. DLIO's indexed_binary has two more files
+beside each: the offset and the size of each sample, both uint64 little-endian. Nothing in such a
+file identifies it, so only its size is checked.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DatasetError
+from dlemu.formats.format import FileSamples, Places, Read, Sink
+
+_U64 = np.dtype("<u8")
+
+
+def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    if file_bytes == 0 or file_bytes % num_samples:
+        raise DatasetError(
+            f"{file_bytes} bytes are not {num_samples} samples of one size; "
+            "dataset.num_samples_per_file says how many there are"
+        )
+    return places(np.full(num_samples, file_bytes // num_samples, np.int64))
+
+
+def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+    return Places(offsets=np.cumsum(sizes) - sizes, lengths=sizes)
+
+
+def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.zeros(len(sizes), np.int64)
+
+
+def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = sizes.sum(axis=1)
+    return total
+
+
+def check_head(head: bytes, file_bytes: int) -> None:
+    """Nothing can be checked: the first byte is a sample's."""
+
+
+def write(sink: Sink, file: FileSamples) -> None:
+    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        sink.payload(sample, size)
+
+
+def indexes(sizes: NDArray[np.int64]) -> tuple[bytes, bytes]:
+    """Return the two index files of a file: offsets and sizes."""
+    found = places(sizes)
+    return found.offsets.astype(_U64).tobytes(), found.lengths.astype(_U64).tobytes()
+
+
+def locate_by(indexes: Sequence[bytes], file_bytes: int, *, num_samples: int) -> Places:
+    """Return where the samples lie by the two index files, in any order and with any gaps.
+
+    DLIO 3.0 begins to count offsets anew for each buffer that it wrote (generation_buffer_size).
+    Then the offsets are those of the sizes, which it wrote right.
+
+    Raises:
+        DatasetError: the index is not that of such a file. The caller adds the path.
+    """
+    for data, name in zip(indexes, ("offsets", "sizes"), strict=True):
+        if len(data) != num_samples * _U64.itemsize:
+            raise DatasetError(
+                f"its index has {len(data) / _U64.itemsize:g} {name}, "
+                f"dataset.num_samples_per_file asks for {num_samples}"
+            )
+    offsets, lengths = (np.frombuffer(data, _U64) for data in indexes)
+    wrong = (lengths == 0) | (offsets > file_bytes) | (lengths > file_bytes)
+    wrong |= np.where(wrong, 0, offsets + lengths) > file_bytes
+    if wrong.any():
+        sample = int(np.argmax(wrong))
+        raise DatasetError(
+            f"its index points past its end: sample {sample} has {int(lengths[sample])} bytes at "
+            f"{int(offsets[sample])}, the file {file_bytes}"
+        )
+    if num_samples > 1 and (np.diff(offsets.astype(np.int64)) < 0).any():
+        in_order = places(lengths.astype(np.int64))
+        if int(lengths.sum()) == file_bytes:
+            return in_order
+    return Places(offsets.astype(np.int64), lengths.astype(np.int64))

@@ -1,0 +1,276 @@
+"""What reached the drives under a folder while something ran, and how much of their life it took.
+
+The block layer counts the bytes that a host sent to a drive, on every drive. An NVMe drive itself
+counts what its hosts wrote, and most of them what they wrote to their flash (`nvme`). What cannot
+be known is None, and `missing` says why: it is never zero.
+"""
+
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, mount_under
+from dlemu.host.drive_counters import (
+    LEAST_BYTES,
+    ReadLog,
+    Snapshot,
+    flush,
+    look,
+    media_bytes,
+)
+from dlemu.host.nvme import VendorWrites, read_log
+from dlemu.host.place import describe_drive
+from dlemu.units import format_bytes
+
+_DAY, _YEAR_DAYS = 86_400, 365
+_OF_DRIVE = ("host_bytes_written", "media_bytes_written", "percentage_used")
+_COUNTED = ("block_bytes_written", *_OF_DRIVE)
+
+
+class DriveWear(TypedDict, total=False):
+    """What one drive counted; None where nobody can tell."""
+
+    host: str
+    """Where it was read."""
+    name: str
+    """As the kernel names it: nvme0n1."""
+    model: str
+    capacity_bytes: int
+    block_bytes_written: int | None
+    """Sent to the drive by this host's block layer, by any process."""
+    host_bytes_written: int | None
+    """Received from hosts, by the drive's own count (log 02h, in steps of 512 kB)."""
+    media_bytes_written: int | None
+    """Written to its flash, by its own count."""
+    media_source: str
+    """Which counter said so; "" if none."""
+    percentage_used: int | None
+    """Of its life, by its maker's estimate, at the end."""
+    missing: dict[str, str]
+    """Why a field is None, by name."""
+
+
+class WearFields(TypedDict, total=False):
+    """`measured.wear` in summary.json: what was written to the drives meanwhile, over all hosts.
+
+    A field is None where it cannot be known; `missing` has its reason, in one line.
+    """
+
+    seconds: float
+    """From start to finish, the longest of the hosts."""
+    block_bytes_written: int | None
+    """Sent to all drives by the block layer: the files, the file system's own data, and whatever
+    other processes wrote."""
+    host_bytes_written: int | None
+    media_bytes_written: int | None
+    waf: float | None
+    """Write amplification: media bytes / host bytes, by the drives' own counters."""
+    percentage_used: int | None
+    """Of the drive with the highest."""
+    file_bytes_written: int | None
+    """Bytes of the files that were written; None where no files were."""
+    file_system_amplification: float | None
+    """Block bytes / file bytes: metadata, journal, the copies and the parity of a RAID."""
+    drive_writes_per_day: float | None
+    """Times that the drives' capacity would be written in a day at this pace."""
+    endurance_bytes: int | None
+    """Rated writes of all drives: drive.endurance of each."""
+    years_left: float | None
+    """Until these are used up at this pace; of new drives if percentage_used is not known."""
+    drives: Sequence[DriveWear]
+    missing: dict[str, str]
+
+
+class WearWatch:
+    """Reads the counters of the drives under folders before and after what writes to them.
+
+    Both methods flush the folders' file systems, so that what was written is counted.
+    """
+
+    def __init__(
+        self, *folders: Path, read: ReadLog = read_log, proc: Path = PROC, sys: Path = SYS
+    ) -> None:
+        self._folders = [_existing(folder) for folder in folders]
+        self._read, self._proc, self._sys = read, proc, sys
+        self._devices: list[BlockDevice] = []
+        self._before: list[Snapshot] = []
+        self._began = time.monotonic()
+
+    def start(self) -> None:
+        """Read the counters, as that from which `finish` counts."""
+        found = [devices_under(each, proc=self._proc, sys=self._sys) for each in self._folders]
+        self._devices = list({each.name: each for some in found for each in some}.values())
+        self._before = self._look()
+        self._began = time.monotonic()
+
+    def finish(self, *, file_bytes: int | None = None, endurance: int | None = None) -> WearFields:
+        """Return what was written since `start`.
+
+        Args:
+            file_bytes: what was written into files meanwhile, if that is known.
+            endurance: bytes that each of the drives may take in its life (drive.endurance).
+        """
+        now = self._look()
+        seconds = time.monotonic() - self._began
+        drives = [
+            self._compare(device.name, *pair)
+            for device, *pair in zip(self._devices, self._before, now, strict=True)
+        ]
+        return sum_up(
+            drives,
+            seconds,
+            file_bytes=file_bytes,
+            endurance=endurance,
+            no_drive=self._no_drive(),
+        )
+
+    def _look(self) -> list[Snapshot]:
+        if self._devices:  # else there is nothing to count, and a server may take its time
+            for folder in self._folders:
+                flush(folder)
+        return [look(each, read=self._read, sys=self._sys) for each in self._devices]
+
+    def _compare(self, name: str, before: Snapshot, after: Snapshot) -> DriveWear:
+        drive, wear = describe_drive(name, sys=self._sys), _growth(before, after)
+        wear["host"], wear["name"] = socket.gethostname(), name
+        wear["model"], wear["capacity_bytes"] = drive.model, drive.size_bytes
+        return wear
+
+    def _no_drive(self) -> str:
+        mounts = [mount_under(each, proc=self._proc) for each in self._folders]
+        kinds = ", ".join(dict.fromkeys(mount.kind for mount in mounts if mount is not None))
+        return f"no drive is seen under the folder ({kinds or 'unknown file system'})"
+
+
+def sum_up(
+    drives: Sequence[DriveWear],
+    seconds: float,
+    *,
+    file_bytes: int | None = None,
+    endurance: int | None = None,
+    no_drive: str = "no drive is seen",
+) -> WearFields:
+    """Return what several drives counted together, of one host or of many."""
+    missing = {
+        field: why if drive["name"] in why else f"{drive['name']}: {why}"
+        for drive in reversed(drives)
+        for field, why in drive["missing"].items()
+    }
+    if not drives:
+        missing = dict.fromkeys(_COUNTED, no_drive)
+    used = _known(drive["percentage_used"] for drive in drives)
+    wear = WearFields(
+        seconds=seconds,
+        block_bytes_written=_sum(_known(drive["block_bytes_written"] for drive in drives)),
+        host_bytes_written=_sum(_known(drive["host_bytes_written"] for drive in drives)),
+        media_bytes_written=_sum(_known(drive["media_bytes_written"] for drive in drives)),
+        percentage_used=max(used) if used else None,
+        file_bytes_written=file_bytes,
+        endurance_bytes=endurance * len(drives) if endurance and drives else None,
+        drives=drives,
+        missing=missing,
+    )
+    _add_ratios(wear)
+    return wear
+
+
+def combine_hosts(hosts: Sequence[WearFields], *, endurance: int | None = None) -> WearFields:
+    """Return the wear of several hosts' drives as one; each host has drives of its own."""
+    drives = [drive for host in hosts for drive in host["drives"]]
+    files = _known(host["file_bytes_written"] for host in hosts)
+    reasons = [why for host in hosts for why in host["missing"].values()]
+    return sum_up(
+        drives,
+        max((host["seconds"] for host in hosts), default=0.0),
+        file_bytes=_sum(files),
+        endurance=endurance,
+        no_drive=next(iter(reasons), "no drive is seen"),
+    )
+
+
+def _add_ratios(wear: WearFields) -> None:
+    """Add what follows from the bytes, each None with its reason where it cannot be computed."""
+    block, host, media, files = (
+        wear["block_bytes_written"],
+        wear["host_bytes_written"],
+        wear["media_bytes_written"],
+        wear["file_bytes_written"],
+    )
+    missing = wear["missing"]
+    wear["waf"] = media / host if media is not None and host else None
+    if wear["waf"] is None:
+        why = missing.get("media_bytes_written") or missing.get("host_bytes_written")
+        missing["waf"] = why or "nothing was written"
+    wear["file_system_amplification"] = block / files if block is not None and files else None
+    if wear["file_system_amplification"] is None:
+        why = missing.get("block_bytes_written", "") if files else "no file was written"
+        missing["file_system_amplification"] = why
+    # Log 02h also has what other hosts wrote; the block layer is there on every drive.
+    written = block if host is None else host
+    capacity = sum(drive["capacity_bytes"] for drive in wear["drives"])
+    days = wear["seconds"] / _DAY
+    wear["drive_writes_per_day"] = wear["years_left"] = None
+    if written is None or not capacity or not days:
+        missing["drive_writes_per_day"] = missing.get("block_bytes_written", "unknown capacity")
+    elif written < LEAST_BYTES:
+        missing["drive_writes_per_day"] = f"{format_bytes(written)} are too little for a pace"
+    else:
+        wear["drive_writes_per_day"] = written / capacity / days
+    rated = wear["endurance_bytes"]
+    if wear["drive_writes_per_day"] is None:
+        missing["years_left"] = missing["drive_writes_per_day"]
+    elif not rated:
+        missing["years_left"] = "drive.endurance is not set"
+    else:
+        assert written
+        left = max(0.0, 1 - (wear["percentage_used"] or 0) / 100)
+        wear["years_left"] = left * rated / (written / days * _YEAR_DAYS)
+
+
+def _growth(before: Snapshot, after: Snapshot) -> DriveWear:
+    """Return the fields of DriveWear that follow from two snapshots."""
+    missing: dict[str, str] = {}
+    block = host = media = None
+    if before.block_bytes is not None and after.block_bytes is not None:
+        block = after.block_bytes - before.block_bytes
+    else:
+        missing["block_bytes_written"] = "the kernel does not count its writes"
+    source = ""
+    if before.health is None or after.health is None:
+        missing |= dict.fromkeys(_OF_DRIVE, after.why_not or before.why_not)
+    else:
+        host = after.health.written_bytes - before.health.written_bytes
+        ocp = None if before.ocp is None or after.ocp is None else after.ocp - before.ocp
+        vendor = None
+        if before.vendor is not None and after.vendor is not None:
+            nand = after.vendor.nand - before.vendor.nand
+            vendor = VendorWrites(nand, after.vendor.host - before.vendor.host)
+        media, source = media_bytes(host, ocp, vendor)
+        if media is None:
+            missing["media_bytes_written"], source = source, ""
+    return DriveWear(
+        block_bytes_written=block,
+        host_bytes_written=host,
+        media_bytes_written=media,
+        media_source=source,
+        percentage_used=None if after.health is None else after.health.percentage_used,
+        missing=missing,
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or of one that is not there yet the nearest above it."""
+    folder = folder.absolute()
+    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+
+
+def _known(values: Any) -> list[int]:
+    """Return all values; none if one of them is unknown."""
+    found = list(values)
+    return [] if None in found else found
+
+
+def _sum(values: list[int]) -> int | None:
+    return sum(values) if values else None

@@ -1,0 +1,268 @@
+"""A model's files are there or are written, and are read once for each cell of a table."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.gpu.availability import lists_gpu
+from dlemu.host.devices import lies_in_memory
+from dlemu.load.models import Model
+from dlemu.load.reading import WAYS, Way, read_once
+from dlemu.paths.sweep import path_problem, write_random_file
+from dlemu.storage.pagecache import drop
+from dlemu.storage.probe import probe_rate
+from dlemu.storage.regular import open_regular
+from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds, round_up
+from dlemu.workload.model import Drive
+from dlemu.world.ending import last_act
+
+_PROBE_READERS, _PROBE_SECONDS = 32, 1.5
+OnEvent = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What to read, and how."""
+
+    model: Model | None = None
+    target: Path | None = None
+    """Folder in which the model's files are written."""
+    files: tuple[Path, ...] = ()
+    """Files that are there, instead of a model."""
+    scale: float = 1.0
+    """Share of the model's bytes that is written: a small disk."""
+    keep: bool = False
+    ways: tuple[Way, ...] | None = None
+    """None means all that work here. A way that is named and does not work is an error."""
+    readers: tuple[int, ...] = (1, 4, 16)
+    drive: Drive | None = None
+    """The drive that its rate is compared with; None: the files are probed."""
+    drives: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise WorkloadError(f"scale must be above 0 and at most 1, got {self.scale:g}")
+        if self.readers and not 1 <= min(self.readers) <= max(self.readers) <= 1024:
+            shown = ", ".join(map(str, self.readers))
+            raise WorkloadError(f"readers must be from 1 to 1024, got {shown}")
+        if self.drives < 1:
+            raise WorkloadError(f"drives must be at least 1, got {self.drives}")
+        if not self.readers or self.ways == ():
+            raise WorkloadError("readers and ways must not be empty")
+        if self.target is not None and not self.target.is_dir():
+            raise WorkloadError(f"target {self.target} is not a folder; create or mount it")
+        for path in self.files:
+            if not path.is_file():
+                raise WorkloadError(f"files: {path} is not a file; name the model's files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """All files read once."""
+
+    way: Way
+    readers: int
+    num_bytes: int
+    seconds: float
+    cpu_seconds: float
+    pages_before: int | None
+    """Pages of the files in the page cache when reading began: 0 is cold; None: the kernel does
+    not say."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.num_bytes / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A model's load on a storage."""
+
+    load: Load
+    num_files: int
+    num_bytes: int
+    num_pages: int
+    cells: tuple[Cell, ...]
+    drive_bytes_per_second: float
+    drive_source: str
+
+    def share(self, cell: Cell) -> float:
+        """Return what a cell reached of the drive's rate, 0 to 1; more if the drive gave more."""
+        return cell.bytes_per_second / self.drive_bytes_per_second
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the whole model, where a share of it was read."""
+        model = self.load.model
+        return self.num_bytes if model is None or self.load.files else model.num_bytes
+
+
+def measure(
+    load: Load,
+    on_event: OnEvent,
+    on_begin: OnEvent = lambda text: None,
+    at: Callable[[int], object] = lambda num_bytes: None,
+) -> Answer:
+    """Read the files once for each way and number of readers.
+
+    `on_event` gets lines of text, `on_begin` what is done next, `at` the bytes of each read.
+
+    Raises:
+        RunError: space is missing, a file cannot be read, or stays in the page cache.
+    """
+    with _files(load, on_event, on_begin) as files:
+        folder = files[0].parent
+        if lies_in_memory(folder):
+            raise RunError(f"{folder} lies in memory: no drive is read; name a folder on a drive")
+        ways = list(_usable(load, files[0], on_event))
+        rate, source = _drive_rate(load, files, on_begin)
+        cells, num_pages = [], 0
+        for way in ways:
+            for readers in load.readers:
+                on_begin(f"{way}, {readers} readers")
+                pages = drop(files)
+                num_pages = pages.pages
+                if pages.resident:
+                    raise RunError(
+                        f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
+                        "read would be cold; another process maps or locks these files: end it"
+                    )
+                once = read_once(files, way=way, num_readers=readers, at=at)
+                cell = Cell(
+                    way=way,
+                    readers=readers,
+                    num_bytes=once.num_bytes,
+                    seconds=once.seconds,
+                    cpu_seconds=once.cpu_seconds,
+                    pages_before=None if pages.unknown else pages.resident,
+                )
+                cells.append(cell)
+                on_event(
+                    f"{way} x {readers}: {format_seconds(cell.seconds)}, "
+                    f"{format_rate(cell.bytes_per_second)}"
+                )
+        return Answer(
+            load=load,
+            num_files=len(files),
+            num_bytes=sum(path.stat().st_size for path in files),
+            num_pages=num_pages,
+            cells=tuple(cells),
+            drive_bytes_per_second=rate,
+            drive_source=source,
+        )
+
+
+def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
+    for way in load.ways or WAYS:
+        problem = None
+        if way == "odirect":
+            problem = None if _opens_direct(file) else "its file system has no O_DIRECT"
+        elif way == "cufile":
+            problem = path_problem("cufile", file.parent) if lists_gpu() else "no GPU on this host"
+        if problem is None:
+            yield way
+        elif load.ways is None:
+            on_event(f"left out: {way}: {problem}")
+        else:
+            raise RunError(f"ways={way} does not work on {file.parent}: {problem}")
+
+
+def _opens_direct(file: Path) -> bool:
+    try:
+        os.close(open_regular(file, os.O_DIRECT, error=RunError))
+    except OSError:
+        return False
+    return True
+
+
+def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[float, str]:
+    """Return the drive's bytes per second, and where the figure comes from."""
+    if load.drive is not None:
+        rate = load.drives * load.drive.read_rate
+        return rate, f"{load.drives} x {load.drive.name} by its datasheet"
+    on_begin("probing the drive")
+    drop(files)
+    probed = probe_rate(files, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
+    if probed is None:
+        raise RunError(f"{files[0]} cannot be read to probe the drive; name it: drive=d7_ps1010")
+    return probed, f"probed: {_PROBE_READERS} readers of random pieces of 1 MiB"
+
+
+@contextmanager
+def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[Path, ...]]:
+    """Yield the files; those that were written for this are removed, unless they are to stay."""
+    if load.files:
+        yield load.files
+        return
+    assert load.model is not None and load.target is not None
+    folder = load.target / f"dlemu_load.{load.model.name}"
+    num = len(load.model.files)
+    sizes = [max(PAGE_BYTES, round(size * load.scale)) for size in load.model.files]
+    names = [f"model-{index + 1:05}-of-{num:05}.safetensors" for index in range(num)]
+    files = tuple(folder / name for name in names)
+    left = [
+        (path, size)
+        for path, size in zip(files, sizes, strict=True)
+        if not (path.is_file() and path.stat().st_size == size)
+    ]
+    if not left:
+        on_event(f"{folder} has the files already; they stay")
+        yield files
+        return
+    _check_space(load, sum(round_up(size) for _, size in left))
+
+    def remove(error: BaseException | None = None) -> None:
+        for path in files:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # another process's files are in it
+            folder.rmdir()
+
+    written = False
+    try:
+        with last_act(remove):
+            folder.mkdir(exist_ok=True)
+            text = f"writing {len(left)} files, {format_bytes(sum(sizes))}, into {folder}"
+            on_event(text)
+            on_begin(text)
+            _write_all(left)
+            written = True
+            if not load.keep:
+                yield files
+        if load.keep:
+            yield files
+    except OSError as error:
+        raise RunError(f"{folder}: {error.strerror}") from error
+    finally:
+        if not (load.keep and written):
+            remove()
+
+
+def _check_space(load: Load, num_bytes: int) -> None:
+    assert load.target is not None
+    free = shutil.disk_usage(load.target).free
+    if num_bytes > 0.95 * free:
+        raise RunError(
+            f"{load.target} has {format_bytes(free)} free, too little for "
+            f"{format_bytes(num_bytes)}; free some, or read a share of the model: "
+            f"scale={0.8 * load.scale * free / num_bytes:.2g}"
+        )
+
+
+def _write_all(files: Sequence[tuple[Path, int]]) -> None:
+    stopped = threading.Event()
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            written = [
+                threads.submit(write_random_file, str(path), seed, size, stopped)
+                for seed, (path, size) in enumerate(files)
+            ]
+            for each in written:
+                each.result()
+        finally:
+            stopped.set()  # otherwise an interrupt would wait until all files are written

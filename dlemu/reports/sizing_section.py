@@ -1,0 +1,178 @@
+"""The section of a page about one answer of `dlemu size`: a sentence, plots over N, a table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol, runtime_checkable
+
+from dlemu.reports.drawing import Axis, Bands, Plot, Series
+from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
+from dlemu.results.facts import Summary, facts_of, runs_of
+from dlemu.results.metrics import passes
+from dlemu.units import counted, format_bytes, format_seconds, rate_unit
+
+Answer = Mapping[str, Any]
+"""One object of sizing.json."""
+Run = Mapping[str, Any]
+"""One of its `points`."""
+
+
+@runtime_checkable
+class Sizing(Protocol):
+    """What a folder of `dlemu size` holds."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def answers(self) -> Sequence[Answer]:
+        """The objects of sizing.json, one a target and workload."""
+
+    @property
+    def unfinished(self) -> Mapping[str, Sequence[Run]]:
+        """The runs of searches without an answer, by "<target>.<workload>"."""
+
+
+def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
+    """Yield the parts of one answer's section."""
+    number, runs = answer["num_accelerators"], answer["points"]
+    verdict = "FAIL" if number == 0 else "NO VERDICT" if answer["at_least"] else "PASS"
+    yield render_verdict(sentence(answer), verdict)
+    yield render_lines(_remarks(answer))
+    yield render_facts(facts_of(measured_as(folder, answer)))
+    yield from _runs(runs, answer)
+
+
+def render_unfinished(folder: Path, name: str, runs: Sequence[Run]) -> Iterable[str]:
+    """Yield the parts of the section of a search that did not end."""
+    made = counted(len(runs), "run")
+    yield render_verdict(f"No answer yet: the search was interrupted after {made}.", "NO VERDICT")
+    yield render_facts(facts_of(_of_runs(runs_of(folder, name))))
+    if runs:
+        yield from _runs(runs, {})
+
+
+def sentence(answer: Answer) -> str:
+    """Return the answer in one sentence."""
+    number, threshold = answer["num_accelerators"], f"{answer['threshold']:g}%"
+    name = f"{answer['workload']} accelerator"
+    if number == 0:
+        reached = max(run["au_percentage"] for run in answer["points"])
+        return f"Not one {name} is fed: one alone reaches {reached:.2f}%, {threshold} is asked."
+    fed = f"{counted(number, name)} at a utilisation of {threshold} or more"
+    if answer["at_least"]:
+        return f"At least {fed}: the storage was not the limit, so it may feed more."
+    return f"This storage feeds {fed}."
+
+
+def measured_as(folder: Path, answer: Answer) -> Summary:
+    """Return where and when an answer was measured, as the summary of a run has it."""
+    runs = runs_of(folder, f"{answer['target']}.{answer['workload']}")
+    found = _of_runs(runs)
+    dataset = {"folder": answer["data_folder"], "num_bytes": answer["dataset_bytes"]}
+    own = {name: answer[name] for name in ("place", "versions") if answer.get(name)}
+    return {**found, "dataset": {**dataset, **found.get("dataset", {})}, **own}
+
+
+def _of_runs(runs: Sequence[Summary]) -> Summary:
+    """Return the fields of the last run, from the start of the first on."""
+    return {**runs[-1], "start": runs[0].get("start")} if runs else {}
+
+
+def _remarks(answer: Answer) -> Iterable[str]:
+    real, interval = answer.get("real_accelerators"), answer.get("interval")
+    if real is not None and interval is not None:
+        low, high = interval
+        yield (
+            f"The utilisation meets {answer['threshold']:g}% at {real:.2f} accelerators (N*), "
+            f"95% interval {low:.2f} to {high:.2f}."
+        )
+    if failed := answer.get("fewest_failed"):
+        au = fmean(
+            run["au_percentage"] for run in answer["points"] if run["num_accelerators"] == failed
+        )
+        yield f"{counted(failed, 'accelerator')} reached {au:.2f}%."
+    evidence = [run["evidence"] for run in answer["points"] if run["limit"] == answer["limit"]]
+    yield ". ".join([f"limit: {answer['limit']}", *filter(None, evidence[-1:])])
+    if answer.get("quick"):
+        share = answer.get("read_ahead_share") or 0.0
+        yield (
+            f"quick: the dataset of {format_bytes(answer['dataset_bytes'])} is smaller than the "
+            f"rule asks for; the utilisation may be too high by up to {share:.1%}"
+        )
+    yield f"{counted(len(answer['points']), 'run')} in {format_seconds(answer['seconds'])}"
+
+
+def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
+    """Yield what was tried: utilisation and bytes read over N, and the table."""
+    numbers = [run["num_accelerators"] for run in runs]
+    interval = answer.get("interval") or ()
+    least, most = min(*numbers, *interval, numbers[0]), max(*numbers, *interval, numbers[0])
+    x = Axis(name="emulated accelerators (N)", low=least - 0.8, high=most + 0.8, whole=True)
+    bands = []
+    if interval:
+        bands.append(
+            Bands("N* meets the threshold: 95% interval", "first", [(interval[0], interval[1])])
+        )
+    if number := answer.get("num_accelerators"):
+        half = (x.high - x.low) / 60
+        bands.append(Bands(f"answer: {number}", "mark", [(number - half, number + half)]))
+    yield _au_plot(x, runs, answer.get("threshold"), bands).render()
+    unit, size = rate_unit(max(run["read_bytes_per_second"] for run in runs))
+    rates = [run["read_bytes_per_second"] / size for run in runs]
+    yield Plot(
+        title="bytes read in each run",
+        x=x,
+        y=Axis(name=unit, low=0.0, high=1.1 * max(rates) or 1.0),
+        series=[_dots(numbers, rates)],
+        bands=bands[-1:] if number else (),
+    ).render()
+    yield _table(runs, answer.get("threshold"), (unit, size))
+
+
+def _au_plot(x: Axis, runs: Sequence[Run], threshold: float | None, bands: Sequence[Bands]) -> Plot:
+    reached = [run["au_percentage"] for run in runs]
+    series = [_dots([run["num_accelerators"] for run in runs], reached)]
+    if threshold is not None:
+        line = [(x.low, threshold), (x.high, threshold)]
+        series.append(Series(f"threshold {threshold:g}%", "limit", [line]))
+    least = min([*reached, threshold or 100.0])
+    return Plot(
+        title="utilisation of each run",
+        x=x,
+        y=Axis(name="accelerator utilisation (%)", low=max(0.0, least - 5), high=100.0),
+        series=series,
+        bands=bands,
+    )
+
+
+def _dots(numbers: Sequence[int], values: Sequence[float]) -> Series:
+    """Return one dot a run. No line: nothing was measured between two numbers."""
+    points = list(zip(numbers, values, strict=True))
+    return Series("a run", "first", [points], marked=True, joined=False)
+
+
+def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]) -> str:
+    unit, size = rate
+    heads = (
+        *("run", "accelerators", "AU (%)", "verdict", "samples/s", f"read ({unit})"),
+        *("from memory (%)", "limit", "duration (s)"),
+    )
+    rows = []
+    for number, run in enumerate(runs, 1):
+        au, share = run["au_percentage"], run.get("page_cache_share")
+        verdict = "" if threshold is None else "passed" if passes(au, threshold) else "failed"
+        rows.append(
+            (
+                str(number),
+                str(run["num_accelerators"]),
+                f"{au:.2f}",
+                verdict,
+                f"{run['samples_per_second']:.1f}",
+                f"{run['read_bytes_per_second'] / size:.3g}",
+                "" if share is None else f"{100 * share:.1f}",
+                str(run.get("limit") or ""),
+                f"{run.get('seconds') or 0.0:.1f}",
+            )
+        )
+    return render_table(heads, rows, texts={"verdict", "limit"})

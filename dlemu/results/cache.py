@@ -1,0 +1,248 @@
+"""What a read-through cache did in a run: the fields of the summary, and their lines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from dlemu.results.metrics import Metrics
+from dlemu.results.summary import CacheMeasured, Summary
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.workload.model import Workload
+
+_MOST_ROWS = 10
+"""Epochs of the table; of more, the first ones and the last are shown."""
+_WORTH_SAYING = 0.01
+_YEAR = 365 * 86_400
+
+
+class HostCounts(Protocol):
+    """The cache of one host, as `tier.host` counts it; a dataclass."""
+
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def dataset_bytes(self) -> int: ...
+    @property
+    def preload(self) -> Any: ...
+    @property
+    def epochs(self) -> Sequence[Any]: ...
+
+
+def cache_fields(
+    workload: Workload, emulated: str, hosts: Sequence[HostCounts] | None
+) -> CacheMeasured | None:
+    """Return the fields of all hosts, on rank 0; those that need the metrics are empty."""
+    if not hosts:
+        return None
+
+    def total(name: str) -> list[int]:
+        return [sum(getattr(each, name) for each in epoch) for epoch in epochs]
+
+    endurance = workload.drive.endurance if workload.drive is not None else None
+    epochs = list(zip(*(host.epochs for host in hosts), strict=True))
+    asked, hit, planned = (total(name) for name in ("asked", "hit", "planned_hit"))
+    return CacheMeasured(
+        policy=workload.cache.policy,
+        fill=workload.cache.fill,
+        emulated_origin=emulated,
+        capacity_bytes=sum(min(host.capacity_bytes, host.dataset_bytes) for host in hosts),
+        dataset_bytes=hosts[0].dataset_bytes,
+        hit_share_per_epoch=_shares(hit, asked),
+        planned_hit_share_per_epoch=_shares(planned, asked),
+        hit_bytes_per_epoch=hit,
+        planned_hit_bytes_per_epoch=planned,
+        origin_bytes_per_epoch=total("origin"),
+        cache_read_bytes_per_epoch=total("cache_read"),
+        cache_write_bytes_per_epoch=total("cache_written"),
+        seconds_per_epoch=[],
+        settle_seconds_per_epoch=[max(e.settle_seconds for e in epoch) for epoch in epochs],
+        preload=_preload([host.preload for host in hosts]),
+        pays_from_epoch=None,
+        endurance_bytes=endurance * workload.drives if endurance else None,
+    )
+
+
+def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float | None]:
+    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
+
+
+def _preload(hosts: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Return what all hosts copied: together, in the time of the slowest."""
+    if any(host is None for host in hosts):
+        return None
+    rows = [asdict(host) for host in hosts]
+    return {
+        "num_files": sum(row["num_files"] for row in rows),
+        "num_bytes": sum(row["num_bytes"] for row in rows),
+        "seconds": max(row["seconds"] for row in rows),
+        "read_share": sum(row["read_share"] for row in rows) / len(rows),
+    }
+
+
+def add_cache(summary: Summary, cached: CacheMeasured, metrics: Metrics) -> None:
+    """Put the cache's fields into a run's summary, with what follows from the metrics."""
+    cached["seconds_per_epoch"] = [epoch.seconds for epoch in metrics.epochs]
+    cached["pays_from_epoch"] = pays_from(cached)
+    summary["measured"]["cache"] = cached
+    limit = summary["limit"]
+    if limit and limit["name"] == "storage":
+        limit["evidence"] = f"{limit['evidence']}; {_rates(cached)}"
+
+
+def _rates(cached: CacheMeasured) -> str:
+    """Return what origin and cache gave over all epochs."""
+    seconds = max(sum(cached["seconds_per_epoch"]), 1e-9)
+    origin, read = (
+        format_rate(sum(cached[name]) / seconds)
+        for name in ("origin_bytes_per_epoch", "cache_read_bytes_per_epoch")
+    )
+    return f"over all epochs the origin{label(cached)} gave {origin}, the cache {read}"
+
+
+def label(cached: CacheMeasured) -> str:
+    """Return " (emulated at 2 GB/s)" for a line that depends on an emulated origin, else ""."""
+    emulated = cached["emulated_origin"]
+    return f" (emulated {emulated})" if emulated else ""
+
+
+def pays_from(cached: CacheMeasured) -> int | None:
+    """Return the epoch by whose end the cache has saved time, None if it never will.
+
+    Without the cache, each epoch is taken to last as long as the coldest one, or as long as the
+    origin would need for all bytes at the best rate that it gave. Later epochs are taken to be as
+    the last one.
+    """
+    if not cached["capacity_bytes"]:
+        return None
+    seconds, preload = cached["seconds_per_epoch"], cached["preload"]
+    alone = _seconds_without(cached)
+    if alone is None:
+        return None
+    spent = preload["seconds"] if preload else 0.0
+    number = 0
+    for number, (took, settled) in enumerate(
+        zip(seconds, cached["settle_seconds_per_epoch"], strict=True), 1
+    ):
+        spent += took + settled - alone
+        if spent < -_WORTH_SAYING * alone:
+            return number
+    gain = alone - seconds[-1]
+    if gain <= _WORTH_SAYING * alone:
+        return None
+    return number + int(max(0.0, spent) / gain) + 1
+
+
+def _seconds_without(cached: CacheMeasured) -> float | None:
+    """Return the seconds of an epoch that reads all bytes from the origin; None: not known."""
+    seconds, origin = cached["seconds_per_epoch"], cached["origin_bytes_per_epoch"]
+    coldest = min(range(len(seconds)), key=lambda epoch: cached["hit_share_per_epoch"][epoch] or 0)
+    rates = [num / took for num, took in zip(origin, seconds, strict=True)]
+    if preload := cached["preload"]:
+        rates.append(preload["num_bytes"] / max(preload["seconds"], 1e-9))
+    share = cached["hit_share_per_epoch"][coldest]
+    if not max(rates):
+        return None
+    whole = cached["hit_bytes_per_epoch"][coldest] / share if share else 0.0
+    return max(seconds[coldest], whole / max(rates))
+
+
+def preload_line(preload: Mapping[str, Any], emulated: str) -> str:
+    """Return the row of the copying before the epochs."""
+    num_bytes, seconds = preload["num_bytes"], preload["seconds"]
+    if not num_bytes:
+        return "preload: nothing to copy, the cache holds what it can"
+    share = preload["read_share"]
+    by = "origin's reads" if share >= 0.5 else "cache's writes"
+    origin = f" (origin emulated {emulated})" if emulated else ""
+    return (
+        f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
+        f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
+        f"{origin}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
+    )
+
+
+def cache_lines(cached: CacheMeasured, metrics: Metrics) -> list[str]:
+    """Return the table over epochs, and what the cache is worth."""
+    slow = "*" if cached["emulated_origin"] else ""
+    head = ("epoch", "AU (%)", "samples/s", "hits (%)", "planned", f"origin{slow}", "read", "write")
+    lines = ["cache, MB/s", "".join(f"{name:>11}" for name in head)]
+    lines += [f"{'…':>11}" if row is None else _row(cached, metrics, row) for row in _rows(metrics)]
+    if slow:
+        lines.append(f"* origin emulated {cached['emulated_origin']}: all figures depend on it")
+    return [*lines, *worth_lines(cached, metrics)]
+
+
+def worth_lines(cached: CacheMeasured, metrics: Metrics) -> list[str]:
+    """Return the lines below the table: the preload, cold and warm, and wear."""
+    preload = cached["preload"]
+    before = [preload_line(preload, cached["emulated_origin"])] if preload else []
+    return [*before, *_worth(cached, metrics), *_wear(cached)]
+
+
+def _rows(metrics: Metrics) -> list[int | None]:
+    num = len(metrics.epochs)
+    shown: list[int | None] = list(range(num))
+    return shown if num <= _MOST_ROWS else [*shown[: _MOST_ROWS - 1], None, num - 1]
+
+
+def _row(cached: CacheMeasured, metrics: Metrics, row: int) -> str:
+    """Return a line of an epoch; rates over its seconds."""
+    epoch, seconds = metrics.epochs[row], cached["seconds_per_epoch"][row]
+    settled = seconds + cached["settle_seconds_per_epoch"][row]
+    shares = (cached["hit_share_per_epoch"][row], cached["planned_hit_share_per_epoch"][row])
+    rates = (
+        cached["origin_bytes_per_epoch"][row] / seconds,
+        cached["cache_read_bytes_per_epoch"][row] / seconds,
+        cached["cache_write_bytes_per_epoch"][row] / settled,
+    )
+    cells = [f"{epoch.epoch + 1}", f"{epoch.au_percentage:.2f}", f"{epoch.samples_per_second:.2f}"]
+    cells += ["-" if share is None else f"{100 * share:.1f}" for share in shares]
+    cells += [f"{rate / 1e6:.1f}" for rate in rates]
+    return "".join(f"{cell:>11}" for cell in cells)
+
+
+def _worth(cached: CacheMeasured, metrics: Metrics) -> list[str]:
+    """Return the line on cold and warm epochs."""
+    if not cached["capacity_bytes"]:
+        return []
+    au = [epoch.au_percentage for epoch in metrics.epochs]
+    shares = [share or 0.0 for share in cached["hit_share_per_epoch"]]
+    parts = []
+    warm = au
+    if shares[0] < _WORTH_SAYING and len(au) > 1:
+        parts.append(f"cold AU {au[0]:.0f}%")
+        warm = au[1:]
+    if max(shares) >= _WORTH_SAYING:
+        parts.append(f"warm AU {sum(warm) / len(warm):.0f}%")
+        first = cached["pays_from_epoch"]
+        if first is not None:
+            parts.append(f"the cache pays from epoch {first}")
+        elif _seconds_without(cached) is not None:
+            parts.append("the cache saves no time")
+    elif len(au) == 1:
+        parts.append(f"cold AU {au[0]:.0f}%; add epochs (train.epochs) to see warm ones")
+    else:
+        parts.append("hits are too rare to be worth the cache")
+    return [", ".join(parts) + label(cached)]
+
+
+def _wear(cached: CacheMeasured) -> list[str]:
+    """Return what each epoch writes to the cache's drive, and how long that lasts."""
+    seconds, settled = cached["seconds_per_epoch"], cached["settle_seconds_per_epoch"]
+    written = cached["cache_write_bytes_per_epoch"]
+    if not max(written):
+        return []
+    first, last = (format_bytes(written[epoch]) for epoch in (0, -1))
+    text = f"cache's wear: {first} written to the cache in the first epoch, {last} in the last"
+    if written[-1]:
+        rate = written[-1] / (seconds[-1] + settled[-1])
+        churn = written[-1] / cached["capacity_bytes"]
+        text += (
+            f", {churn:.2f} of its capacity; {format_rate(rate)} if such epochs follow one another"
+        )
+        if cached["endurance_bytes"]:
+            years = cached["endurance_bytes"] / rate / _YEAR
+            text += f", which its drives take for {years:.3g} years (drive.endurance)"
+        else:
+            text += "; drive.endurance=14PB tells for how many years"
+    return [text + label(cached)]

@@ -1,0 +1,135 @@
+"""The checkpoints of a run: what summary.json has of them, and the lines that a report shows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from dlemu.results.blocks import CheckpointCost
+from dlemu.units import counted, format_rate, format_seconds
+
+_WORTH_SAYING = 0.01
+"""Seconds from which on a wait is told."""
+
+
+class CheckpointMetric(TypedDict, total=False):
+    """What DLIO has under `metric`, by its names, in runs that wrote checkpoints."""
+
+    save_checkpoint_duration_mean_seconds: float
+    save_checkpoint_duration_stdev_seconds: float
+    save_checkpoint_io_mean_GB_per_second: float
+    """In GiB/s, as the others are in GiB."""
+    save_checkpoint_io_stdev_GB_per_second: float
+    checkpoint_size_GB: float
+
+
+class CheckpointFields(TypedDict, total=False):
+    """`checkpoints` in summary.json, of a run with `workflow.checkpoint`. Seconds of a checkpoint
+    are those of its slowest rank, in the order in which they were taken."""
+
+    folder: str
+    asynchronous: bool
+    every: str
+    """When they were due, in words."""
+    num_bytes: int
+    """Of one checkpoint, all ranks."""
+    written_bytes: int
+    """Of all."""
+    duration_seconds: Sequence[float]
+    """From the first byte to the last one on the drive (or in its cache, without fsync)."""
+    stall_seconds: Sequence[float]
+    """All accelerators waited for it, barrier included."""
+    waited_seconds: Sequence[float]
+    """The part of the stall in which the one before it was still being written."""
+    remaining_seconds: float
+    """After the last step, until the last one was written."""
+    parts_seconds: Mapping[str, float]
+    """Sum over all ranks and checkpoints of open, write, waited (for bytes to write), fsync and
+    close; and `generation`, CPU seconds in which the bytes were made."""
+    au_with_stalls_percentage: float
+    """This and the next three: see CheckpointCost."""
+    steps_while_writing: int
+    au_while_writing_percentage: float | None
+    au_otherwise_percentage: float | None
+    devices: Sequence[str]
+    """Drives under the folder, of all hosts."""
+    device_read_bytes: int | None
+    """Of these drives in the epochs, by any process; None where no drive is seen."""
+    device_written_bytes: int | None
+
+
+def with_cost(fields: CheckpointFields, cost: CheckpointCost) -> CheckpointFields:
+    """Return the fields with those that follow from the steps."""
+    return {
+        **fields,
+        "au_with_stalls_percentage": cost.au_with_stalls_percentage,
+        "steps_while_writing": cost.steps_while_writing,
+        "au_while_writing_percentage": cost.au_while_writing_percentage,
+        "au_otherwise_percentage": cost.au_otherwise_percentage,
+    }
+
+
+def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:
+    """Return the fields of `metric`; none where there were no checkpoints."""
+    if not fields or not fields["duration_seconds"]:
+        return CheckpointMetric()
+    seconds, size = np.maximum(fields["duration_seconds"], 1e-9), fields["num_bytes"] / 2**30
+    return {
+        "save_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
+        "save_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
+        "save_checkpoint_io_mean_GB_per_second": float(np.mean(size / seconds)),
+        "save_checkpoint_io_stdev_GB_per_second": float(np.std(size / seconds)),
+        "checkpoint_size_GB": size,
+    }
+
+
+def checkpoint_lines(cost: CheckpointCost | None, fields: CheckpointFields | None) -> list[str]:
+    """Return the lines of a report; `fields` is None where a run did not end."""
+    if cost is None:
+        return [] if fields is None else [f"checkpoints: none was due, {fields['every']}"]
+    stalled = (
+        f"utilisation with all stalls counted {cost.au_with_stalls_percentage:.2f}%: accelerators "
+        f"stood still for {format_seconds(cost.stall_seconds)}"
+    )
+    lines = [] if fields is None else [*_written(fields, cost)]
+    lines.append(f"{stalled} for {counted(cost.number, 'checkpoint')}")
+    during, otherwise = cost.au_while_writing_percentage, cost.au_otherwise_percentage
+    if during is not None:
+        others = "there were no others" if otherwise is None else f"{otherwise:.2f}% in the others"
+        lines.append(
+            f"utilisation while a checkpoint was written {during:.2f}% "
+            f"({counted(cost.steps_while_writing, 'step')}), {others}"
+        )
+    if fields is not None:
+        lines += _mix(fields)
+    return lines
+
+
+def _written(fields: CheckpointFields, cost: CheckpointCost) -> Iterator[str]:
+    """Yield how many there were, how large and how fast."""
+    seconds, size = fields["duration_seconds"], fields["num_bytes"]
+    mode = "asynchronous" if fields["asynchronous"] else "synchronous"
+    each = format_seconds(float(np.mean(seconds)))
+    if len(seconds) > 1:
+        each += f" ({format_seconds(min(seconds))} to {format_seconds(max(seconds))})"
+    line = (
+        f"checkpoints: {cost.number}, {fields['every']}, {mode}; {size:,} bytes each, written in "
+        f"{each}, {format_rate(size / max(float(np.mean(seconds)), 1e-9))}"
+    )
+    if (waited := sum(fields["waited_seconds"])) >= _WORTH_SAYING:
+        line += f"; {format_seconds(waited)} of waiting for the one before"
+    if (remaining := fields["remaining_seconds"]) >= _WORTH_SAYING:
+        line += f"; the last one was written {format_seconds(remaining)} after the last step"
+    yield line
+
+
+def _mix(fields: CheckpointFields) -> Iterator[str]:
+    """Yield what the drive read and wrote."""
+    read, written = fields["device_read_bytes"], fields["device_written_bytes"]
+    if read is None or written is None or read + written == 0:
+        return
+    yield (
+        f"{', '.join(fields['devices'])}, on which checkpoints were written: {read / 1e6:,.0f} MB "
+        f"read and {written / 1e6:,.0f} MB written in the epochs, by any process, "
+        f"{100 * written / (read + written):.0f}% of them writes"
+    )

@@ -1,0 +1,143 @@
+"""What wear means, in words and figures: the line below a result, and the rate a drive sustains."""
+
+from typing import TypedDict
+
+from dlemu.host.drive_counters import LEAST_BYTES, Lifetime
+from dlemu.host.wear import WearFields
+from dlemu.units import counted, format_bytes, format_rate
+
+_YEAR = 365 * 86_400
+
+
+class Sustained(TypedDict):
+    """The write rate that uses up a drive's endurance in some years."""
+
+    endurance_bytes: int
+    """As it was given: a drive's PB are 10^15 bytes."""
+    years: float
+    duty: float
+    """Share (0-1) of the time in which the drive is written at that rate."""
+    bytes_per_second: float
+    drive_writes_per_day: float | None
+    """By the mean rate; None where the capacity is not known."""
+    binary_bytes_per_second: float
+    """The same if the endurance was meant in binary units (1 PB as 2^50 bytes)."""
+    binary_drive_writes_per_day: float | None
+
+
+def sustained(
+    endurance: int, *, capacity: int | None = None, years: float = 5.0, duty: float = 1.0
+) -> Sustained:
+    """Return the rate that uses up `endurance` bytes in so many years of 365 days."""
+    binary = endurance / 10**15 * 2**50
+    days = years * 365
+    return Sustained(
+        endurance_bytes=endurance,
+        years=years,
+        duty=duty,
+        bytes_per_second=sustained_write_rate(endurance, years=years, duty=duty),
+        drive_writes_per_day=endurance / capacity / days if capacity else None,
+        binary_bytes_per_second=sustained_write_rate(binary, years=years, duty=duty),
+        binary_drive_writes_per_day=binary / capacity / days if capacity else None,
+    )
+
+
+def sustained_lines(rate: Sustained) -> list[str]:
+    """Return the rate in words, with decimal and with binary units: makers print either."""
+    when = f"for {rate['years']:g} years, written {100 * rate['duty']:g}% of the time"
+    petabytes = rate["endurance_bytes"] / 1e15
+    lines = [f"an endurance of {petabytes:g} PB sustains, {when}:"]
+    for unit, per_second, per_day in (
+        ("10^15 bytes: {:,.1f} MB/s", rate["bytes_per_second"] / 1e6, rate["drive_writes_per_day"]),
+        (
+            "2^50 bytes: {:,.1f} MiB/s",
+            rate["binary_bytes_per_second"] / 2**20,
+            rate["binary_drive_writes_per_day"],
+        ),
+    ):
+        pace = "" if per_day is None else f", {per_day:.2f} drive writes a day"
+        lines.append(f"  {petabytes:g} x {unit.format(per_second)}{pace}")
+    return lines
+
+
+def sustained_write_rate(endurance: float, *, years: float = 5.0, duty: float = 1.0) -> float:
+    """Return the bytes per second that use up a drive's rated writes in so many years.
+
+    Args:
+        endurance: bytes that the drive may take in its life.
+        years: of 365 days.
+        duty: share (0-1) of the time in which the drive is written at this rate.
+    """
+    return endurance / (years * _YEAR) / duty
+
+
+def has_writes(wear: WearFields) -> bool:
+    """Return whether enough was written to be worth a line below a result."""
+    counts = (wear["file_bytes_written"], wear["block_bytes_written"], wear["host_bytes_written"])
+    return max(count or 0 for count in counts) >= LEAST_BYTES
+
+
+def wear_line(wear: WearFields) -> str:
+    """Return what was written to the drives, and what that does to them, as one line.
+
+    What is not known is said once, with its reason.
+    """
+    if not wear["drives"] or wear["block_bytes_written"] is None:
+        return f"wear: not known; {wear['missing']['block_bytes_written']}"
+    parts = [_written(wear), *_life(wear)]
+    parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
+    return f"wear: {'; '.join(parts)}"
+
+
+def _written(wear: WearFields) -> str:
+    """Return "12.0 GiB written to nvme0n1 (1.01 x the files), 12.3 GiB to its flash, WAF 1.02"."""
+    names = ", ".join(drive["name"] for drive in wear["drives"])
+    block, host, media = (
+        wear["block_bytes_written"],
+        wear["host_bytes_written"],
+        wear["media_bytes_written"],
+    )
+    assert block is not None
+    # The drive's own count stands first: it has what other hosts wrote to it, too.
+    text = f"{format_bytes(block if host is None else host)} written to {names}"
+    amplification = wear["file_system_amplification"]
+    if amplification is not None:
+        text += f" ({amplification:.2f} x the files' bytes)"
+    if media is not None and wear["waf"] is not None:
+        return f"{text}, {format_bytes(media)} to flash, WAF {wear['waf']:.2f}"
+    return text
+
+
+def _life(wear: WearFields) -> list[str]:
+    """Return the share of the life that is used, the pace, and the years that are left."""
+    parts = []
+    if wear["percentage_used"] is not None:
+        parts.append(f"{wear['percentage_used']}% of the life used")
+    if wear["drive_writes_per_day"] is None:
+        return parts
+    pace = f"at this pace {wear['drive_writes_per_day']:.3g} drive writes a day"
+    if wear["years_left"] is not None:
+        new = " left" if wear["percentage_used"] is not None else " for a new drive"
+        pace += f", {wear['years_left']:.3g} years{new}"
+    return [*parts, pace]
+
+
+def lifetime_line(drive: Lifetime) -> str:
+    """Return what a drive has counted so far, as one line."""
+    about = [drive["model"], format_rate(drive["capacity_bytes"]).removesuffix("/s")]
+    head = f"{drive['name']} ({', '.join(filter(None, about))})"
+    if drive["host_bytes_written"] is None:
+        block = drive["block_bytes_written"]
+        known = "" if block is None else f"{format_bytes(block)} written since the host started; "
+        return f"{head}: {known}its own counters are not known: {drive['missing']}"
+    media = drive["media_bytes_written"]
+    flash = f"WAF not known: {drive['missing']}"
+    if media is not None:
+        flash = f"{format_bytes(media)} to flash, WAF {drive['waf']:.2f} ({drive['media_source']})"
+    hours, errors = drive["power_on_hours"] or 0, drive["media_errors"] or 0
+    return (
+        f"{head}: over its life {format_bytes(drive['host_bytes_written'])} written by hosts, "
+        f"{flash}; {drive['percentage_used']}% of the life used, {drive['available_spare']}% of "
+        f"the spare blocks left, {counted(hours, 'hour')} powered on, "
+        f"{counted(errors, 'media error')}"
+    )

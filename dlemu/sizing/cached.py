@@ -1,0 +1,151 @@
+"""Predicts a storage with a cache before it: cold and warm epochs, from closed forms of its hits.
+
+    cold = min(origin, what the cache can be written with)
+    warm = min(origin / (1 - h), cache / h)             readers of both overlap
+
+h is the hit share along a warm epoch (`tier.shares`): it is highest at the begin, so `warm` is the
+supply at which the whole epoch has the AU that is asked. It takes the drive's place in `formula`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlemu.errors import WorkloadError
+from dlemu.results.folders import make
+from dlemu.results.records import write_json
+from dlemu.sizing import formula
+from dlemu.sizing.formula import PredictionInput
+from dlemu.sizing.predict import Predicted, needed_rates
+from dlemu.tier.shares import profile, supply
+from dlemu.units import format_rate
+from dlemu.workload.model import Drive, Workload
+
+
+@dataclass(frozen=True)
+class CachedPrediction:
+    """The predictions for a cold and a warm epoch; `str` gives what `dlemu predict` shows."""
+
+    workload: Workload
+    drive: Drive
+    """One of the cache's drives."""
+    hits: float
+    """Share (0-1) of a warm epoch's bytes that the cache serves."""
+    cold: Predicted
+    warm: Predicted
+    cold_limit: str
+    """Which of the two rates decides the supply: "origin", "cache writes" or "cache"."""
+    warm_limit: str
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The content of predict.json."""
+        return {
+            "hit_share": self.hits,
+            "cold_supply_limit": self.cold_limit,
+            "warm_supply_limit": self.warm_limit,
+            "cold": self.cold.fields,
+            "warm": self.warm.fields,
+        }
+
+    def __str__(self) -> str:
+        workload, cache = self.workload, self.workload.cache
+        assert workload.origin.read_bandwidth is not None
+        lines = [
+            f"{workload.name} on {workload.drives} x {self.drive.name} as a cache of "
+            f"{100 * share_of(workload):.0f}% of the dataset (cache.policy={cache.policy}), before "
+            f"an origin of {format_rate(workload.origin.read_bandwidth)}",
+            "",
+            f"{'':<12}{'hits (%)':>10}{'supply':>12}{'accelerators':>14}   {'range':<12}"
+            f"{'AU (%)':>8}   limit",
+        ]
+        for name, found, hits, limit in (
+            ("cold epoch", self.cold, 0.0, self.cold_limit),
+            ("warm epoch", self.warm, self.hits, self.warm_limit),
+        ):
+            high = "or more" if found.high is None else f"to {found.high}"
+            decides = limit if found.limit == "storage" else found.limit
+            supply = workload.drives * (found.drive.read_bandwidth or 0)
+            lines.append(
+                f"{name:<12}{100 * hits:>10.1f}{format_rate(supply):>12}"
+                f"{found.num_accelerators:>14}   {f'{found.low} {high}':<12}"
+                f"{found.au_percentage:>8.2f}   {decides}"
+            )
+        return "\n".join(lines)
+
+
+def asks_for_cache(workload: Workload) -> bool:
+    """Return whether a prediction is asked for a cache."""
+    return any(key.startswith(("cache.", "origin.")) for key in workload.given)
+
+
+def share_of(workload: Workload) -> float:
+    """Return cache.capacity as a share of the dataset.
+
+    Raises:
+        WorkloadError: it is given in bytes, and the number of files is not.
+    """
+    capacity, files = workload.cache.capacity, workload.dataset.num_files_train
+    if capacity <= 1:
+        return capacity
+    if files == "auto":
+        raise WorkloadError(
+            "cache.capacity must be a share of the dataset where dataset.num_files_train=auto; "
+            "set one of the two to a number: cache.capacity=0.8"
+        )
+    total = files * workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
+    return min(1.0, capacity / total)
+
+
+def predict_cached(workload: Workload) -> CachedPrediction:
+    """Predict cold and warm epochs with a cache of `drives` such drives before an origin.
+
+    Raises:
+        WorkloadError: the origin's rate or the cache's drive is not given.
+        RunError: predict.json cannot be written.
+    """
+    origin = workload.origin.read_bandwidth
+    if origin is None:
+        raise WorkloadError(
+            "origin.read_bandwidth is not set: a prediction with a cache needs the rate of the "
+            "storage behind it; add origin.read_bandwidth=2GB"
+        )
+    drive, _ = needed_rates(workload)
+    reader = workload.reader
+    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    policy, share = workload.cache.policy, share_of(workload)
+    hits = profile(policy, share, shuffled=shuffled)
+    each = PredictionInput.of(workload, drive).drive_read_bytes_per_second
+    reads = workload.drives * each
+    writes = workload.drives * (drive.write_bandwidth or math.inf)
+    if workload.cache.fill == "off" or policy == "none":
+        writes = math.inf
+    # Each miss is written, unless the cache keeps what it has.
+    refill = origin if policy == "keep" else min(origin, writes)
+    given = supply(hits, origin=refill, cache=reads, au=workload.metric.au)
+    misses = float(1 - hits.mean())
+    by_origin = misses / refill > (1 - misses) / reads
+    slow = "cache writes" if writes < origin else "origin"
+    found = CachedPrediction(
+        workload,
+        drive,
+        1 - misses,
+        _predicted(workload, drive, min(origin, writes)),
+        _predicted(workload, drive, given),
+        slow,
+        ("origin" if policy == "keep" else slow) if by_origin else "cache",
+    )
+    if workload.output.folder is not None:
+        with make(Path(workload.output.folder)) as folder:
+            write_json(folder / "predict.json", found.fields)
+    return found
+
+
+def _predicted(workload: Workload, drive: Drive, supply: float) -> Predicted:
+    """Return the prediction for a storage that gives so many bytes per second in all."""
+    each = max(1, round(supply / workload.drives))
+    stands_for = Drive.model_construct(name=f"{drive.name} as a cache", read_bandwidth=each)
+    _, calibration = needed_rates(workload)
+    job = replace(PredictionInput.of(workload, drive), drive_read_bytes_per_second=each)
+    prediction = formula.predict(job, calibration)
+    return Predicted(**vars(prediction), workload=workload, drive=stands_for)

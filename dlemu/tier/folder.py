@@ -1,0 +1,186 @@
+"""The folder of a cache: whose it is, what it holds, and how a file comes into it.
+
+An entry's name is the file's number in the dataset, a point, and its generation. A file is written
+under a temporary name and renamed when it is whole, so a run that is killed leaves no half entry.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from dlemu.dataset.layout import Layout, Samples
+from dlemu.errors import RunError, WorkloadError
+from dlemu.storage.atomic import PARTIAL, write_atomically
+from dlemu.storage.locks import lock_folder
+from dlemu.units import counted, format_bytes, round_up
+from dlemu.workload.model import Workload
+
+MARK = "dlemu-cache.json"
+"""File that says of which dataset a folder is a cache."""
+_ENTRY = re.compile(rf"(\d+)\.(\d+)(?:{re.escape(PARTIAL)})?")
+_PIECE_BYTES = 8 << 20
+
+
+def entry_path(folder: str, file: int, generation: int) -> str:
+    """Return where a file of the dataset lies in the cache."""
+    return f"{folder}/{file:08}.{generation}"
+
+
+def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
+    """Write a file into the cache, past the page cache. The memory is whole pages.
+
+    Raises:
+        RunError: the drive refuses it.
+    """
+    partial = f"{path}{PARTIAL}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        try:
+            descriptor, direct = os.open(partial, flags | os.O_DIRECT, 0o644), True
+        except OSError:  # this file system has no O_DIRECT; else the same error comes again
+            descriptor, direct = os.open(partial, flags, 0o644), False
+        try:
+            end = round_up(num_bytes) if direct else num_bytes
+            at = 0
+            while at < end:
+                at += os.pwrite(descriptor, memory[at : min(at + _PIECE_BYTES, end)], at)
+            os.ftruncate(descriptor, num_bytes)
+            if not direct:
+                os.fdatasync(descriptor)  # only clean pages can be dropped
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+        os.rename(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise RunError(
+            f"{path} cannot be written to the cache: {error.strerror}; set a smaller "
+            "cache.capacity, or name another cache.folder"
+        ) from None
+
+
+class CacheFolder:
+    """The cache of one host, held by the host's first rank."""
+
+    def __init__(self, workload: Workload, layout: Layout, sizes: Samples) -> None:
+        """Claim and lock the folder. `sizes`: bytes of each file of the dataset.
+
+        Raises:
+            WorkloadError: it holds what is not this dataset's, is in use, or has too little room.
+            RunError: it cannot be written.
+        """
+        assert workload.cache.folder is not None
+        self.path = Path(workload.cache.folder).absolute()
+        self._sizes = sizes
+        self.blocks = round_up(sizes)
+        """(files,): bytes that each file takes on a drive, where capacity is counted."""
+        self._dataset = {
+            "data_folder": str(workload.data_folder.absolute()),
+            "dataset": {key: str(value) for key, value in asdict(layout).items() if key != "paths"},
+        }
+        try:
+            self.path.mkdir(exist_ok=True)
+            self._lock = lock_folder(self.path)
+        except BlockingIOError:
+            raise WorkloadError(f"cache.folder {self.path} is in use by another run") from None
+        except OSError as error:
+            raise WorkloadError(f"cache.folder {self.path}: {error.strerror}") from None
+        try:
+            names = self._names()
+            self.capacity = self._find_room(workload.cache.capacity, names)
+            write_atomically(self.path / MARK, json.dumps(self._dataset, indent=2).encode())
+        except OSError as error:
+            self.close()
+            raise RunError(f"{error.filename or self.path}: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _names(self) -> list[str]:
+        """Return the names of the entries; refuse a folder that holds anything else."""
+        names = sorted(os.listdir(self.path))
+        own = [name for name in names if _ENTRY.fullmatch(name)]
+        others = [
+            name for name in names if name not in (*own, MARK, f"{MARK}{PARTIAL}", "lost+found")
+        ]
+        if others or (own and MARK not in names):
+            name = others[0] if others else own[0]
+            raise WorkloadError(
+                f"cache.folder {self.path} holds {name}, which is not a cache's; name an empty "
+                "folder on the cache's drive"
+            )
+        if MARK in names:
+            try:
+                found = json.loads((self.path / MARK).read_bytes())
+            except ValueError:
+                found = None
+            if found != self._dataset:
+                of = found.get("data_folder") if isinstance(found, dict) else None
+                what = f"another dataset in {of}" if of else "an unknown dataset"
+                raise WorkloadError(
+                    f"cache.folder {self.path} is a cache of {what}; remove that folder, or name "
+                    "another one"
+                )
+        return own
+
+    def _find_room(self, asked: float, names: Sequence[str]) -> int:
+        """Return the capacity in bytes; refuse one that the drive has no room for."""
+        total, smallest = int(self.blocks.sum()), int(self.blocks.min())
+        capacity = int(asked * total) if asked <= 1 else int(asked)
+        status = os.statvfs(self.path)
+        own = sum(os.stat(self.path / name).st_blocks * 512 for name in names)
+        free = status.f_bavail * status.f_frsize + own
+        if min(capacity, total) > free:
+            raise WorkloadError(
+                f"cache.capacity must fit on its drive: {format_bytes(min(capacity, total))} are "
+                f"to be cached, {format_bytes(free)} are free in {self.path}; set a smaller "
+                "cache.capacity"
+            )
+        if capacity < smallest:
+            raise WorkloadError(
+                f"cache.capacity holds no file: it is {format_bytes(capacity)}, the smallest file "
+                f"takes {format_bytes(smallest)}; set a larger cache.capacity"
+            )
+        return min(capacity, total)
+
+    def clean(self) -> list[tuple[int, int]]:
+        """Remove what is not whole; return file and generation of the rest, the oldest first."""
+        found: dict[int, int] = {}
+        for name in self._names():
+            match = _ENTRY.fullmatch(name)
+            assert match is not None
+            file, generation = int(match[1]), int(match[2])
+            size = os.stat(self.path / name).st_size
+            sound = file < len(self._sizes) and size == self._sizes[file]
+            if name.endswith(PARTIAL) or not sound:
+                os.unlink(self.path / name)
+            elif generation < found.get(file, -1):
+                self.remove(file, generation)
+            else:
+                if file in found:  # the run was killed before it removed the older one
+                    self.remove(file, found[file])
+                found[file] = generation
+        return sorted(found.items(), key=lambda entry: entry[1])
+
+    def remove(self, file: int, generation: int) -> None:
+        """Remove an entry; it may be gone."""
+        with suppress(FileNotFoundError):
+            os.unlink(entry_path(str(self.path), file, generation))
+
+    def describe(self) -> str:
+        """Return how large the cache is: "12.0 GiB of 168 files, 23.5 GiB"."""
+        return (
+            f"{format_bytes(self.capacity)} for {counted(len(self.blocks), 'file')} of "
+            f"{format_bytes(int(self.blocks.sum()))}"
+        )
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

@@ -1,0 +1,365 @@
+"""The cache of a run on this rank's host: made before the epochs, planned and counted in each.
+
+All ranks call it. The first rank of each host holds the folder, plans, and counts.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from dlemu.dataset.layout import Dataset, Samples
+from dlemu.dataset.plan import EpochPlan
+from dlemu.dataset.rule import num_accelerators
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats import FORMATS
+from dlemu.host.place import find_place
+from dlemu.storage.extents import settle_direct
+from dlemu.storage.pagecache import OnFile
+from dlemu.tier import state as columns
+from dlemu.tier.folder import CacheFolder, entry_path, write_entry
+from dlemu.tier.hits import PlannedCache
+from dlemu.tier.reader import Origin
+from dlemu.tier.state import State
+from dlemu.tier.visits import find_visits
+from dlemu.units import format_rate, format_seconds, round_up
+from dlemu.workload.model import Workload
+from dlemu.workload.sections import BARE, INDEXED
+from dlemu.world.world import World
+
+_MOST_COPYING = 64
+_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True)
+class EpochCounts:
+    """What one host's readers did in an epoch, and what was planned; in bytes."""
+
+    asked: int
+    """Of the files that training read, whole."""
+    hit: int
+    """Of these, served by the cache."""
+    planned_hit: int
+    origin: int
+    """Really read from the origin; the next two likewise."""
+    cache_read: int
+    cache_written: int
+    settle_seconds: float
+    """From the epoch's end until the last file was in the cache."""
+
+
+@dataclass(frozen=True)
+class Preload:
+    """What one host copied from the origin to the cache before the epochs."""
+
+    num_files: int
+    num_bytes: int
+    seconds: float
+    read_share: float
+    """Share (0-1) of the copying threads' time in which they read the origin."""
+
+
+@dataclass(frozen=True)
+class HostCounts:
+    """The cache of one host, and all that its readers did."""
+
+    capacity_bytes: int
+    """0: there is no cache, only an emulated origin."""
+    dataset_bytes: int
+    preload: Preload | None
+    epochs: list[EpochCounts]
+
+
+def emulates(workload: Workload) -> str:
+    """Return how the origin is emulated: "at 2 GB/s and 5 ms a file"; "" if it is not."""
+    rate, latency = workload.origin.read_bandwidth, workload.origin.latency
+    parts = [] if rate is None else [format_rate(rate)]
+    parts += [f"{format_seconds(latency)} a file"] if latency else []
+    return f"at {' and '.join(parts)}" if parts else ""
+
+
+def has_tier(workload: Workload) -> bool:
+    """Return whether files are opened through a cache, or from an emulated origin."""
+    return workload.cache.folder is not None or bool(emulates(workload))
+
+
+def check_tier(workload: Workload) -> None:
+    """Refuse keys that contradict each other, before anything is written.
+
+    Raises:
+        WorkloadError: the loader opens its files itself, or nothing can be preloaded.
+    """
+    cache = workload.cache
+    if not has_tier(workload):
+        return
+    key = "origin.*" if cache.folder is None else "cache.folder"
+    dataset, by_record = workload.dataset, workload.reader.access == "random"
+    if dataset.format in ("parquet", *INDEXED) or (dataset.format in BARE and by_record):
+        how = "by record" if by_record else "by parts"
+        raise WorkloadError(
+            f"{key} has no effect with dataset.format={dataset.format} read {how}: files go "
+            "through it whole; remove it, or watch a mounted cache with cache.origin"
+        )
+    if workload.reader.data_loader in ("dali", "native_dali"):
+        raise WorkloadError(
+            f"{key} has no effect with reader.data_loader=dali, which opens the files itself; set "
+            "reader.data_loader=pytorch or threads"
+        )
+    if cache.folder is not None and cache.policy == "none" and cache.warm is True:
+        raise WorkloadError("cache.warm=true needs a cache.policy that caches, got none")
+
+
+class HostTier:
+    """The cache of this rank's host."""
+
+    def __init__(self, dataset: Dataset, world: World, own: range) -> None:
+        """`own`: the accelerators of this rank. The ranks of a host wait for its first one.
+
+        Raises:
+            WorkloadError: cache.folder or cache.capacity is refused.
+            DatasetError: a file of the dataset is missing.
+            RunError: the folder cannot be written.
+        """
+        self._world, self._own = world, own
+        self._folder: CacheFolder | None = None
+        self._copies: list[tuple[int, int]] = []
+        self.notes: list[str] = []
+        self._sizes = file_sizes(dataset)
+        workload, state = dataset.workload, None
+        if world.local_rank == 0:
+            self._prepare(workload, dataset)
+            num_rows = num_accelerators(workload, world) * workload.reader.num_streams
+            state = State.make(num_rows)
+        self._state = state
+        everyone = world.all_gather(
+            (world.host_index, own, state and state.path, self._copies, world.local_rank)
+        )
+        here = [each for each in everyone if each[0] == world.host_index]
+        self._accelerators = [number for _, owned, *_ in here for number in owned]
+        path = next(path for _, _, path, _, local in here if local == 0)
+        self._copies = next(copies for *_, copies, local in here if local == 0)
+        assert path
+        self.dataset = replace(dataset, cache_state=path)
+        self._begun: Samples = np.zeros(8, np.int64)
+        self._planned = 0
+        self._copied = 0.0, 0.0
+        self.epochs: list[EpochCounts] = []
+        self.preload: Preload | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the cache of this host may hold; 0 on all but its first rank."""
+        return 0 if self._folder is None else self._folder.capacity
+
+    @property
+    def dataset_bytes(self) -> int:
+        """Bytes of all files."""
+        return int(self._sizes.sum())
+
+    def _prepare(self, workload: Workload, dataset: Dataset) -> None:
+        """Claim and clean the folder, and decide what is copied before the epochs."""
+        cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
+        if cache.folder is not None:
+            self._folder = CacheFolder(workload, dataset.layout, self._sizes)
+            capacity = self._folder.capacity
+            found = self._folder.clean()
+            self.notes += _one_device(workload.data_folder, self._folder.path)
+        self._cache = PlannedCache(
+            cache.policy if self._folder is not None else "none",
+            capacity,
+            round_up(self._sizes),  # capacity is counted in blocks of a drive
+            seed=(workload.train.seed << 16) + self._world.host_index,  # each host draws its own
+            content=[] if cache.warm is False else found,
+        )
+        if self._folder is not None:
+            kept = set(self._cache.content)
+            for entry in found:
+                if entry not in kept:
+                    self._folder.remove(*entry)
+        if cache.warm is True:
+            self._copies = self._cache.fill_up()
+        self._fills = cache.fill != "off"
+
+    def copy(self, at: OnFile) -> None:
+        """Copy this rank's share of what is to be there before the epochs (cache.warm=true).
+
+        `at` is called with each file before it is read.
+        """
+        mine = self._copies[self._world.local_rank :: self._world.num_local_ranks]
+        self._copied = _copy(self.dataset, mine, at)
+
+    def copied(self, seconds: float) -> None:
+        """Note that all ranks have copied their shares, in so many seconds."""
+        world = self._world
+        told = world.all_gather((world.host_index, *self._copied))
+        reading = sum(read for host, read, _ in told if host == world.host_index)
+        writing = sum(write for host, _, write in told if host == world.host_index)
+        if world.local_rank == 0:
+            self.preload = Preload(
+                num_files=len(self._copies),
+                num_bytes=sum(int(self._sizes[file]) for file, _ in self._copies),
+                seconds=seconds,
+                read_share=reading / max(reading + writing, 1e-9),
+            )
+
+    def begin(self, plan: EpochPlan) -> EpochPlan:
+        """Plan an epoch; return its plan with the visits. A barrier must follow."""
+        dataset = self.dataset
+        visits = find_visits(
+            plan,
+            dataset.layout,
+            self._accelerators,
+            num_streams=dataset.workload.reader.num_streams,
+        )
+        if self._state is not None:
+            hits = self._cache.epoch(visits.files.tolist(), fills=self._fills)
+            asked = self._sizes[visits.files] * visits.num_samples
+            self._planned = int((asked // dataset.layout.samples_per_file)[hits.hits].sum())
+            self._begun = self._state.counters.sum(axis=0)
+            self._state.begin(hits, visits.num_samples)
+        return visits.plan
+
+    def end(self, at: OnFile) -> None:
+        """Wait until all files are in the cache, and count the epoch.
+
+        `at` is called each time another file is there.
+
+        Raises:
+            RunError: a file could not be written.
+        """
+        if self._state is None:
+            return
+        begin = perf_counter()
+        self._state.wait_for_fills(at)
+        settled = perf_counter() - begin
+        counts = (self._state.counters.sum(axis=0) - self._begun).tolist()
+        self.epochs.append(
+            EpochCounts(
+                asked=counts[columns.ASKED_BYTES],
+                hit=counts[columns.HIT_BYTES],
+                planned_hit=self._planned,
+                origin=counts[columns.ORIGIN_BYTES],
+                cache_read=counts[columns.CACHE_BYTES],
+                cache_written=counts[columns.WRITTEN_BYTES],
+                settle_seconds=settled,
+            )
+        )
+
+    def gather(self) -> list[HostCounts] | None:
+        """Return on rank 0 what the readers of all hosts did, None on the others."""
+        counts = HostCounts(self.capacity, self.dataset_bytes, self.preload, self.epochs)
+        hosts = self._world.gather(None if self._state is None else counts)
+        return None if hosts is None else [host for host in hosts if host is not None]
+
+    def describe(self) -> str:
+        """Return a line on the cache; "" on all but the first rank of a host."""
+        workload, cache = self.dataset.workload, self.dataset.workload.cache
+        slow = emulates(workload)
+        origin = f"origin emulated {slow}" if slow else ""
+        if self._folder is None:
+            return origin
+        there = len(self._cache.content) - len(self._copies)
+        text = (
+            f"cache: {self._folder.path}, {self._folder.describe()}, cache.policy={cache.policy}, "
+            f"cache.fill={cache.fill}; {there:,} files are there"
+        )
+        return f"{text}; {origin}" if origin else text
+
+    def close(self) -> None:
+        """Give the folder and the memory back."""
+        if self._folder is not None:
+            self._folder.close()
+        if self._state is not None:
+            self._state.close()
+
+
+def file_sizes(dataset: Dataset) -> Samples:
+    """Return the bytes of each file, int64 (files,).
+
+    Raises:
+        DatasetError: dlemu did not write the files, and one is missing.
+    """
+    layout = dataset.layout
+    if not dataset.known_places:
+        try:
+            sizes = [
+                os.stat(dataset.folder / layout.path(file)).st_size
+                for file in range(layout.num_files)
+            ]
+        except OSError as error:
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+        return np.array(sizes, np.int64)
+    file_bytes, each = FORMATS[layout.format].file_bytes, layout.samples_per_file
+    files = max(1, _AT_ONCE // each)
+    parts = [
+        file_bytes(
+            layout.sizes(np.arange(start * each, min(start + files, layout.num_files) * each))
+            .reshape(-1, each)
+        )
+        for start in range(0, layout.num_files, files)
+    ]  # fmt: skip
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _one_device(origin: Path, cache: Path) -> list[str]:
+    """Return a note if the origin and the cache are on the same drive."""
+    drives = [{drive.name for drive in find_place(each).drives} for each in (origin, cache)]
+    both = sorted(drives[0] & drives[1])
+    if not both:
+        return []
+    return [
+        f"the data folder and cache.folder are on one drive ({', '.join(both)}): a hit is no "
+        "faster than a miss, and fills slow the reads"
+    ]
+
+
+def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> tuple[float, float]:
+    """Copy files into the cache; return the seconds that threads spent reading and writing."""
+    workload, folder = dataset.workload, dataset.workload.cache.folder
+    assert folder is not None
+    odirect = False if workload.reader.decode == "library" else workload.reader.odirect
+    direct = settle_direct(dataset.folder / dataset.layout.path(0), odirect)
+    left, lock, errors = iter(entries), threading.Lock(), list[Exception]()
+    seconds = [0.0, 0.0]
+
+    def work() -> None:
+        state = State(dataset.cache_state)
+        origin = Origin(workload, state, direct=direct)
+        try:
+            while not errors:
+                with lock:
+                    entry = next(left, None)
+                if entry is None:
+                    return
+                path = f"{dataset.folder}/{dataset.layout.path(entry[0])}"
+                at(path)
+                begin = perf_counter()
+                fetched = origin.fetch(path)
+                middle = perf_counter()
+                try:
+                    write_entry(entry_path(folder, *entry), fetched.memory, fetched.num_bytes)
+                finally:
+                    fetched.close()
+                with lock:
+                    seconds[0] += middle - begin
+                    seconds[1] += perf_counter() - middle
+        except Exception as error:
+            errors.append(error)
+        finally:
+            at("")
+            origin.close()
+            state.close()
+
+    num = min(_MOST_COPYING, len(entries), 8 * workload.reader.num_streams)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(num)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return seconds[0], seconds[1]

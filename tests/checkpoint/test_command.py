@@ -1,0 +1,326 @@
+"""`dlemu checkpoint` from its words to files, results and the exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.checkpoint.folder import RECORD, read_record
+from dlemu.cli.main import run
+from dlemu.units import PAGE_BYTES
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import check_workload
+from tests.lab import warm
+from tests.lab.commands import dlemu
+from tests.lab.drives import own_drive
+from tests.lab.mpirun import mpirun
+
+THREE = [
+    "model=unet3d",
+    "model.model_size_bytes=300001",
+    "model.parallelism.zero_stage=3",
+    "num_accelerators=3",
+    "checkpoint.num_checkpoints_write=2",
+    "checkpoint.num_checkpoints_read=2",
+    "checkpoint.checkpoint_folder=ck",
+    "progress=off",
+]
+"""Three accelerators that write a file of 300 kB each."""
+FILES = ["model_states-0.pt", "model_states-1.pt", "model_states-2.pt"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def checkpoint(*words: str) -> int:
+    return run(["checkpoint", *THREE, *words])
+
+
+def summary(folder: str = "out") -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
+    return read
+
+
+def files_of(folder: str = "ck") -> dict[str, list[str]]:
+    return {path.name: sorted(os.listdir(path)) for path in Path(folder).iterdir() if path.is_dir()}
+
+
+def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoint("output.folder=out", "--verify", "checkpoint.mtbf=3h") == 0
+    said = capsys.readouterr().out
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
+    sizes = {path.stat().st_size for path in Path("ck").glob("*/*.pt")}
+    assert sizes == {300_001}
+    told = summary()
+    own = told["checkpoint"]
+    assert (told["status"], told["num_accelerators"], own["num_bytes"]) == ("complete", 3, 900_003)
+    assert [len(own[name]) for name in ("saves", "loads")] == [2, 2]
+    assert told["metric"]["checkpoint_size_GB"] == 900_003 / 2**30
+    for entry in (*own["saves"], *own["loads"]):
+        assert 0 < entry["least_seconds"] <= entry["mean_seconds"] <= entry["seconds"]
+        assert entry["seconds"] <= entry["between_barriers_seconds"]
+    assert all(entry["parts"]["compare"] > 0 for entry in own["loads"])
+    for line in (
+        "writes:   878.9 KiB (900 kB) in 3 files, in ck",
+        "save 2 of 2: ",
+        "load 2 of 2: ",
+        "verified: every byte that was read is the one that was written",
+        "readers: one host, so each accelerator reads what its own host has written",
+        "Young: with a failure every 3:00:00 the best is one every ",
+        "limit of the saves: ",
+        "unet3d takes ",
+        "results: out",
+    ):
+        assert line in said, line
+    assert run(["report", "out"]) == 0
+    report = capsys.readouterr().out
+    assert report.splitlines()[1:] == said.partition("\n\n")[2].splitlines()[:-1]
+    assert run(["report", "out", "--json", "--html", "page.html"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": "out"} | told
+    assert "unet3d takes" in Path("page.html").read_text()
+    assert run(["compare", "out", "out", "compare.max_loss=1%"]) == 0
+    assert "save (GB/s)" in capsys.readouterr().out
+
+
+def test_no_two_pages_of_two_checkpoints_are_alike() -> None:
+    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
+    pages = [
+        data[at : at + PAGE_BYTES]
+        for path in Path("ck").glob("*/*.pt")
+        for data in [path.read_bytes()]
+        for at in range(0, len(data), PAGE_BYTES)
+    ]
+    assert len(set(pages)) == len(pages) == 2 * 3 * 74
+
+
+def test_only_the_newest_are_kept_and_read_in_turn() -> None:
+    words = ("checkpoint.num_checkpoints_write=3", "checkpoint.num_checkpoints_read=3")
+    assert checkpoint(*words, "checkpoint.keep=2", "output.folder=out", "--verify") == 0
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (2, 3)}
+    assert [entry["step"] for entry in summary()["checkpoint"]["loads"]] == [2, 3, 2]
+
+
+def test_the_same_command_replaces_its_own_and_reads_may_come_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert checkpoint() == 0
+    first = read_record(Path("ck"))
+    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
+    assert "removed: 2 checkpoints of an earlier command" in capsys.readouterr().out
+    again = read_record(Path("ck"))
+    assert first is not None and again is not None and first.seed != again.seed
+    reads = ("checkpoint.num_checkpoints_write=0", "checkpoint.num_checkpoints_read=3", "--verify")
+    assert checkpoint(*reads, "output.folder=out") == 0
+    assert summary()["checkpoint"]["saves"] == []
+    assert "unet3d is read in " in capsys.readouterr().out
+    assert read_record(Path("ck")) == again
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["checkpoint.checkpoint_folder=null"], "checkpoint.checkpoint_folder is not set; add "),
+        (["model.parallelism.tensor=2"], "num_accelerators must be a multiple of 2 "),
+        (["model.model_size_bytes=null"], "model unet3d has no size; write model=llama3_8b"),
+        (["model.model_size_bytes=900TB"], "ck on host "),
+        (["checkpoint.num_checkpoints_write=0"], "ck holds no checkpoints of dlemu; set "),
+        (["checkpoint.checkpoint_folder=file"], "checkpoint.checkpoint_folder file cannot be used"),
+        (["checkpoint.checkpoint_folder=other"], "checkpoint.checkpoint_folder other holds x,"),
+        (["checkpoint.mtbf=soon"], "checkpoint.mtbf: 'soon' is not a duration; write it like 90"),
+        (["model=unet4d"], "no model unet4d; did you mean unet3d?"),
+        (["checkpoint.scale=2"], "checkpoint.scale must be at most 1, got 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    Path("file").touch()
+    Path("other").mkdir()
+    Path("other/x").touch()
+    base = [
+        word for word in THREE if words[0].startswith("model=") is False or "=unet3d" not in word
+    ]
+    assert run(["checkpoint", *base, *words]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"dlemu: {line}") and said.err.count("\n") == 1
+    assert sorted(os.listdir()) == ["file", "other"] and os.listdir("other") == ["x"]
+
+
+def test_a_damaged_checkpoint_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
+    path = Path("ck/global_epoch1_step2/model_states-1.pt")
+    with path.open("r+b") as file:
+        file.seek(200_000)
+        file.write(b"damage!")
+    reads = ("checkpoint.num_checkpoints_write=0", "checkpoint.num_checkpoints_read=2")
+    assert checkpoint(*reads) == 0  # the sizes fit, and nothing is compared
+    capsys.readouterr()
+    assert checkpoint(*reads, "--verify", "output.folder=out") == 1
+    line = f"{path} is damaged at byte 200,000; write the checkpoints again"
+    assert capsys.readouterr().err == f"dlemu: {line}\n"
+    assert (summary()["status"], summary()["error"]) == ("failed", line)
+    os.truncate(path, 7)
+    assert checkpoint(*reads) == 1
+    assert f"{path} holds 7 bytes, 300,001 were written" in capsys.readouterr().err
+    assert run(["report", "out"]) == 1
+    assert capsys.readouterr().err == f"dlemu: out: no result (failed): {line}\n"
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
+
+
+@pytest.mark.parametrize(("bound", "status", "verdict"), [(1000, 0, "PASS"), (1e-6, 2, "FAIL")])
+def test_a_bound_passes_or_fails(
+    capsys: pytest.CaptureFixture[str], bound: float, status: int, verdict: str
+) -> None:
+    words = ("checkpoint.num_checkpoints_read=0", f"checkpoint.max_seconds={bound}")
+    assert run(["-q", "checkpoint", *THREE, *words, "output.folder=out"]) == status
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{verdict}: unet3d takes ") and line.endswith(" s wanted")
+    assert run(["report", "out"]) == status
+
+
+def test_a_subset_and_a_scale_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama3_405b", "checkpoint.scale=1e-7", "checkpoint.checkpoint_folder=ck"]
+    words += [
+        "checkpoint.mode=subset",
+        "checkpoint.time_between_checkpoints=0",
+        "num_accelerators=2",
+    ]
+    words += ["checkpoint.num_checkpoints_write=1", "checkpoint.num_checkpoints_read=1"]
+    assert run(["checkpoint", *words]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 512 accelerators: 2.6 KiB (2.65 kB) of 555.1 KiB, 0.466%, each file at" in said
+    assert "llama3_405b (2 of 512 ranks: 2.6 KiB of 555.1 KiB) at scale 1e-07 takes" in said
+
+
+def test_a_dry_run_needs_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checkpoint", "model=llama3_70b", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "writes:   911.2 GiB (978 GB) in 128 files",
+        "share:    14.2 GiB (15.3 GB) an accelerator",
+        "time:     unknown a checkpoint (name a drive (drive=d7_ps1010), or "
+        "checkpoint.checkpoint_folder)",
+        "dlemu checkpoint would be accepted; nothing was written",
+    ]
+    assert run(["checkpoint", "model=llama3_8b", "drive=d7_ps1010", "--dry-run"]) == 0
+    assert "about 12.1 s a checkpoint (at 9.3 GB/s, 1 x D7-PS1010)" in capsys.readouterr().out
+    assert run(["checkpoint", *THREE, "--dry-run"]) == 0
+    assert "were written in a probe of one second" in capsys.readouterr().out
+    assert os.listdir() == []
+
+
+def test_a_prediction_has_a_range(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama3_8b", "drive=d3_s4520", "drives=2", "checkpoint.mtbf=3h", "--json"]
+    assert run(["predict", *words]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert told["save"]["seconds"] == pytest.approx(112_425_623_552 / 1.02e9)
+    assert told["save"]["low"] < told["save"]["seconds"] < told["save"]["high"]
+    assert "save              1:50   81 s to 2:52, at 1.02 GB/s" in said.err
+    assert run(["predict", "model=llama3_8b", "drive=d7_p5520"]) == 0
+    assert "unknown   set drive.write_bandwidth" in capsys.readouterr().out
+    assert run(["predict", "model=llama3_8b"]) == 1
+    assert capsys.readouterr().err.startswith("dlemu: drive is not set; name a datasheet")
+
+
+def test_a_model_joins_a_workload() -> None:
+    words = ["workload=unet3d_h100", "model=llama3_8b", "model.num_layers=4"]
+    workload = check_workload(compose_words(words))
+    assert (workload.name, workload.model.name, workload.model.num_layers) == (
+        "unet3d_h100",
+        "llama3_8b",
+        4,
+    )
+    assert workload.checkpoint.time_between_checkpoints == 0  # of the workload, not of the row
+    assert check_workload(compose_words(["model=llama3_8b"])).made_from == "llama3_8b"
+
+
+def test_torch_writes_the_same_bytes() -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    torch = pytest.importorskip("torch")
+    assert checkpoint("checkpoint.writer=dcp", "output.folder=out") == 0
+    told = summary()
+    assert [entry["num_bytes"] for entry in told["checkpoint"]["saves"]] == [900_003] * 2
+    assert told["notes"] == ["checkpoint.writer=dcp: nothing was read back"]
+    state = {FILES[1]: torch.zeros(300_001, dtype=torch.uint8)}
+    dcp.load(
+        state,
+        storage_reader=dcp.FileSystemReader("ck/global_epoch1_step2/dcp_1"),
+        no_dist=True,
+    )
+    assert len(set(state[FILES[1]].tolist())) == 256
+    assert checkpoint() == 0  # ours replaces them
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
+
+
+LONG = ["model=unet3d", "checkpoint.checkpoint_folder=ck", "checkpoint.time_between_checkpoints=0"]
+LONG += ["checkpoint.num_checkpoints_write=1000", "checkpoint.num_checkpoints_read=0"]
+LONG += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=out"]
+
+
+def begun() -> subprocess.Popen[Any]:
+    """Return a command that is in the middle of writing."""
+    command = [*warm.COMMAND, "checkpoint", *LONG]
+    process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
+    deadline = time.monotonic() + 30
+    while not list(Path("ck").glob("*/*.partial")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return process
+
+
+def test_an_interrupt_leaves_nothing() -> None:
+    process = begun()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "dlemu: interrupted\n")
+    assert not Path("ck").exists()
+    assert summary()["status"] == "incomplete"
+
+
+def test_after_a_kill_the_same_command_works() -> None:
+    process = begun()
+    process.kill()
+    process.communicate()
+    assert (Path("ck") / RECORD).exists()
+    again = dlemu(
+        "checkpoint", *LONG, "checkpoint.num_checkpoints_write=2", "--verify", cwd=Path.cwd()
+    )
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "out holds a run that did not end; it is kept as " in again.stdout
+    assert files_of() == {"global_epoch1_step2": FILES[:1]}
+
+
+def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check before is told that there is room, as if others had filled the drive since."""
+    monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: "")
+    with own_drive(3 << 20) as drive:
+        (drive / "mine").write_text("keep")
+        folder = drive / "ck"
+        words = (f"checkpoint.checkpoint_folder={folder}", "model.model_size_bytes=600000")
+        assert checkpoint(*words, "output.folder=out") == 1
+        assert capsys.readouterr().err == (
+            f"dlemu: {folder} is full (No space left on device), what was written is removed; "
+            "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale\n"
+        )
+        assert not folder.exists() and (drive / "mine").read_text() == "keep"
+
+
+@pytest.mark.mpi
+def test_ranks_write_together() -> None:
+    words = ["checkpoint", *THREE, "output.folder=out", "--verify"]
+    done = subprocess.run(
+        mpirun(2, *warm.COMMAND, *words), capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
+    assert "3 emulated accelerators on 2 ranks, 1 host" in done.stdout
+    saves = summary()["checkpoint"]["saves"]
+    assert [entry["num_bytes"] for entry in saves] == [900_003] * 2

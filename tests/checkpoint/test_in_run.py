@@ -1,0 +1,231 @@
+"""Checkpoints inside a run, in virtual time and with real files."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.checkpoint.in_run import (
+    Place,
+    check_checkpoints,
+    combine_checkpoints,
+    due_after,
+    mark_writing,
+    open_checkpoints,
+    planned_in_run,
+)
+from dlemu.clock import Clock
+from dlemu.errors import RunError, WorkloadError
+from dlemu.results.blocks import checkpoint_cost
+from dlemu.results.checkpoints import checkpoint_lines, dlio_names, with_cost
+from dlemu.run.replay import new_steps
+from dlemu.workload.checkpoint_sections import CheckpointSection
+from dlemu.workload.model import Workload, check_workload
+from dlemu.world.world import Alone
+from tests.lab.virtual import VirtualClock
+
+
+class Watching:
+    """A watchdog that never ends anything."""
+
+    record: Callable[[BaseException], object] = staticmethod(lambda error: None)
+
+    def phase(
+        self, name: str, where: Callable[[], str] | None = None
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def at(self, path: str) -> None: ...
+
+    def barrier(self, *, patient: bool = False) -> None: ...
+
+    def computing(
+        self, wait_until: Callable[[float], None], clock: Clock
+    ) -> Callable[[float], None]:
+        return wait_until
+
+
+def job(folder: Path | None, **keys: Any) -> Workload:
+    tree: dict[str, Any] = {
+        "dataset": {"format": "npz", "num_files_train": 1},
+        "workflow": {"checkpoint": True},
+        "model": {"name": "flat", "model_size_bytes": 1_000_001},
+        "checkpoint": {"checkpoint_folder": None if folder is None else str(folder)} | keys,
+    }
+    return check_workload(tree)
+
+
+def place(clock: Clock | None = None, own: range = range(1)) -> Place:
+    return Place(Alone(), clock or VirtualClock(), Watching(), own, len(own))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "due"),
+    [
+        ({}, [[10], [10], [10], [10], [10]]),
+        ({"checkpoint_after_epoch": 2, "epochs_between_checkpoints": 2}, [[], [10], [], [10], []]),
+        ({"checkpoint_after_epoch": 5, "epochs_between_checkpoints": 2}, [[], [], [], [], [10]]),
+        ({"steps_between_checkpoints": 4}, [[4, 8]] * 5),
+        ({"steps_between_checkpoints": 5}, [[5, 10]] * 5),
+        ({"steps_between_checkpoints": 11}, [[]] * 5),
+        ({"steps_between_checkpoints": -1, "checkpoint_after_epoch": 4}, [[], [], [], [10], [10]]),
+    ],
+)
+def test_they_are_due_when_dlio_s_are(keys: dict[str, int], due: list[list[int]]) -> None:
+    section = CheckpointSection.model_validate(keys)
+    assert [due_after(section, epoch=epoch, num_steps=10) for epoch in range(5)] == due
+
+
+def test_a_synchronous_one_is_whole_when_the_steps_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "checkpoints"
+    with open_checkpoints(job(folder), place(), [10, 10], lambda _: None) as checkpoints:
+        checkpoints.take(0, 10)
+        assert names_in(folder) == ["global_epoch1_step10/model_states-0.pt"]
+        first = (folder / "global_epoch1_step10/model_states-0.pt").read_bytes()
+        checkpoints.take(1, 10)
+        report = checkpoints.finish()
+    second = (folder / "global_epoch2_step10/model_states-0.pt").read_bytes()
+    assert len(first) == len(second) == 1_000_001
+    pages = {data[at : at + 4096] for data in (first, second) for at in range(0, 999_000, 4096)}
+    assert len(pages) == 2 * 244, "no two pages are alike"
+    fields = combine_checkpoints(job(folder), 1, [report])
+    assert (fields["num_bytes"], fields["written_bytes"]) == (1_000_001, 2_000_002)
+    assert len(fields["stall_seconds"]) == len(fields["duration_seconds"]) == 2
+    assert dlio_names(fields)["checkpoint_size_GB"] == 1_000_001 / 2**30
+
+
+def test_an_asynchronous_one_costs_what_copying_to_memory_takes(tmp_path: Path) -> None:
+    keys = {"asynchronous": True, "staging_bandwidth": 1_000_000}
+    workload = job(tmp_path, **keys)
+    with open_checkpoints(workload, place(), [4], lambda _: None) as checkpoints:
+        assert checkpoints.take(0, 2) == pytest.approx(1.000001)
+        assert checkpoints.take(0, 4) == pytest.approx(1.000001)
+        assert names_in(tmp_path)[0] == "global_epoch1_step2/model_states-0.pt", "waited for"
+        checkpoints.finish()
+    assert len(names_in(tmp_path)) == 2
+
+
+def test_each_accelerator_of_the_rank_writes_its_share(tmp_path: Path) -> None:
+    tree = job(tmp_path).model_dump(exclude={"ignored", "given", "origin"})
+    tree["model"]["parallelism"] = {"zero_stage": 3}
+    workload = check_workload(tree)
+    here = place(own=range(3))
+    with open_checkpoints(workload, here, [4], lambda _: None) as checkpoints:
+        checkpoints.take(0, 4)
+        report = checkpoints.finish()
+    assert names_in(tmp_path) == [f"global_epoch1_step4/model_states-{n}.pt" for n in range(3)]
+    assert report.times.num_bytes == 3 * 1_000_001
+
+
+def test_older_ones_go_and_those_of_an_earlier_run_as_well(tmp_path: Path) -> None:
+    workload = job(tmp_path, keep=1)
+    told: list[str] = []
+    for steps in ([2, 4, 6], [5]):
+        with open_checkpoints(workload, place(), [6], told.append) as checkpoints:
+            for step in steps:
+                checkpoints.take(0, step)
+            checkpoints.finish()
+        assert names_in(tmp_path) == [f"global_epoch1_step{steps[-1]}/model_states-0.pt"]
+        (tmp_path / "global_epoch1_step3").mkdir(exist_ok=True)
+        (tmp_path / "global_epoch1_step3/model_states-0.pt.partial").touch()  # as a kill leaves
+        told.append("next")
+    assert told == ["next", "removed: 2 checkpoints of an earlier command", "next"]
+
+
+def test_foreign_files_are_refused_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "mine.pt").touch()
+    with (
+        pytest.raises(WorkloadError, match=r"mine\.pt"),
+        open_checkpoints(job(tmp_path), place(), [4], lambda _: None),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.pt"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_drive_that_fails_ends_the_run_in_one_line(tmp_path: Path, asynchronous: bool) -> None:
+    workload = job(tmp_path, asynchronous=asynchronous)
+    with (
+        pytest.raises(RunError, match=r"step2 cannot be written \(Is a directory\); free space"),
+        open_checkpoints(workload, place(), [4], lambda _: None) as checkpoints,
+    ):
+        (tmp_path / "global_epoch1_step2/model_states-0.pt").mkdir(parents=True)
+        checkpoints.take(0, 2)
+        checkpoints.take(0, 4)
+    assert not list(tmp_path.glob("*/*.partial"))
+
+
+def test_an_interrupted_one_leaves_no_half_file(tmp_path: Path) -> None:
+    tree = job(tmp_path, asynchronous=True).model_dump(exclude={"ignored", "given", "origin"})
+    tree["model"]["model_size_bytes"] = 200_000_000
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_checkpoints(check_workload(tree), place(), [4], lambda _: None) as checkpoints,
+    ):
+        checkpoints.take(0, 2)
+        raise KeyboardInterrupt
+    assert not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"checkpoint_folder": None}, "checkpoint_folder is not set"),
+        ({"writer": "dcp"}, "writer=dcp works in `dlemu checkpoint` only"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(
+    tmp_path: Path, keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(WorkloadError, match=line):
+        check_checkpoints(job(tmp_path, **keys), 1)
+
+
+def test_none_due_needs_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "never"
+    workload = job(folder, checkpoint_after_epoch=2)
+    with open_checkpoints(workload, place(), [4], lambda _: None) as checkpoints:
+        report = checkpoints.finish()
+    assert not folder.exists()
+    fields = combine_checkpoints(workload, 1, [report])
+    assert checkpoint_lines(None, fields) == [
+        "checkpoints: none was due, one after epoch 2 and every 1 epoch"
+    ]
+    assert planned_in_run(workload, 1, 4).startswith("0 checkpoints of 976.6 KiB")
+
+
+def test_steps_are_marked_that_lie_mostly_in_a_write() -> None:
+    steps = new_steps(0, np.ones((5, 2)))
+    steps["start"] = np.arange(10.0, 15.0)[:, None]
+    steps["compute"] = 1.0
+    mark_writing(steps, [(11.6, 13.4), (14.4, float("inf"))])
+    assert steps["writing"][:, 0].tolist() == [False, False, True, False, True]
+    assert (steps["writing"][:, 0] == steps["writing"][:, 1]).all()
+
+
+def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
+    steps = new_steps(0, np.ones((1, 4)))
+    steps["compute"], steps["stall"][0, 1] = 1.0, 2.0
+    cost = checkpoint_cost([steps])
+    assert cost is not None
+    with open_checkpoints(job(tmp_path), place(), [4], lambda _: None) as checkpoints:
+        checkpoints.take(0, 4)
+        fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
+    fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
+    fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
+    lines = checkpoint_lines(cost, with_cost(fields, cost))
+    assert lines == [
+        "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
+        "written in 500 ms, 2 MB/s",
+        "utilisation with all stalls counted 66.67%: accelerators stood still for 2 s for 1 "
+        "checkpoint",
+        "sda, on which checkpoints were written: 3 MB read and 1 MB written in the epochs, by any "
+        "process, 25% of them writes",
+    ]

@@ -1,0 +1,160 @@
+"""Durations, rates and limits follow from what the accelerators did."""
+
+from typing import Any
+
+import pytest
+
+from dlemu.checkpoint.outcome import (
+    Conditions,
+    Entry,
+    RankReport,
+    Worked,
+    dlio_metric,
+    entry_of,
+    find_limit,
+    from_memory,
+    judge,
+    waited_share,
+    young_interval,
+)
+from dlemu.checkpoint.reader import ReadTimes
+from dlemu.checkpoint.writer import WriteTimes
+from dlemu.host.intervals import IntervalSummary
+
+GIB = 2**30
+COUNTED = IntervalSummary(
+    seconds=10,
+    devices={"nvme0n1": 0.8},
+    device_read_bytes=0,
+    network_read_bytes=None,
+    process_read_bytes=0,
+    process_rchar=0,
+    host_cpu_share=0.2,
+    host_steal_share=0,
+    usable_cpus=8,
+    process_cpu_seconds=1,
+    runqueue_seconds=0,
+    throttled_seconds=0,
+    max_pss_bytes=None,
+)
+ON_DRIVE = Conditions(file_system="ext4", bypasses=False, fsync=True, cached_share=0.0)
+
+
+def writing(seconds: float, num_bytes: int = GIB, waited: float = 0.0) -> WriteTimes:
+    return WriteTimes(
+        num_bytes=num_bytes, write=0.6 * seconds - waited, fsync=0.4 * seconds, waited=waited
+    )
+
+
+def saved(*seconds: float, waited: float = 0.0, sizes: tuple[int, ...] = ()) -> Entry:
+    """Return a checkpoint of accelerators with these durations; half of them on host b."""
+    half = len(seconds) // 2 or 1
+    sizes = sizes or (GIB,) * len(seconds)
+    worked = [
+        Worked(number, each, writing(each, size, waited))
+        for number, (each, size) in enumerate(zip(seconds, sizes, strict=True))
+    ]
+    reports = [RankReport(0, "a", worked[:half], COUNTED, 0)]
+    if worked[half:]:
+        reports.append(RankReport(1, "b", worked[half:], COUNTED, 0))
+    return entry_of(3, reports, max(seconds) + 0.5)
+
+
+def loaded(seconds: float, stored: int | None = GIB) -> Entry:
+    times = ReadTimes(num_bytes=GIB, read=seconds)
+    return entry_of(1, [RankReport(0, "a", [Worked(0, seconds, times)], COUNTED, stored)], seconds)
+
+
+def changed(entry: Entry, **counted: Any) -> Entry:
+    hosts = {host: {**fields, **counted} for host, fields in entry["counted"].items()}
+    return {**entry, "counted": hosts}
+
+
+def test_the_duration_is_the_maximum_over_all() -> None:
+    entry = saved(1.0, 2.0, 3.0, 8.0, sizes=(GIB, GIB, GIB, 3 * GIB))
+    assert (entry["step"], entry["num_bytes"]) == (3, 6 * GIB)
+    assert (entry["seconds"], entry["mean_seconds"], entry["least_seconds"]) == (8.0, 3.5, 1.0)
+    assert (entry["rank0_seconds"], entry["between_barriers_seconds"]) == (2.0, 8.5)
+    assert entry["slowest"] == {
+        "accelerator": 3,
+        "rank": 1,
+        "host": "b",
+        "num_bytes": 3 * GIB,
+        "bytes_to_mean": 2.0,
+    }
+    assert entry["hosts"] == {"a": 2.0, "b": 8.0}
+    assert entry["parts"]["fsync"] == pytest.approx(0.4 * 3.5)
+
+
+def test_dlio_s_names_hold_gib_and_rank_0_stands_beside() -> None:
+    saves = [saved(1.0, 4.0), saved(1.0, 2.0)]
+    metric = dlio_metric(saves, [loaded(0.5)], rank_sync=False)
+    assert metric["save_checkpoint_duration_mean_seconds"] == 3.0
+    assert metric["save_checkpoint_duration_stdev_seconds"] == 1.0
+    # The mean of rates, as DLIO has it: 2 GiB in 4 s and in 2 s.
+    assert metric["save_checkpoint_io_mean_GB_per_second"] == 0.75
+    assert metric["save_checkpoint_io_stdev_GB_per_second"] == 0.25
+    assert metric["save_checkpoint_rank0_duration_mean_seconds"] == 1.0
+    assert metric["load_checkpoint_io_mean_GB_per_second"] == 2.0
+    assert metric["checkpoint_size_GB"] == 1.0
+    synced = dlio_metric(saves, [], rank_sync=True)
+    assert synced["save_checkpoint_rank0_duration_mean_seconds"] == 3.5
+    assert "load_checkpoint_duration_mean_seconds" not in synced
+
+
+CASES: list[tuple[str, str, list[Entry], Conditions]] = [
+    ("storage", "save", [saved(5.0, 5.2)], ON_DRIVE),
+    ("generation", "save", [saved(5.0, 5.0, waited=0.051)], ON_DRIVE),
+    ("storage", "save", [saved(5.0, 5.0, waited=0.049)], ON_DRIVE),
+    ("one rank", "save", [saved(4.0, 4.0, 4.0, 5.0)], ON_DRIVE),
+    ("storage", "save", [saved(4.0, 4.0, 4.0, 4.4)], ON_DRIVE),
+    ("host cpu", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.91)], ON_DRIVE),
+    ("storage", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.89)], ON_DRIVE),
+    ("storage", "save", [changed(saved(5.0), host_cpu_share=None, devices={})], ON_DRIVE),
+    ("page cache", "save", [saved(5.0)], Conditions("ext4", False, False, None)),
+    ("storage", "save", [saved(5.0)], Conditions("ext4", True, False, None)),
+    ("page cache", "save", [saved(5.0, waited=1.0)], Conditions("tmpfs", False, True, None)),
+    ("page cache", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.02)),
+    ("storage", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.01)),
+    ("page cache", "load", [loaded(1.0, stored=GIB // 2)], ON_DRIVE),
+    ("storage", "load", [loaded(1.0, stored=None)], ON_DRIVE),
+    ("storage", "load", [loaded(1.0, stored=0)], Conditions("ext4", True, True, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "entries", "conditions"), CASES)
+def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Conditions) -> None:
+    assert find_limit(kind, entries, conditions)["name"] == name
+
+
+def test_a_limit_has_its_figures() -> None:
+    uneven = find_limit("save", [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))], ON_DRIVE)
+    assert uneven["evidence"] == (
+        "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
+    )
+    assert find_limit("save", [saved(5.0)], ON_DRIVE)["evidence"] == (
+        "the accelerators were 60% in write and 40% in fsync calls; the drive was busy 80% of the "
+        "time"
+    )
+
+
+def test_what_came_from_memory() -> None:
+    assert from_memory([loaded(1.0, stored=GIB // 4), loaded(1.0)]) == pytest.approx(3 / 8)
+    assert from_memory([loaded(1.0, stored=2 * GIB)]) == 0.0
+    assert from_memory([loaded(1.0, stored=None)]) is None
+
+
+def test_waiting_is_a_share_of_the_time() -> None:
+    assert waited_share([saved(2.0, 4.0, waited=0.3)]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "PASS"), (2.999, "FAIL")])
+def test_a_bound_on_the_mean_duration(bound: float | None, verdict: str) -> None:
+    saves = [saved(2.0), saved(3.9992)]
+    assert judge(saves, [loaded(9.0)], bound) == verdict
+    if bound is not None and bound < 3:
+        assert judge([], saves, bound) == verdict
+
+
+def test_young_s_interval() -> None:
+    assert young_interval(12.5, 10_000) == 500.0

@@ -1,0 +1,181 @@
+"""Files of a checkpoint are written whole or not at all, with bytes that no other file has."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.checkpoint.reader import Reader
+from dlemu.checkpoint.writer import Stopped, Writer, WriteTimes
+from dlemu.datagen.content import Content
+from dlemu.errors import RunError
+
+PIECE = 64 << 10
+SIZES = [1, 4095, 4096, PIECE, PIECE + 1, 5 * PIECE + 4097]
+
+
+@pytest.fixture
+def content() -> Content:
+    return Content(7)
+
+
+def expected(content: Content, sample: int, num_bytes: int) -> bytes:
+    out = np.empty(num_bytes, np.uint8)
+    content.fill(out, sample)
+    return out.tobytes()
+
+
+def can_bypass(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    finally:
+        (folder / "probe").unlink(missing_ok=True)
+    return True
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_files_hold_their_bytes_and_are_read_back(
+    tmp_path: Path, content: Content, *, io_depth: int, direct: bool
+) -> None:
+    if direct and not can_bypass(tmp_path):
+        pytest.skip("this file system has no O_DIRECT")
+    files = [(f"{number}.pt", size, number) for number, size in enumerate(SIZES)]
+    with Writer(content, piece_bytes=PIECE, io_depth=io_depth, direct=direct) as writer:
+        writer.prepare([(sample, size) for _, size, sample in files])
+        times = writer.write_share(tmp_path, files)
+        assert writer.bytes_done == times.num_bytes == sum(SIZES)
+    assert sorted(os.listdir(tmp_path)) == [name for name, _, _ in files]
+    for name, size, sample in files:
+        assert (tmp_path / name).read_bytes() == expected(content, sample, size)
+    parts = (times.open, times.write, times.fsync, times.close, times.generation)
+    assert min(parts) > 0 and times.waited >= 0
+    assert times.seconds == pytest.approx(sum(parts[:-1]) + times.waited)
+    with Reader(piece_bytes=PIECE, io_depth=io_depth, direct=direct, content=content) as reader:
+        for name, size, sample in files:
+            read = reader.read(tmp_path / name, size, sample=sample)
+            assert (read.num_bytes, read.compare > 0) == (size, True)
+
+
+def test_no_two_pages_are_alike(tmp_path: Path, content: Content) -> None:
+    with Writer(content, piece_bytes=PIECE) as writer:
+        for sample in (3, 4):
+            writer.write(tmp_path / f"{sample}", 4 * PIECE, sample=sample)
+    pages = np.frombuffer(b"".join((tmp_path / n).read_bytes() for n in "34"), "V4096")
+    assert len({page.tobytes() for page in pages}) == len(pages) == 8 * PIECE // 4096
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Let the drive be full after so many write calls."""
+    left, real = [2], os.pwrite
+
+    def pwrite(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    yield left
+
+
+@pytest.mark.usefixtures("failing")
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_a_full_drive_leaves_nothing_of_the_file(
+    tmp_path: Path, content: Content, io_depth: int
+) -> None:
+    (tmp_path / "kept.pt").write_bytes(b"old")
+    before = threading.active_count()
+    with (
+        pytest.raises(OSError, match="No space left"),
+        Writer(content, piece_bytes=PIECE, io_depth=io_depth) as writer,
+    ):
+        writer.write(tmp_path / "kept.pt", 100 * PIECE, sample=0)
+    assert os.listdir(tmp_path) == ["kept.pt"]
+    assert (tmp_path / "kept.pt").read_bytes() == b"old"
+    assert threading.active_count() == before
+
+
+def test_a_writer_can_be_stopped_from_another_thread(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+
+    def pwrite(*arguments: Any) -> int:
+        writer.stop()
+        return real(*arguments)
+
+    with Writer(content, piece_bytes=PIECE) as writer:
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(Stopped):
+            writer.write(tmp_path / "a", 1000 * PIECE, sample=0)
+        assert writer.bytes_done == PIECE
+    assert os.listdir(tmp_path) == []
+
+
+def test_fsync_is_asked_for_file_and_folder(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(number: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{number}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for on in (True, False):
+        with Writer(content, piece_bytes=PIECE, fsync=on) as writer:
+            writer.write_share(tmp_path, [("a", 10, 0), ("b", 10, 1)])
+    folder = str(tmp_path)
+    assert synced == [f"{folder}/a.partial", f"{folder}/b.partial", folder]
+
+
+def test_times_add_up() -> None:
+    one = WriteTimes(num_bytes=3, open=1, write=2, waited=3, fsync=4, close=5, generation=6)
+    both = one + one
+    assert (both.num_bytes, both.open, both.close, both.generation) == (6, 2, 10, 12)
+    assert both.seconds == 30
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ("missing", "a.pt is missing; write the checkpoints again"),
+        ("short", "a.pt holds 199,999 bytes, 200,000 were written; write the checkpoints again"),
+        ("flipped", "a.pt is damaged at byte 150,001; write the checkpoints again"),
+        ("fifo", "a.pt is a FIFO, not a file"),
+    ],
+)
+@pytest.mark.parametrize("io_depth", [1, 2])
+def test_damage_is_named(
+    tmp_path: Path, content: Content, damage: str, line: str, io_depth: int
+) -> None:
+    path = tmp_path / "a.pt"
+    data = bytearray(expected(content, 5, 200_000))
+    if damage == "flipped":
+        data[150_001] ^= 1
+    if damage == "fifo":
+        os.mkfifo(path)
+    elif damage != "missing":
+        path.write_bytes(data[:-1] if damage == "short" else data)
+    with (
+        Reader(piece_bytes=PIECE, io_depth=io_depth, content=content) as reader,
+        pytest.raises(RunError) as refused,
+    ):
+        reader.read(path, 200_000, sample=5)
+    assert str(refused.value) == f"{tmp_path}/{line}"
+
+
+def test_without_content_nothing_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(3 * PIECE))
+    with Reader(piece_bytes=PIECE) as reader:
+        times = reader.read(tmp_path / "a", 3 * PIECE)
+        assert (times.compare, reader.bytes_done) == (0.0, 3 * PIECE)
+        assert times.seconds == times.open + times.read + times.close

@@ -1,0 +1,115 @@
+"""`dlemu wear`, and the line that commands end with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli import wear as wear_module
+from dlemu.cli.main import run
+from dlemu.cli.wear import watched
+from dlemu.host.devices import BlockDevice
+from dlemu.host.drive_counters import Lifetime
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
+
+
+def one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a command that is refused says."""
+    assert run(["wear", *words]) == 1
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.count("\n") == 1
+    return done.err.removeprefix("dlemu: ").rstrip("\n")
+
+
+def test_a_datasheet_gives_the_published_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["wear", "drive=d5_p5336_61tb", "wear.duty=0.5"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  213 x 10^15 bytes: 2,701.7 MB/s, 1.90 drive writes a day",
+        "  213 x 2^50 bytes: 2,900.9 MiB/s, 2.14 drive writes a day",
+    ]
+
+
+def test_scripts_get_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["drive.endurance=14PB", "drive.capacity=7.68TB", "wear.years=10", "wear.duty=25%"]
+    assert run(["wear", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["drives"] == []
+    assert found["sustained"]["bytes_per_second"] == pytest.approx(14e15 / 315_360_000 / 0.25)
+    assert found["sustained"]["drive_writes_per_day"] == pytest.approx(14e15 / 7.68e12 / 3650)
+
+
+def test_a_folder_s_drives_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = BlockDevice("nvme0n1", ())
+    tells = Lifetime(
+        name="nvme0n1",
+        model="",
+        capacity_bytes=10**12,
+        block_bytes_written=None,
+        host_bytes_written=None,
+        host_bytes_read=None,
+        media_bytes_written=None,
+        media_source="",
+        waf=None,
+        percentage_used=None,
+        available_spare=None,
+        power_on_hours=None,
+        media_errors=None,
+        missing="asking /dev/nvme0 needs CAP_SYS_ADMIN",
+    )
+    monkeypatch.setattr(wear_module, "devices_under", lambda path: [device])
+    monkeypatch.setattr(wear_module, "lifetime", lambda each: tells)
+
+    assert run(["wear", str(tmp_path), "drive.endurance=1.825PB"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "its own counters are not known: asking /dev/nvme0 needs CAP_SYS_ADMIN"
+    )
+    assert lines[2].endswith("1.00 drive writes a day"), "of the drive that is there"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "),
+        (["/nosuch"], "/nosuch is not there; name a folder or a drive such as /dev/nvme0n1"),
+        (["/dev/shm"], "no drive is seen under /dev/shm (tmpfs), so nothing counts its wear"),
+        (["/", "/tmp"], "one folder or drive is needed, got /, /tmp"),
+        (["wear.yeers=2"], "unknown key wear.yeers; did you mean wear.years?"),
+        (["drive.nosuch=2"], "unknown key drive.nosuch"),
+        (["wear.duty=110%"], "wear.duty must be a number above 0, at most 1, got 110%"),
+        (["wear.years=0"], "wear.years must be a number above 0, at most 1000, got 0"),
+        (["wear.years=nan"], "wear.years must be a number above 0, at most 1000, got nan"),
+        (["drive=nosuch"], "drive: no datasheet of drive 'nosuch'; known: d3_s4520"),
+        (["drive.endurance=14"], "drive.endurance=14 is 14 bytes; write 14PB"),
+        (["--csv", "x"], "unknown option --csv"),
+    ],
+)
+def test_what_cannot_be_shown_gets_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert one_line(words, capsys).startswith(line)
+
+
+def test_a_command_ends_with_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drive = load_workload("unet3d_h100", {"drive.endurance": "14PB"}).drive
+    with watched(Alone(), Path("/dev/shm"), drive=drive, written=lambda: 10**8):
+        pass
+    assert capsys.readouterr().out == (
+        "wear: not known; no drive is seen under the folder (tmpfs)\n"
+    )
+    with watched(Alone(), Path("/dev/shm"), drive=None, written=lambda: 10**8 - 1):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_other_keys_stand_beside_a_drive_s_name() -> None:
+    keys = {"drive": "d7_ps1010", "drive.endurance": "14PB"}
+    drive = load_workload("unet3d_h100", keys).drive
+    assert drive is not None
+    assert (drive.name, drive.endurance) == ("D7-PS1010", 14 * 10**15)

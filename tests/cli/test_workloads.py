@@ -1,0 +1,76 @@
+"""`dlemu workloads`: what each row asks of storage."""
+
+import json
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.sizing.rows import HEADINGS, Row, rows, table
+from dlemu.workload.compose import known_workloads
+from dlemu.workload.model import load_workload
+
+
+def test_all_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workloads"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(known_workloads())
+    [llama] = [line for line in lines if line.startswith("llama_pretrain")]
+    assert llama.endswith("no: 26.7 kB/s, no drive is felt")
+
+
+def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["workloads", "dlrm_b", "gnn", "--json"]) == 0
+    dlrm, gnn = json.loads(capsys.readouterr().out)
+    assert dlrm["sample_bytes"] == 160 and dlrm["threshold"] == 0.7
+    assert dlrm["useful_bytes_per_second"] == pytest.approx(16_384 * 160 / 0.000375)
+    assert 1 < dlrm["bytes_per_second"] / dlrm["useful_bytes_per_second"] < 1.1
+    assert gnn["reads_per_second"] == pytest.approx(937_984 / 0.0894)
+    assert gnn["feels_the_drive"] == "yes: one needs 3.7 D7-PS1010"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["unet"], ""),
+        (["resnet18"], "no workload begins with resnet18; did you mean resnet50_"),
+        (["reader.batch_size=3"], "dlemu workloads takes no keys, got reader.batch_size=3"),
+    ],
+)
+def test_bad_words_get_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["workloads", *words]) == (1 if line else 0)
+    error = capsys.readouterr().err
+    assert line in error and len(error.splitlines()) == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("step", "feels"),
+    [
+        (100.0, "no: 10.3 MB/s, no drive is felt"),
+        (3.0, "yes: one D7-PS1010 feeds 42.4"),
+        (20.0, "no: one D3-S4520 feeds 11"),
+        (0.01, "yes: one needs 7.1 D7-PS1010"),
+    ],
+)
+def test_a_drive_is_felt_by_bytes(step: float, feels: str) -> None:
+    """1.03 GB a step: from below 1 % of a SATA drive to several NVMe drives."""
+    workload = load_workload("unet3d_h100", {"train.computation_time": step})
+    if step == 100.0:
+        workload = workload.with_keys({"reader.batch_size": 1, "train.computation_time": 100.0})
+        feels = "no: 1.47 MB/s, no drive is felt"
+    assert Row(workload).feels == feels
+
+
+def test_random_reads_are_felt_by_their_number() -> None:
+    """10 million samples of 512 bytes each second are 5 GB/s, but more than a drive's IOPS."""
+    keys: dict[str, object] = {"dataset.record_length_bytes": 512, "reader.batch_size": 100_000}
+    workload = load_workload("gnn_rgat_h100", keys | {"train.computation_time": 0.01})
+    assert Row(workload).feels == "yes: one needs 3.6 D7-PS1010"
+
+
+def test_the_page_has_the_commands_table() -> None:
+    from docs.workloads import PAGE, ROOT
+
+    assert table(rows(), markdown=True) in (ROOT / PAGE).read_text()
+    assert len(HEADINGS) == 9

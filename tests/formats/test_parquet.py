@@ -1,0 +1,167 @@
+"""Parquet: PyArrow reads what we write, and we find what PyArrow wrote."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from dlemu.datagen.content import Content
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats.parquet import Amount, Parquet, Ranges, read_footer
+from dlemu.workload.sections import ColumnSection
+from tests.formats.contract import SEED, file_samples, write_file
+
+COLUMNS = (
+    ColumnSection(name="a", dtype="float32", read=True),
+    ColumnSection(name="b", dtype="float64"),
+    ColumnSection(name="half", dtype="float16", read=True),
+    ColumnSection(name="i", dtype="int8", read=True),
+    ColumnSection(name="u", dtype="uint64"),
+    ColumnSection(name="l", dtype="list", size=5000, read=True),
+    ColumnSection(name="bytes", dtype="uint8", size=77),
+)
+FILES = Parquet(COLUMNS, 300)
+
+
+def reader(path: Path) -> Callable[[int, int], bytes]:
+    data = path.read_bytes()
+    return lambda offset, length: data[offset : offset + length]
+
+
+@pytest.mark.parametrize("num_rows", [1, 299, 300, 1000])
+def test_pyarrow_reads_what_was_written(tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "a.parquet"
+    num_bytes, _ = write_file(path, FILES, file_samples([1] * num_rows, first=2 * num_rows))
+    assert num_bytes == path.stat().st_size == FILES.file_bytes(np.ones((1, num_rows), np.int64))[0]
+
+    file = pq.ParquetFile(path)
+    table = file.read()
+
+    assert table.num_rows == num_rows and file.metadata.num_row_groups == -(-num_rows // 300)
+    types = ["float", "double", "halffloat", "fixed_size_binary[1]", "uint64"]
+    assert [str(field.type) for field in table.schema][:5] == types
+    assert pa.types.is_list(table.schema.field("l").type)
+    assert set(map(len, table.column("l").to_pylist())) == {5000}
+    page = np.empty(4 * min(300, num_rows), np.uint8)
+    pages = sum(FILES._num_pages(num_rows) for _ in range(2))  # of the two files before
+    Content(SEED).fill(page, pages)
+    first = table.column("a").chunk(0)
+    assert first.to_numpy()[:300].tobytes() == page.tobytes()
+
+
+@pytest.mark.parametrize("num_rows", [1, 1000])
+def test_ranges_are_known_without_the_file_and_found_in_it(tmp_path: Path, num_rows: int) -> None:
+    path = tmp_path / "a.parquet"
+    num_bytes, _ = write_file(path, FILES, file_samples([1] * num_rows))
+    known, found = FILES.ranges(num_rows), FILES.find(reader(path), num_bytes)
+    assert read_footer(reader(path), num_bytes) == FILES.footer(num_rows)
+    for name in ("ends", "offsets", "lengths"):
+        assert np.array_equal(getattr(known, name), getattr(found, name)), name
+    row = pq.ParquetFile(path).metadata.row_group(0)
+    wanted = [row.column(number) for number in (0, 2, 3, 5)]
+    assert known.offsets[0].tolist() == [chunk.data_page_offset for chunk in wanted]
+    assert known.lengths[0].tolist() == [chunk.total_compressed_size for chunk in wanted]
+
+
+def write_with_pyarrow(path: Path, **options: object) -> None:
+    columns = {"b": np.zeros(50), "a": np.arange(50, dtype=np.float32), "i": np.zeros(50, np.int8)}
+    columns |= {"half": np.zeros(50, np.float16)}
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(500, np.float32)), 10)
+    table = pa.table({**columns, "l": lists})
+    pq.write_table(table, path, row_group_size=20, **options)
+
+
+def test_a_file_of_pyarrow_is_found_by_its_footer(tmp_path: Path) -> None:
+    """With its dictionaries, statistics and another order of the columns."""
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="none")
+    found = FILES.find(reader(path), path.stat().st_size)
+    assert found.ends.tolist() == [20, 40, 50]
+    file = pq.ParquetFile(path).metadata
+    for group in range(3):
+        chunks = [file.row_group(group).column(number) for number in (1, 3, 2, 4)]
+        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        assert found.offsets[group].tolist() == starts
+        assert found.lengths[group].tolist() == [chunk.total_compressed_size for chunk in chunks]
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-100]
+
+
+def far(data: bytes) -> bytes:
+    return data[:-8] + (1 << 30).to_bytes(4, "little") + data[-4:]
+
+
+def broken(data: bytes) -> bytes:
+    length = int.from_bytes(data[-8:-4], "little")
+    return data[: -8 - length] + b"\xff" * length + data[-8:]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (cut, "it was cut"),
+        (far, "its footer would have 1073741824 bytes"),
+        (broken, "its footer is damaged"),
+        (lambda data: b"", "no Parquet file"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="none")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DatasetError, match=problem):
+        FILES.find(reader(path), path.stat().st_size)
+
+
+def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="snappy")
+    with pytest.raises(DatasetError, match=r"column a is compressed \(SNAPPY\)"):
+        FILES.find(reader(path), path.stat().st_size)
+    write_with_pyarrow(path, compression="none")
+    other = Parquet((ColumnSection(name="x"),), 10)
+    with pytest.raises(DatasetError, match=r"it has no column 'x', but \['b', 'a'"):
+        other.find(reader(path), path.stat().st_size)
+    with pytest.raises(DatasetError, match=r"it has 50 rows, .* asks for 7 samples"):
+        FILES.locate(reader(path), path.stat().st_size, num_samples=7)
+
+
+def test_without_pyarrow_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="none")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(WorkloadError, match=r"pip install 'dlemu\[parquet\]'"):
+        Parquet(COLUMNS[:1], 7).find(reader(path), path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("gap", "reads"),
+    [
+        (0, [(0, 10), (20, 25), (100, 10)]),
+        (9, [(0, 10), (20, 25), (100, 10)]),
+        (10, [(0, 45), (100, 10)]),
+        (55, [(0, 110)]),
+    ],
+)
+def test_neighbours_up_to_a_gap_are_one_read(gap: int, reads: list[tuple[int, int]]) -> None:
+    """The columns lie in another order than they are asked for; two of them touch."""
+    ranges = Ranges(np.array([5]), np.array([[100, 0, 20, 40]]), np.array([[10, 10, 20, 5]]))
+    offsets, lengths = ranges.joined(gap)[0]
+    assert list(zip(offsets, lengths, strict=True)) == reads
+
+
+def test_the_amount_counts_what_is_useful_asked_for_and_read() -> None:
+    ranges = Ranges(np.array([5]), np.array([[100, 0, 20, 40]]), np.array([[10, 10, 20, 5]]))
+    amount = Amount.of(ranges, useful=8, gap=10, transfer=20, footer=12)
+    # 45 bytes of reads of at most 20 are three, ten one; the footer takes two, and 8 bytes of tail.
+    assert amount == Amount(useful=8, asked=45 / 5, read=(45 + 10 + 12 + 8) / 5, reads=6 / 5)
+    assert amount.describe().startswith("of each row 8 bytes are useful, 9.0 asked for, 15.0 read")

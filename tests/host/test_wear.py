@@ -1,0 +1,273 @@
+"""Wear: of drives whose log pages are frozen, and of this host's own drive."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlemu.host.devices import BlockDevice, devices_under
+from dlemu.host.drive_counters import lifetime, look, media_bytes
+from dlemu.host.nvme import HEALTH, OCP, VENDOR, VendorWrites
+from dlemu.host.wear import DriveWear, WearWatch, combine_hosts, sum_up
+from tests.host.log_pages import Drives, add_nvme, health_page, ocp_page, vendor_page
+
+GB = 10**9
+
+
+class Watched:
+    """A watch of one NVMe drive, whose pages are those of `pages`."""
+
+    def __init__(self, folder: Path, pages: dict[tuple[int, int], bytes | OSError]) -> None:
+        self.folder, self.sys, self.proc = folder / "data", folder / "sys", folder / "proc"
+        self.folder.mkdir()
+        add_nvme(self.sys)
+        disk = (self.sys / "class" / "block" / "nvme0n1").resolve()
+        (self.sys / "dev" / "block").mkdir(parents=True)
+        (self.sys / "dev" / "block" / "259:0").symlink_to(disk)
+        (self.proc / "self").mkdir(parents=True)
+        mount = "1 0 259:0 / / rw - xfs /dev/nvme0n1 rw\n"
+        (self.proc / "self" / "mountinfo").write_text(mount)
+        self.stat = disk / "stat"
+        self.sectors(0)
+        self.drives = Drives({})
+        self.tell(pages)
+        self.watch = WearWatch(self.folder, read=self.drives.read, proc=self.proc, sys=self.sys)
+
+    def sectors(self, num: int) -> None:
+        self.stat.write_text(f"0 0 0 0 0 0 {num} 0 0 0 0\n")
+
+    def tell(self, pages: dict[tuple[int, int], bytes | OSError]) -> None:
+        self.drives.pages = {("nvme0", *key): page for key, page in pages.items()}
+
+
+def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dlemu.host.wear.time.monotonic", lambda: now[0])
+    host = Watched(tmp_path, {(HEALTH, 0): health_page(written=1000), (OCP, 0): ocp_page(7 * GB)})
+    host.watch.start()
+    now[0] += 864.0  # a hundredth of a day
+    host.sectors(20_000_000)
+    host.tell(
+        {
+            (HEALTH, 0): health_page(written=21_000, used=10),
+            (OCP, 0): ocp_page(7 * GB + 12_288_000_000),
+        }
+    )
+
+    wear = host.watch.finish(file_bytes=10 * GB, endurance=14_016 * 10**12)
+
+    assert wear["seconds"] == 864
+    assert wear["block_bytes_written"] == 10_240_000_000
+    assert wear["host_bytes_written"] == 10_240_000_000
+    assert wear["media_bytes_written"] == 12_288_000_000
+    assert wear["waf"] == 1.2
+    assert wear["percentage_used"] == 10
+    assert wear["file_system_amplification"] == 1.024
+    capacity = 7_681_501_126_656 // 512 * 512
+    assert wear["drive_writes_per_day"] == pytest.approx(1024 * GB / capacity)
+    assert wear["years_left"] == pytest.approx(0.9 * 14_016e12 / (1024e9 * 365))
+    assert wear["missing"] == {}
+    (drive,) = wear["drives"]
+    assert (drive["name"], drive["model"]) == ("nvme0n1", "SOLIDIGM SB5PH27X076T")
+    assert drive["media_source"] == "log C0h, in bytes"
+
+
+def test_pages_of_several_owners_are_told_apart_by_index(tmp_path: Path) -> None:
+    host = Watched(tmp_path, {})
+    host.tell(
+        {
+            (HEALTH, 0): health_page(written=1),
+            (OCP, 0): bytes(512),
+            (OCP, 2): ocp_page(42),
+            (VENDOR, 1): vendor_page(5, 4),
+        }
+    )
+
+    found = look(BlockDevice("nvme0n1", (host.stat,)), read=host.drives.read, sys=host.sys)
+
+    assert (found.ocp, found.vendor) == (42, VendorWrites(5, 4))
+
+
+def test_the_counters_of_a_drive_s_life(tmp_path: Path) -> None:
+    host = Watched(tmp_path, {(HEALTH, 0): health_page(written=10**6, read=7, used=2, spare=90)})
+    device = BlockDevice("nvme0n1", (host.stat,))
+    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    assert (told["host_bytes_written"], told["host_bytes_read"]) == (512 * GB, 3_584_000)
+    assert (told["percentage_used"], told["available_spare"], told["media_errors"]) == (2, 90, 3)
+    assert (told["waf"], told["media_source"]) == (None, "")
+    assert "neither log C0h" in told["missing"]
+
+    host.drives.pages["nvme0", OCP, 0] = ocp_page(768 * GB)
+    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    assert (told["waf"], told["media_source"], told["missing"]) == (1.5, "log C0h, in bytes", "")
+
+    host.tell({})
+    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    assert (told["host_bytes_written"], told["percentage_used"]) == (None, None)
+    assert "does not answer" in told["missing"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errno.EACCES, ("CAP_SYS_ADMIN", "run as root", "nvme smart-log /dev/nvme0")),
+        (errno.EPERM, ("CAP_SYS_ADMIN",)),
+        (errno.ENOENT, ("/dev/nvme0 is not here", "--device=/dev/nvme0")),
+        (errno.EIO, ("/dev/nvme0 does not answer",)),
+    ],
+)
+def test_a_drive_that_may_not_be_asked_says_why_and_no_zero(
+    tmp_path: Path, error: int, words: tuple[str, ...]
+) -> None:
+    host = Watched(tmp_path, {(HEALTH, 0): OSError(error, os.strerror(error))})
+    host.watch.start()
+    host.sectors(2_000_000)
+
+    wear = host.watch.finish()
+
+    assert wear["block_bytes_written"] == 1_024_000_000
+    for field in ("host_bytes_written", "media_bytes_written", "percentage_used", "waf"):
+        assert wear[field] is None
+        assert all(word in wear["missing"][field] for word in words)
+        assert "\n" not in wear["missing"][field]
+    assert wear["missing"]["years_left"] == "drive.endurance is not set"
+    assert wear["missing"]["file_system_amplification"] == "no file was written"
+
+
+def test_a_drive_without_counters_of_its_flash_has_no_waf(tmp_path: Path) -> None:
+    host = Watched(tmp_path, {(HEALTH, 0): health_page(written=0)})
+    host.watch.start()
+    host.tell({(HEALTH, 0): health_page(written=10_000)})
+
+    wear = host.watch.finish()
+
+    assert wear["host_bytes_written"] == 5_120_000_000
+    assert (wear["media_bytes_written"], wear["waf"]) == (None, None)
+    assert "neither log C0h" in wear["missing"]["waf"]
+
+
+X = 10 * GB
+
+
+@pytest.mark.parametrize(
+    ("ocp", "vendor", "media", "said"),
+    [
+        (X, None, X, "in bytes"),
+        (X // 2, None, X // 2, "in bytes"),
+        (20 * X, None, 20 * X, "in bytes"),
+        (20 * X + 1, None, None, "unit of log C0h is unknown"),
+        (X // 2 - 1, None, None, "unit of log C0h is unknown"),
+        (20_000, None, 20_000 * 512_000, "data units"),
+        (0, None, None, "unit of log C0h is unknown"),
+        (X // 32, VendorWrites(330, 300), X * 11 // 10, "log CAh"),
+        (X, VendorWrites(600, 300), X, "in bytes"),
+        (None, VendorWrites(33, 32), X * 33 // 32, "log CAh"),
+        (None, VendorWrites(31, 31), None, "steps of 32 MiB"),
+        (None, None, None, "neither"),
+    ],
+)
+def test_a_unit_is_believed_only_if_it_fits_what_was_written(
+    ocp: int | None, vendor: VendorWrites | None, media: int | None, said: str
+) -> None:
+    found, text = media_bytes(X, ocp, vendor)
+    assert found == media
+    assert said in text
+
+
+def test_what_is_less_than_the_counters_steps_gives_no_ratio() -> None:
+    assert media_bytes(10**8, 10**8, None)[0] == 10**8
+    found, why = media_bytes(10**8 - 1, 10**8, None)
+    assert found is None
+    assert "95.4 MiB were written" in why
+
+
+NUMBERS = st.none() | st.integers(-(2**128), 2**128)
+
+
+@given(host=st.integers(-(2**128), 2**128), ocp=NUMBERS, nand=NUMBERS, own=st.integers(0, 2**48))
+def test_no_counters_give_a_waf_beyond_the_bounds(
+    host: int, ocp: int | None, nand: int | None, own: int
+) -> None:
+    vendor = None if nand is None else VendorWrites(nand, own)
+    found, text = media_bytes(host, ocp, vendor)
+    assert text
+    if found is not None and text != "log CAh":
+        assert 0.5 * host <= found <= 20 * host
+
+
+def drive(name: str, host: int | None, media: int | None, used: int | None) -> DriveWear:
+    missing = {} if host is not None else {"host_bytes_written": f"{name} is no NVMe drive"}
+    return DriveWear(
+        host="node1",
+        name=name,
+        model="",
+        capacity_bytes=10**12,
+        block_bytes_written=GB,
+        host_bytes_written=host,
+        media_bytes_written=media,
+        media_source="",
+        percentage_used=used,
+        missing=missing,
+    )
+
+
+def test_the_drives_of_a_raid_are_taken_together() -> None:
+    wear = sum_up(
+        [drive("nvme0n1", 2 * GB, 3 * GB, 4), drive("nvme1n1", 2 * GB, 5 * GB, 9)],
+        86_400.0,
+        endurance=10**15,
+    )
+    assert (wear["host_bytes_written"], wear["waf"], wear["percentage_used"]) == (4 * GB, 2.0, 9)
+    assert wear["endurance_bytes"] == 2 * 10**15
+    assert wear["drive_writes_per_day"] == 0.002
+    assert wear["years_left"] == pytest.approx(0.91 * 2e15 / (4e9 * 365))
+
+
+def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
+    wear = sum_up([drive("nvme0n1", GB, GB, 4), drive("sda", None, None, None)], 60.0)
+    assert (wear["host_bytes_written"], wear["media_bytes_written"]) == (None, None)
+    assert wear["missing"]["waf"] == "sda is no NVMe drive"
+    assert wear["drive_writes_per_day"] == pytest.approx(2e9 / 2e12 * 1440)  # by the block layer
+
+
+def test_hosts_are_taken_together() -> None:
+    one = sum_up([drive("nvme0n1", GB, GB, 4)], 100.0, file_bytes=GB)
+    two = sum_up([drive("nvme0n1", GB, 3 * GB, 5)], 200.0, file_bytes=GB)
+
+    wear = combine_hosts([one, two])
+
+    assert (wear["seconds"], wear["waf"], len(wear["drives"])) == (200.0, 2.0, 2)
+    assert (wear["file_bytes_written"], wear["file_system_amplification"]) == (2 * GB, 1.0)
+
+
+def test_hosts_without_drives_say_why() -> None:
+    none = sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)")
+    wear = combine_hosts([none, none])
+    assert wear["block_bytes_written"] is None
+    assert wear["missing"]["block_bytes_written"] == "no drive is seen under the folder (nfs4)"
+
+
+def test_this_host_s_own_drive_counts_what_is_written(tmp_path: Path) -> None:
+    if not devices_under(tmp_path):
+        pytest.skip("no drive is seen under the temporary folder")
+    watch = WearWatch(tmp_path / "not made yet")
+    watch.start()
+    (tmp_path / "file").write_bytes(os.urandom(8 << 20))
+
+    wear = watch.finish(file_bytes=8 << 20)
+
+    assert wear["block_bytes_written"] is not None
+    assert wear["block_bytes_written"] >= 8 << 20
+    assert wear["file_system_amplification"] is not None
+    assert wear["file_system_amplification"] >= 1
+
+
+def test_memory_is_no_drive() -> None:
+    watch = WearWatch(Path("/dev/shm"))
+    watch.start()
+    wear = watch.finish(file_bytes=5)
+    assert wear["block_bytes_written"] is None
+    assert wear["missing"]["waf"] == "no drive is seen under the folder (tmpfs)"

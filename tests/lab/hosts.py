@@ -1,0 +1,159 @@
+"""Several hosts on this one: each a network namespace with a host name, an address and a link.
+
+For tests of jobs over hosts, launched by Open MPI's mpirun as over ssh: its agent enters the
+namespace instead. They need root, and skip with the reason where the kernel has no namespaces.
+"""
+
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.lab.cgroups import Group
+
+_numbers = itertools.count()
+
+_AGENT = """#!/bin/sh
+# mpirun calls this as it would call ssh: AGENT HOST WORDS. The words are a line for a shell.
+host=$1
+shift
+exec {enter} "$host" "$*"
+"""
+
+_ENTER = """#!/bin/sh
+# Runs a line of shell on a host: ENTER HOST LINE.
+export DLEMU_LAB_HOST=$1 DLEMU_LAB_LINE=$2
+exec nsenter --net=/run/netns/{prefix}$1 unshare --uts --mount sh -c '
+hostname "$DLEMU_LAB_HOST"
+. {folder}/"$DLEMU_LAB_HOST".sh
+eval "$DLEMU_LAB_LINE"'
+"""
+
+
+@dataclass
+class Hosts:
+    """Hosts on a bridge of their own, and how to start ranks on them."""
+
+    names: list[str]
+    folder: Path
+    """Holds the scripts that enter the hosts."""
+    prefix: str
+    """What the names of the namespaces begin with."""
+    _lines: dict[str, list[str]] = field(default_factory=dict)
+
+    def mpirun(self, ranks: Sequence[int], *command: str) -> list[str]:
+        """Return the command line that runs `command` in so many ranks on each host, in order."""
+        launcher = Path(sys.executable).with_name("mpirun")
+        if not launcher.exists():
+            pytest.skip(f"no mpirun beside {sys.executable}; pip install 'dlemu[mpi]'")
+        slots = ",".join(f"{name}:{num}" for name, num in zip(self.names, ranks, strict=True))
+        words = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--host", slots]
+        words += ["--map-by", "slot", "-n", str(sum(ranks)), *command]
+        return self.on(self.names[0], *words)
+
+    def on(self, name: str, *command: str) -> list[str]:
+        """Return the command line that runs `command` on one host."""
+        return [str(self.folder / "enter"), name, "exec " + " ".join(map(_quoted, command))]
+
+    def hold(self, name: str, group: Group) -> None:
+        """Put what will be started on a host into a cgroup."""
+        self._add(name, f"echo 0 > {group.folder}/cgroup.procs")
+
+    def mount(self, name: str, source: Path, target: Path) -> None:
+        """Show a folder of this machine at another path on one host: a disk of its own."""
+        self._add(name, f"mount --bind {_quoted(str(source))} {_quoted(str(target))}")
+
+    def set(self, name: str, variables: Mapping[str, str]) -> None:
+        """Set environment variables for what will be started on a host."""
+        for key, value in variables.items():
+            self._add(name, f"export {key}={_quoted(value)}")
+
+    def cut(self, name: str) -> None:
+        """Take the link of a host down, as a pulled cable."""
+        self._link(name, "down")
+
+    def mend(self, name: str) -> None:
+        self._link(name, "up")
+
+    def limit_rate(self, name: str, bits_per_second: int) -> None:
+        """Hold what a host sends to a rate, and what is sent to it."""
+        shape = ["root", "tbf", "rate", str(bits_per_second), "burst", "256kb", "latency", "50ms"]
+        _ip("netns", "exec", self.prefix + name, "tc", "qdisc", "add", "dev", "eth0", *shape)
+        outer = f"{self.prefix}{self.names.index(name)}"
+        bridge = self.prefix + "br"
+        _ip("netns", "exec", bridge, "tc", "qdisc", "add", "dev", outer, *shape)
+
+    def _add(self, name: str, line: str) -> None:
+        self._lines.setdefault(name, []).append(line)
+        (self.folder / f"{name}.sh").write_text("\n".join([*self._lines[name], ""]))
+
+    def _link(self, name: str, state: str) -> None:
+        outer = f"{self.prefix}{self.names.index(name)}"
+        _ip("-n", self.prefix + "br", "link", "set", outer, state)
+
+
+@contextlib.contextmanager
+def hosts(folder: Path, num: int) -> Iterator[Hosts]:
+    """Make so many hosts, h0, h1 and so on, with addresses 10.77.0.1 and so on."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may make network namespaces")
+    if missing := [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]:
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 util-linux")
+    prefix = f"d{os.getpid()}{next(_numbers)}"
+    made = Hosts([f"h{index}" for index in range(num)], folder, prefix)
+    bridge = prefix + "br"
+    try:
+        _make(made, bridge)
+    except subprocess.CalledProcessError as error:
+        _remove(made, bridge)
+        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in made.names:
+        (folder / f"{name}.sh").write_text("")
+    _write_script(folder / "enter", _ENTER.format(prefix=prefix, folder=folder))
+    _write_script(folder / "agent", _AGENT.format(enter=folder / "enter"))
+    try:
+        yield made
+    finally:
+        _remove(made, bridge)
+
+
+def _make(made: Hosts, bridge: str) -> None:
+    _ip("netns", "add", bridge)
+    _ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+    _ip("-n", bridge, "link", "set", "br0", "up")
+    for index, name in enumerate(made.names):
+        space, outer = made.prefix + name, f"{made.prefix}{index}"
+        _ip("netns", "add", space)
+        _ip("-n", bridge, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", space)
+        _ip("-n", bridge, "link", "set", outer, "master", "br0", "up")
+        _ip("-n", space, "address", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
+        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "link", "set", "lo", "up")
+
+
+def _remove(made: Hosts, bridge: str) -> None:
+    for space in [*(made.prefix + name for name in made.names), bridge]:
+        with contextlib.suppress(subprocess.CalledProcessError):  # not made
+            _ip("netns", "delete", space)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"

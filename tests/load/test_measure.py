@@ -1,0 +1,150 @@
+"""Files are read whole, once, and cold; what was written for it is removed."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.host.devices import lies_in_memory
+from dlemu.load import measure as module
+from dlemu.load import reading
+from dlemu.load.measure import Load, measure
+from dlemu.load.models import Model, find_drive
+from dlemu.load.reading import WAYS, Way, read_once
+from dlemu.load.text import document, render
+from dlemu.storage.pagecache import Pages, drop, look
+
+SIZES = (9_000_000, 4096, 5_000_001)
+MODEL = Model("tiny", SIZES, "fp16", "here")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}.bin" for number in range(len(SIZES))]
+    for path, size in zip(paths, SIZES, strict=True):
+        path.write_bytes(os.urandom(size))
+    return paths
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """A small model on a drive whose rate is known."""
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    target = tmp_path / "drive"
+    target.mkdir()
+    return Load(model=MODEL, target=target, readers=(1, 3), drive=find_drive("d3_s4520"))
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+@pytest.mark.parametrize("readers", [1, 4])
+def test_every_byte_is_read_once(
+    way: Way, readers: int, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PIECE", 1 << 20)
+    monkeypatch.setattr(reading, "_CALL", 1 << 18)
+    seen: list[int] = []
+    once = read_once(files, way=way, num_readers=readers, at=seen.append)
+    assert once.num_bytes == sum(seen) == sum(SIZES)
+    assert once.seconds > 0 and once.cpu_seconds >= 0
+
+
+def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
+    if lies_in_memory(files[0]):
+        pytest.skip("lies in memory")
+    for way, share in (("odirect", 0.0), ("pread", 1.0), ("mmap", 1.0)):
+        assert drop(files).resident == 0
+        read_once(files, way=way, num_readers=2)  # type: ignore[arg-type]
+        assert look(files).share == share, way
+
+
+def test_a_file_that_ends_early_is_an_error(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = Path.stat
+
+    def longer(path: Path, **options: bool) -> os.stat_result:
+        told = truth(path, **options)
+        return os.stat_result((*told[:6], told.st_size + 8192, *told[7:10]))
+
+    monkeypatch.setattr(Path, "stat", longer)
+    with pytest.raises(RunError, match=r"0.bin ended early, at byte 8388608"):
+        read_once(files[:1], way="pread", num_readers=2)
+
+
+def test_a_model_is_written_read_cold_and_removed(load: Load) -> None:
+    assert load.target is not None
+    events: list[str] = []
+
+    answer = measure(load, events.append)
+
+    assert not any(load.target.iterdir())
+    assert answer.num_bytes == sum(SIZES) == answer.whole_bytes
+    assert [(cell.way, cell.readers) for cell in answer.cells] == [
+        (way, readers) for way in WAYS[:3] for readers in (1, 3)
+    ]
+    assert all(cell.pages_before == 0 and cell.num_bytes == sum(SIZES) for cell in answer.cells)
+    assert answer.share(answer.cells[0]) == pytest.approx(
+        sum(SIZES) / answer.cells[0].seconds / 550e6
+    )
+    assert "left out: cufile: no GPU on this host" in events
+    assert "cold: 0 of 3420 pages in the page cache before each read" in render(answer)
+    told = document(answer)
+    assert told["cells"][0]["share_of_drive"] == answer.share(answer.cells[0])
+    assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
+
+
+def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:
+    assert load.target is not None
+    folder = load.target / "dlemu_load.tiny"
+    load = replace(load, ways=("odirect",), readers=(2,), scale=0.1, keep=True)
+
+    answer = measure(load, lambda _: None)
+
+    sizes = [path.stat().st_size for path in sorted(folder.iterdir())]
+    assert sizes == [900_000, 4096, 500_000]
+    assert f"scale=0.1 of the model; cold: 0 of {answer.num_pages} pages" in render(answer)
+    assert "(not measured)" in render(answer)
+    events: list[str] = []
+    measure(replace(load, keep=False), events.append)
+    assert events[0] == f"{folder} has the files already; they stay"
+    assert len([*folder.iterdir()]) == 3
+
+
+def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load.target is not None
+    huge = replace(MODEL, files=(1 << 50,))
+    with pytest.raises(RunError, match=r"free, too little for 1\.0 PiB; .*: scale=\d"):
+        measure(replace(load, model=huge), lambda _: None)
+    with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
+        measure(replace(load, ways=("cufile",)), lambda _: None)
+    monkeypatch.setattr(module, "drop", lambda _: Pages(3, 7, 3420))
+    with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
+        measure(load, lambda _: None)
+    assert not any(load.target.iterdir())
+
+
+def test_memory_is_no_drive(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "lies_in_memory", lambda _: True)
+    with pytest.raises(RunError, match="lies in memory: no drive is read"):
+        measure(load, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Load(scale=0.0), "scale must be above 0 and at most 1, got 0"),
+        (lambda: Load(scale=2.0), "scale must be above 0 and at most 1, got 2"),
+        (lambda: Load(readers=(0,)), "readers must be from 1 to 1024, got 0"),
+        (lambda: Load(readers=()), "readers and ways must not be empty"),
+        (lambda: Load(drives=0), "drives must be at least 1, got 0"),
+        (lambda: Load(target=Path("/nowhere")), "target /nowhere is not a folder"),
+        (lambda: Load(files=(Path("/nowhere"),)), "files: /nowhere is not a file"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], Load], message: str) -> None:
+    with pytest.raises(WorkloadError, match=f"^{message}"):
+        make()

@@ -1,0 +1,167 @@
+"""Samples read one by one from bare files, and columns of files that another tool wrote."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from dlemu.datagen import survey
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import make_plan
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.loaders import check_loader, open_loader
+from dlemu.workload.model import Workload, check_workload
+from tests.loaders.contract import content_of, make_case
+
+LOADERS = ["threads", "pytorch"]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("dataset", ["raw of 13", "indexed of 13"])
+@pytest.mark.parametrize("keys", [{}, {"reader.odirect": True}, {"reader.io_depth": 4}], ids=str)
+def test_records_in_any_order(
+    tmp_path: Path, loader: str, dataset: str, keys: dict[str, object]
+) -> None:
+    keys = {"reader.access": "random", "reader.sample_shuffle": "seed", **keys}
+    case = make_case(
+        tmp_path, dataset, {"reader.data_loader": loader, "reader.read_threads": 2} | keys
+    )
+    plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
+    assert plan.sequence is None, "no stream"
+    for known in (True, False):
+        opened, read = case.open(known_places=known), []
+        try:
+            for [batch] in opened.epoch(0, plan):
+                assert batch.arrays is not None
+                assert known is False or batch.num_bytes >= sum(map(len, batch.arrays))
+                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                    assert np.array_equal(array, content_of(case, sample)), sample
+                    read.append(sample)
+        finally:
+            opened.close()
+        assert len(read) == len(set(read)) == 24 and sorted(read) != read
+
+
+def parquet_workload(folder: Path, **reader: object) -> Workload:
+    columns = [{"name": "a", "dtype": "float32", "read": True}, {"name": "b", "dtype": "float64"}]
+    columns.append({"name": "l", "dtype": "list", "size": 3, "read": True})
+    return check_workload(
+        {
+            "dataset": {
+                "data_folder": str(folder),
+                "format": "parquet",
+                "num_files_train": 2,
+                "num_samples_per_file": 50,
+                "parquet": {"columns": columns, "row_group_size": 20},
+            },
+            "reader": {"batch_size": 10, "data_loader": "threads"} | reader,
+        }
+    )
+
+
+def write_foreign(folder: Path, **options: object) -> list[bytes]:
+    """Write two files as DLIO does; return the rows of the columns that are read."""
+    (folder / "train").mkdir()
+    rows = []
+    for file in range(2):
+        a = np.arange(50, dtype=np.float32) + 1000 * file
+        lists = np.arange(150, dtype=np.float32) - file
+        parts = {"a": a, "b": np.zeros(50)}
+        column = pa.FixedSizeListArray.from_arrays(pa.array(lists), 3)
+        path = folder / "train" / f"img_{file}_of_2.parquet"
+        pq.write_table(pa.table({**parts, "l": column}), path, row_group_size=20, **options)
+        rows += [a[i].tobytes() + lists[3 * i : 3 * i + 3].tobytes() for i in range(50)]
+    return rows
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_columns_of_another_tools_files(tmp_path: Path, loader: str) -> None:
+    rows = write_foreign(tmp_path, compression="none")
+    workload = parquet_workload(tmp_path, data_loader=loader, decode="library")
+    found = survey(tmp_path, workload)
+    assert found.mean_bytes == 16
+    plan = make_plan(workload, found, num_accelerators=1, epoch=0)
+    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
+    try:
+        got: dict[int, bytes] = {}
+        for [batch] in opened.epoch(0, plan):
+            assert batch.arrays is not None
+            got |= {
+                sample: array.tobytes()
+                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True)
+            }
+    finally:
+        opened.close()
+    assert got == dict(enumerate(rows))
+
+
+@pytest.mark.parametrize("gap", [0, 1 << 20])
+def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> None:
+    """With a large gap the column between them is read as well, and each row group once."""
+    write_foreign(tmp_path, compression="none", use_dictionary=False)
+    workload = parquet_workload(tmp_path, coalesce_gap=gap)
+    found = survey(tmp_path, workload)
+    plan = make_plan(workload, found, num_accelerators=1, epoch=0)
+    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=0)
+    try:
+        read = sum(batch.num_bytes for [batch] in opened.epoch(0, plan))
+    finally:
+        opened.close()
+    wanted = 0
+    for path in sorted((tmp_path / "train").iterdir()):
+        file = pq.ParquetFile(path).metadata
+        wanted += file.serialized_size + 8
+        for group in range(file.num_row_groups):
+            row = file.row_group(group)
+            columns = (0, 2) if gap == 0 else (0, 1, 2)
+            wanted += sum(row.column(number).total_compressed_size for number in columns)
+    assert read == wanted
+
+
+def test_compressed_columns_are_refused(tmp_path: Path) -> None:
+    write_foreign(tmp_path, compression="gzip")
+    with pytest.raises(DatasetError, match=r"img_0_of_2.parquet: column a is compressed \(GZIP\)"):
+        survey(tmp_path, parquet_workload(tmp_path))
+
+
+def test_an_index_that_points_past_its_file(tmp_path: Path) -> None:
+    case = make_case(tmp_path, "indexed of 13")
+    for name in ("dlemu.json", "dlemu.files.npy"):
+        (tmp_path / name).unlink()
+    data = tmp_path / case.layout.path(0)
+    os.truncate(data, data.stat().st_size - 1)
+    with pytest.raises(
+        DatasetError, match=r"img_0_of_2.*: its index points past its end: sample 12"
+    ):
+        survey(tmp_path, case.workload)
+    (tmp_path / case.layout.index_paths(0)[1]).unlink()
+    with pytest.raises(DatasetError, match=r"its index .*sz.idx cannot be read: No such file"):
+        survey(tmp_path, case.workload)
+
+
+def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
+    case = make_case(tmp_path, "parquet of 13", {"reader.data_loader": "threads"})
+    path = tmp_path / case.layout.path(0)
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    opened = case.open(keep=0)
+    try:
+        with pytest.raises(DatasetError, match="its footer differs from what was written"):
+            list(opened.epoch(0, case.plan(0)))
+    finally:
+        opened.close()
+
+
+def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:
+    case = make_case(tmp_path, "parquet of 13", {"reader.data_loader": "threads"})
+    with pytest.raises(WorkloadError, match=r"hand_over=batch needs reader.decode=library"):
+        case.open(keep=1)
+    decoded = case.workload.with_keys({"reader.decode": "library"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dlemu.loaders.find_spec", lambda name: None)
+        with pytest.raises(WorkloadError, match=r"needs pyarrow .*pip install 'dlemu\[parquet\]'"):
+            check_loader(decoded, 1)

@@ -1,0 +1,300 @@
+"""Results of DLIO and mlpstorage: what dlemu computes from their steps, beside what they tell.
+
+tests/data/dlio_2.0.0 is a result of DLIO 2.0.0: two ranks, two epochs of 12 steps, 50 ms each.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.errors import RunError
+from dlemu.reports.foreign import Foreign, is_foreign, read_foreign
+
+DLIO = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
+
+
+@pytest.fixture
+def leaf(tmp_path: Path) -> Path:
+    """A copy of DLIO's result, to be changed."""
+    shutil.copytree(DLIO, tmp_path / "leaf")
+    return tmp_path / "leaf"
+
+
+def one(folder: Path, **keys: object) -> Foreign:
+    return read_foreign(folder, {key.replace("__", "."): value for key, value in keys.items()})
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_a_real_result_is_computed_again() -> None:
+    (found,) = one(DLIO).runs
+    assert (found.tool, found.name, found.told["num_accelerators"]) == ("DLIO", "unet3d_h100", 2)
+    assert found.metrics is not None and found.workload is not None
+    ranks = [load(DLIO / f"{rank}_output.json") for rank in range(2)]
+    for epoch in found.metrics.epochs:
+        procs, walls = [], []
+        for rank in ranks:
+            of_epoch = rank[str(epoch.epoch + 1)]
+            proc, au = of_epoch["proc"]["block1"], of_epoch["au"]["block1"]
+            procs.append(proc)
+            walls.append(11 * 0.05 / (au / 100) + proc[0])  # DLIO's own formula, turned round
+        wall, first = np.mean(walls), max(proc[0] for proc in procs)
+        # What is between the steps belongs to all of them alike.
+        between = (wall - np.max(procs, axis=0).sum()) / 12
+        expected = 100 * 11 * 0.05 / (wall - first - between)
+        assert epoch.au_percentage == pytest.approx(expected, rel=1e-6)
+        assert epoch.seconds == pytest.approx(wall, rel=1e-6)
+        assert epoch.first_step_seconds == pytest.approx(first + between, rel=1e-6)
+        stamp = load(DLIO / "per_epoch_stats.json")[str(epoch.epoch + 1)]["block1"]["duration"]
+        assert epoch.seconds == pytest.approx(float(stamp), abs=0.02)
+    # DLIO 2.0.0 counts samples over the whole epoch, as dlemu does.
+    told = found.metric["train_throughput_samples_per_second"]
+    ours = [epoch.true_samples_per_second for epoch in found.metrics.epochs]
+    assert ours == pytest.approx(told, rel=1e-3)
+
+
+def test_the_report_shows_both_and_how_they_differ() -> None:
+    result = one(DLIO)
+    assert result.kind == "DLIO"
+    text = result.text
+    assert "2 emulated accelerators, 2 epochs of 12 steps, batches of 2; host node1" in text
+    assert "AU as DLIO tells it (%)                  92.60       91.28       93.93" in text
+    assert "AU by dlemu's formula (%)                94.32" in text
+    assert "; DLIO says success" in text
+    assert "NO VERDICT: utilisation 94.32%" in text, "so few steps prove nothing"
+    assert result.status == 1
+    (row,) = result.rows
+    assert row.told_au_percentage == pytest.approx(92.6048, abs=1e-4)
+    assert row.nominal_bytes_per_second == pytest.approx((row.samples_per_second or 0) * 16384)
+
+
+def write_leaf(
+    folder: Path,
+    procs: Sequence[Sequence[float]],
+    *,
+    compute: float = 0.1,
+    measured: float | None = None,
+    between: float = 0.0,
+    au: Sequence[float] | None = None,
+) -> None:
+    """Write what DLIO would, of one epoch: each rank's `proc` seconds, barriers in between."""
+    (folder / ".hydra").mkdir(parents=True)
+    slowest = np.max(procs, axis=0)
+    wall = slowest.sum() + between * len(slowest)
+    credited = compute if measured is None else measured
+    own = []
+    for rank, proc in enumerate(procs):
+        num = len(proc)
+        own.append(100 * credited * (num - 1) / (wall - proc[0]))
+        output = {
+            "1": {
+                "load": {"block1": [seconds - credited for seconds in proc]},
+                "proc": {"block1": list(proc)},
+                "compute": {"block1": [credited] * num},
+                "au": {"block1": own[-1] if au is None else au[rank]},
+                "throughput": {"block1": 7.0},
+            }
+        }
+        (folder / f"{rank}_output.json").write_text(json.dumps(output))
+    stats = "per_epoch_stats.json" if measured is None else "0_per_epoch_stats.json"
+    (folder / stats).write_text("{}")
+    metric = {"train_au_percentage": [float(np.mean(own))], "train_au_meet_expectation": "fail"}
+    told = {"num_accelerators": len(procs), "metric": metric}
+    (folder / "summary.json").write_text(json.dumps(told))
+    (folder / ".hydra" / "config.yaml").write_text(
+        f"workload:\n  model: {{name: unet3d, type: cnn}}\n"
+        f"  dataset: {{format: npz, num_files_train: 4000, record_length: 1000000}}\n"
+        f"  reader: {{batch_size: 4, read_threads: 1, of_tomorrow: 3}}\n"
+        f"  train: {{epochs: 1, computation_time: {compute}}}\n"
+    )
+
+
+def test_the_wait_for_a_slow_first_batch_is_left_out(tmp_path: Path) -> None:
+    """DLIO leaves it in the window of the ranks that were ready: 96 % become 58 %."""
+    steps = [0.104] * 400
+    write_leaf(tmp_path / "leaf", [steps, [30.0, *steps[1:]]])
+    (found,) = one(tmp_path / "leaf").runs
+    assert found.metrics is not None
+    assert found.metrics.au_percentage == pytest.approx(100 / 1.04)
+    assert found.row.told_au_percentage == pytest.approx((100 / 1.04 + 55.96) / 2, abs=0.3)
+    assert "not the 14.948 s of waiting for other ranks after it" in found.text
+    computed = found.summary["computed"]
+    assert computed["first_step_seconds"] == pytest.approx([30.0])
+    assert computed["samples_per_second"] == pytest.approx([8 * 400 / (30 + 399 * 0.104)])
+
+
+def test_the_slowest_rank_of_each_step_makes_the_others_wait(tmp_path: Path) -> None:
+    a, b = [0.1, 0.2, 0.1] * 10, [0.1, 0.1, 0.3] * 10
+    write_leaf(tmp_path / "leaf", [a, b])
+    (found,) = one(tmp_path / "leaf").runs
+    assert found.metrics is not None
+    assert found.metrics.au_percentage == pytest.approx(100 * 29 * 0.1 / (10 * 0.6 - 0.1))
+
+
+def test_what_dlio_spends_between_the_steps_counts(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "leaf", [[0.1] * 500], between=0.025)
+    (found,) = one(tmp_path / "leaf").runs
+    assert found.metrics is not None
+    assert found.metrics.au_percentage == pytest.approx(80.0)
+    assert "20.0% of the time is DLIO's own" in found.text
+    assert found.verdict == "FAIL"
+
+
+def test_measured_compute_is_credited_by_v2_alone(tmp_path: Path) -> None:
+    """A step of 100 ms that slept 120 ms: AU 100 % by v2.0, 83 % by v1.0."""
+    write_leaf(tmp_path / "leaf", [[0.12] * 500], measured=0.12)
+    (ours,) = one(tmp_path / "leaf").runs
+    assert ours.metrics is not None
+    assert ours.metrics.au_percentage == pytest.approx(100 * 0.1 / 0.12)
+    (theirs,) = one(tmp_path / "leaf", metric__edition="v2.0").runs
+    assert theirs.metrics is not None
+    assert theirs.metrics.au_percentage == pytest.approx(100.0)
+
+
+def test_several_blocks_are_one_epoch(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "leaf", [[0.11] * 20])
+    output = load(tmp_path / "leaf" / "0_output.json")
+    for values in output["1"].values():
+        values["block2"] = values["block10"] = values["block1"]
+    (tmp_path / "leaf" / "0_output.json").write_text(json.dumps(output))
+    (found,) = one(tmp_path / "leaf").runs
+    assert found.metrics is not None
+    assert found.metrics.epochs[0].num_steps == 60
+    assert "blocks: 3 an epoch, between checkpoints" in found.text
+
+
+def mlpstorage(root: Path, leaf: Path) -> Path:
+    """Make a folder of mlpstorage: the phase `run`, with a folder for each run."""
+    for name in ("20260701_100000", "20260701_101500"):
+        target = root / "training" / "unet3d" / "run" / name
+        shutil.copytree(leaf, target)
+        (target / ".hydra").rename(target / "dlio_config")
+        (target / "training_unet3d_metadata.json").write_text("{}")
+    return root / "training" / "unet3d" / "run"
+
+
+@pytest.mark.parametrize("below", [".", ".."], ids=["run", "unet3d"])
+def test_mlpstorages_runs_are_all_read(leaf: Path, tmp_path: Path, below: str) -> None:
+    folder = (mlpstorage(tmp_path, leaf) / below).resolve()
+    assert is_foreign(folder)
+    result = one(folder)
+    assert result.kind == "mlpstorage"
+    assert [run.folder.name for run in result.runs] == ["20260701_100000", "20260701_101500"]
+    assert [row.tool for row in result.rows] == ["mlpstorage"] * 2
+    assert [each["name"] for each in result.summary["runs"]] == [r.folder.name for r in result.runs]
+
+
+def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
+    folder = mlpstorage(tmp_path, leaf)
+    (folder / "20260701_101500" / "summary.json").unlink()
+    result = one(folder)
+    assert len(result.runs) == 1 and result.status == 1
+    assert result.text.splitlines()[-1] == (
+        f"not read: {folder}/20260701_101500 holds no summary.json: DLIO writes it when a run "
+        "ends, this did not"
+    )
+
+
+def damage(leaf: Path, how: str) -> str:
+    """Damage DLIO's result; return how the line about it must begin."""
+    summary, output = leaf / "summary.json", leaf / "0_output.json"
+    match how:
+        case "no summary":
+            summary.unlink()
+            return f"{leaf} holds no summary.json: DLIO writes it when a run ends"
+        case "cut summary":
+            summary.write_text(summary.read_text()[:99])
+            return f"{summary} is damaged: "
+        case "no training":
+            summary.write_text('{"metric": {}, "num_accelerators": 2}')
+            return f"{summary} holds no figures of a training"
+        case "text for numbers":
+            summary.write_text(summary.read_text().replace("91.27854015188012", '"high"'))
+            return f"{summary} is damaged: "
+        case "cut output":
+            output.write_text(output.read_text()[:999])
+            return f"{output} is damaged: "
+        case "other lengths":
+            tree = load(output)
+            tree["1"]["compute"]["block1"].pop()
+            output.write_text(json.dumps(tree))
+            return f"{leaf}: a <rank>_output.json is damaged: block1 has other numbers"
+        case "endless":
+            tree = load(output)
+            tree["1"]["proc"]["block1"][3] = float("inf")
+            output.write_text(json.dumps(tree))
+            return f"{leaf}: a <rank>_output.json is damaged: block1 has times that cannot be"
+        case "cut config":
+            (leaf / ".hydra" / "config.yaml").write_text("workload: {")
+            return f"{leaf / '.hydra' / 'config.yaml'} is not YAML: "
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("no summary", "cut summary", "no training", "text for numbers", "cut output"),
+        *("other lengths", "endless", "cut config"),
+    ],
+)
+def test_a_damaged_result_is_one_line(
+    how: str, leaf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins = damage(leaf, how)
+    assert run(["report", str(leaf)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith(f"dlemu: {begins}"), said.err
+
+
+def test_without_the_steps_of_a_rank_the_tools_own_figures_are_shown(leaf: Path) -> None:
+    (leaf / "1_output.json").unlink()
+    (found,) = one(leaf).runs
+    assert found.metrics is None and found.verdict == "PASS"
+    assert "AU as DLIO tells it (%)                  92.60" in found.text
+    assert "PASS: by DLIO's own figures (success)" in found.text
+    assert "note: AU cannot be computed again: 1_output.json missing" in found.text
+    assert "by dlemu's formula" not in found.text
+
+
+def test_ranks_with_other_steps_are_not_mixed(leaf: Path) -> None:
+    tree = load(leaf / "1_output.json")
+    for name in ("load", "proc", "compute"):
+        tree["2"][name]["block1"].pop()
+    (leaf / "1_output.json").write_text(json.dumps(tree))
+    (found,) = one(leaf).runs
+    assert found.metrics is None
+    assert any("not every rank has the same steps in epoch 2" in note for note in found.notes)
+
+
+def test_without_its_configuration_there_is_no_verdict_of_ours(leaf: Path) -> None:
+    shutil.rmtree(leaf / ".hydra")
+    (found,) = one(leaf).runs
+    assert found.workload is None and found.metrics is not None
+    assert found.metrics.au_percentage == pytest.approx(94.315, abs=1e-3)
+    assert "PASS: by DLIO's own figures (success)" in found.text
+    assert found.summary["computed"]["samples_per_second"] is None
+
+
+def test_a_run_of_dlemu_is_not_taken_for_another_tools(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"status": "complete", "metric": {}}')
+    assert not is_foreign(tmp_path)
+    with pytest.raises(RunError):
+        read_foreign(tmp_path, {})
+
+
+def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--json", str(DLIO), "metric.au=0.5"]) == 0
+    found: Mapping[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["tool"] == "DLIO" and found["verdict"] == "PASS"
+    assert found["told"]["metric"]["train_au_meet_expectation"] == "success"
+    assert found["computed"]["edition"] == "v1.0"

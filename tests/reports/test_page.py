@@ -1,0 +1,255 @@
+"""The page of `dlemu report --html`: what it says, and how a browser shows it."""
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.reports.drawing import Axis, Plot, Series
+from dlemu.reports.page import _stairs, render_page
+from dlemu.reports.sizing_section import sentence
+from dlemu.reports.stored import read_folder
+from dlemu.results.facts import date_of, drive_name, facts_of
+from dlemu.sizing.search import Point
+from tests.lab.browser import VIEWS, look
+from tests.lab.commands import QUICK, generate
+
+ODD = "a <b>" + "x" * 80 + ' & "c"'
+"""A folder's name that must be escaped, and be broken into lines on a phone."""
+
+ANSWER: dict[str, Any] = {
+    "workload": "unet3d_h100",
+    "target": "d1",
+    "data_folder": "/mnt/d1/unet3d",
+    "drives": 1,
+    "num_accelerators": 8,
+    "real_accelerators": 8.37,
+    "at_least": False,
+    "fewest_failed": 9,
+    "interval": [8.28, 8.46],
+    "threshold": 90.0,
+    "limit": "storage",
+    "quick": True,
+    "read_ahead_share": 0.02,
+    "dataset_bytes": 3.2e12,
+    "seconds": 4000.0,
+    "points": [
+        asdict(Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "busy all the time", 0.01))
+        for n, au in ((12, 62.8), (9, 83.7), (8, 94.31), (8, 93.96))
+    ],
+    "confirmations": [],
+}
+PLACE = {
+    "file_system": "xfs",
+    "mount": "/mnt/d1",
+    "device": "nvme1n1",
+    "model": "SSD <7450>",
+    "firmware": "E2MU200",
+    "size_bytes": 3_840_755_982_336,
+    "is_root": True,
+    "host": "node1",
+    "cpus": 96.0,
+    "memory_bytes": 1 << 39,
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """A sizing as it is stored."""
+
+    folder: Path
+    answers: list[dict[str, Any]]
+    unfinished: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What has only a text."""
+
+    folder: Path
+    text: str
+    rows: list[SimpleNamespace]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hold a run that fails and a series of five."""
+    folder = tmp_path_factory.mktemp("page") / ODD
+    data = generate(folder)
+    fails = ["metric.au=0.999", "train.computation_time=0.001"]
+    assert run(["run", *QUICK, data, f"output.folder={folder / 'fail'}", *fails]) == 2
+    series = ["runs=5", "warmup=1", "train.epochs=1"]
+    run(["run", *QUICK, data, f"output.folder={folder / 'five'}", *series])
+    path = folder / "fail" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"place": PLACE}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    """The page of results of all kinds."""
+    search = Search(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
+    row = SimpleNamespace(tool="DLIO", workload="unet3d", num_accelerators=2, verdict="PASS")
+    row.au_percentage, row.samples_per_second = 91.5, None
+    foreign = Foreign(folder / "dlio", f"AU as told {'9' * 200}%", [row])
+    runs = [read_folder(folder / name) for name in ("fail", "five")]
+    return render_page([*runs, search, foreign])
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(page: str, tmp_path: Path) -> None:
+    views = look(page, tmp_path)
+
+    assert [view["dark"] for view in views] == [scheme == "dark" for _, scheme in VIEWS]
+    assert views[0]["back"] != views[1]["back"], "dark and light differ"
+    for view, (width, scheme) in zip(views, VIEWS, strict=True):
+        shown, (scrolls, fits) = f"{width} px, {scheme}", view["across"]
+        assert fits == width and scrolls <= fits, f"{shown}: the page scrolls sideways"
+        assert view["outside"] == [], f"{shown}: texts beyond the edge"
+        assert view["faint"] == [], f"{shown}: contrast below 4.5:1"
+        assert view["small"] == [], f"{shown}: texts under 11 px"
+        assert view["overlaps"] == [], f"{shown}: texts of a plot overlap"
+        # Three of the failed run; two of the series and three of each of its six; two a search.
+        assert view["figures"] == 3 + 2 + 6 * 3 + 2 * 2
+        assert view["texts"] > 500, "everything was looked at, what is folded as well"
+
+
+def test_the_browser_sees_what_is_wrong(tmp_path: Path) -> None:
+    views = look(
+        "<!doctype html><body style='margin:0;background:#fff'>"
+        "<p style='color:#888'>faint</p><p style='font-size:9px'>small</p>"
+        "<p style='width:900px;white-space:nowrap'>" + "wide " * 100 + "</p><figure>"
+        "<span style='position:absolute;left:0'>one label</span>"
+        "<span style='position:absolute;left:20px'>another</span></figure></body>",
+        tmp_path,
+    )
+
+    phone = views[0]
+    assert phone["across"][0] > phone["across"][1]
+    assert (phone["faint"], phone["small"]) == (["faint"], ["small"])
+    assert phone["outside"][0].startswith("wide") and phone["overlaps"] == ["one label | another"]
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_a_page_needs_no_network_and_no_script(page: str) -> None:
+    assert not re.search(r"<(script|img|iframe|link)|https?:|url\(|@import|\son\w+=", page)
+    assert "a &lt;b&gt;" in page and "a <b>" not in page and "SSD <7450>" not in page
+
+
+def test_results_stand_side_by_side_and_lead_to_their_sections(page: str) -> None:
+    overview = page[: page.index("<section")]
+    links = re.findall(r'href="#(.*?)"', overview)
+    assert links == re.findall(r'<section id="(.*?)"', page) and len(links) == 5
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in overview.split("<tr>")[1:]]
+    heads, failed, series, sizing, unfinished, foreign = cells
+    assert heads[1:6] == ["workload", "verdict", "accelerators", "AU (%)", "samples/s"]
+    assert failed[2] == "FAIL" and failed[heads.index("runs")] == "1"
+    assert failed[heads.index("storage")] == "SSD &lt;7450&gt; (data)"
+    assert series[heads.index("runs")] == "5", "warm-ups do not count"
+    assert sizing[1:4] == ["unet3d_h100", "feeds 8", "8"]
+    assert unfinished[2] == "no answer yet"
+    assert foreign[1:6] == ["unet3d (DLIO)", "PASS", "2", "91.50", ""]
+
+
+def test_a_series_is_one_section_with_its_runs_folded(page: str) -> None:
+    (section,) = (s for s in page.split("<section") if "/five</small>" in s)
+    assert section.count("<h2>") == 1 and section.count("<pre>") == 1, "its keys stand there once"
+    folded = re.findall(r"<details><summary>(.*?)</summary>", section)
+    names = ["warmup.1", *(f"run.{n}" for n in range(1, 6))]
+    assert folded[:-1] == [f"{name}: its epochs, and what the hosts did" for name in names]
+    before = section[: section.index("<details>")]
+    assert "95% interval of the mean" in before and before.count("<figure>") == 2
+    assert "mean ± 5%: farther off is not repeatable" in before and "threshold 1%" in before
+
+
+def test_a_sizing_is_a_page(page: str) -> None:
+    section = page[page.index("unet3d_h100 on d1") :]
+    assert (
+        '<p class="verdict pass">This storage feeds 8 unet3d_h100 accelerators at a utilisation '
+        "of 90% or more.</p>"
+    ) in section
+    assert "8.37 accelerators (N*), 95% interval 8.28 to 8.46" in section
+    for name in ("a run", "threshold 90%", "N* meets the threshold: 95% interval", "answer: 8"):
+        assert f"</svg>{name}</li>" in section
+    plot = section[section.index("<figure>") : section.index("</figure>")]
+    assert plot.count("h0") == 4 + 1, "one dot a run, and one in the legend"
+    assert plot.count('class="line"') == 2, "only the threshold is a line: nobody measured between"
+    assert "emulated accelerators (N)</p>" in plot and "accelerator utilisation (%)</p>" in plot
+    assert section.count('<td class="text">failed</td>') == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"at_least": True, "num_accelerators": 1}, "At least 1 unet3d_h100 accelerator at a "
+         "utilisation of 90% or more: the storage was not the limit, so it may feed more."),
+        ({"num_accelerators": 0}, "Not one unet3d_h100 accelerator is fed: one alone reaches "
+         "94.31%, 90% is asked."),
+    ],
+)  # fmt: skip
+def test_an_answer_is_one_sentence(changes: dict[str, Any], answer: str) -> None:
+    assert sentence({**ANSWER, **changes}) == answer
+
+
+def test_a_result_says_where_it_was_measured(page: str, folder: Path) -> None:
+    stored = read_folder(folder / "fail")
+    facts = dict(facts_of(stored.summary, stored.workload))
+    assert facts["host"] == "node1, 96 CPUs, 512.0 GiB of memory"
+    assert facts["drive"] == ("nvme1n1, SSD <7450>, firmware E2MU200, 3.84 TB, the root disk")
+    assert facts["file system"] == "xfs at /mnt/d1"
+    assert facts["versions"].startswith("dlemu ") and "kernel " in facts["versions"]
+    assert "56 npz files" in facts["dataset"] and str(folder / "data") in facts["dataset"]
+    assert all(f"<dt>{name}</dt>" in page for name in facts)
+
+
+def test_what_an_earlier_version_left_out_is_not_shown() -> None:
+    old = {"hostname": "vm", "measured": {"hosts": [{"device": "vda", "usable_cpus": 2.0}]}}
+    known = {name: value for name, value in facts_of(old) if value}
+    assert known == {"host": "vm, 2 CPUs", "drive": "vda"}
+    assert drive_name(old, "data") == "data (vda)" and drive_name({}, "data") == "data"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "shown"),
+    [
+        ("2026-11-21T23:54:11+00:00", "2026-11-21T23:54:22+00:00", "2026-11-21 23:54 UTC"),
+        ("2026-11-21T23:54:11+00:00", "2026-11-21T23:58:22+00:00", "2026-11-21 23:54 to 23:58 UTC"),
+        (
+            "2026-11-21T23:54:11+00:00",
+            "2026-11-22T00:03:00+00:00",
+            "2026-11-21 23:54 to 2026-11-22 00:03 UTC",
+        ),
+        ("2026-11-21T23:54:11+00:00", "", "2026-11-21 23:54 UTC"),
+        ("soon", "", "soon"),
+    ],
+)
+def test_the_time_of_a_run(start: str, end: str, shown: str) -> None:
+    assert date_of({"start": start, "end": end}, long=True) == shown
+
+
+# --- plots ----------------------------------------------------------------------------------------
+
+
+def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
+    pieces = _stairs([0.0, 1.0, 2.0, 3.0], [5.0, None, 7.0])
+    assert pieces == [[(0.0, 5.0), (1.0, 5.0)], [(2.0, 7.0), (3.0, 7.0)]]
+    axis = Axis(name="s", low=0.0, high=3.0)
+    plot = Plot(title="t", x=axis, y=axis, series=[Series("a", "first", pieces)]).render()
+    (path,) = re.findall(r'class="line" d="(M[^"]*L[^"]*)"', plot)
+    assert path.count("M") == 2, "a gap"
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 9, 15, 64, 100, 512, 10_000])
+def test_an_axis_of_whole_numbers_shows_few_of_them(most: int) -> None:
+    ticks = Axis(name="N", low=0.5, high=most + 0.5, whole=True).ticks
+    assert 1 <= len(ticks) <= 9 and all(tick == int(tick) and 1 <= tick <= most for tick in ticks)
+    assert len(set(ticks)) == len(ticks)

@@ -1,0 +1,91 @@
+"""Rows are appended whole, by several commands at once, and never to another table."""
+
+import csv
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.reports.table import append_rows, check_table
+
+COLUMNS = ("time", "label", "value", "flag")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.csv"
+
+
+def read(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_the_header_is_written_once(path: Path) -> None:
+    check_table(path, COLUMNS)
+    assert not path.exists(), "a check writes nothing"
+    append_rows(path, COLUMNS, [{"time": 1, "label": 'a "b", c', "value": 0.1, "other": 2}])
+    check_table(path, COLUMNS)
+    append_rows(path, COLUMNS, [{"time": 2, "value": None, "flag": True}, {"value": float("nan")}])
+    assert read(path) == [
+        list(COLUMNS),
+        ["1", 'a "b", c', "0.1", ""],
+        ["2", "", "", "true"],
+        ["", "", "", ""],
+    ]
+
+
+def test_commands_append_at_once(path: Path) -> None:
+    def append(number: int) -> None:
+        append_rows(path, COLUMNS, [{"time": number, "label": "x" * 5000}])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(append, range(80)))
+    head, *rows = read(path)
+    assert head == list(COLUMNS)
+    assert sorted(int(row[0]) for row in rows) == list(range(80))
+    assert {row[1] for row in rows} == {"x" * 5000}
+
+
+@pytest.mark.parametrize("held", ["time,value\n1,2\n", "a,b,c\n", "\n\nx\n", "time;label\n"])
+def test_another_table_is_left_alone(held: str, path: Path) -> None:
+    path.write_text(held)
+    for refuse in (check_table, lambda p, c: append_rows(p, c, [{"time": 1}])):
+        with pytest.raises(WorkloadError, match="has other columns"):
+            refuse(path, COLUMNS)
+    assert path.read_text() == held
+
+
+def test_a_table_of_another_version_keeps_its_columns(path: Path) -> None:
+    path.write_text("time,label,value,flag,later\r\n1,,,,9")  # with no line feed at its end
+    append_rows(path, COLUMNS, [{"time": 2, "flag": False}])
+    assert read(path)[1:] == [["1", "", "", "", "9"], ["2", "", "", "false", ""]]
+    path.write_text("time,label\n")
+    append_rows(path, COLUMNS, [{"time": 3, "label": "x", "value": 1}])
+    assert read(path)[1:] == [["3", "x"]]
+
+
+@pytest.mark.parametrize("before", ["", "time,label,value,flag\n1,,,\n"])
+def test_a_row_that_the_disk_does_not_take_is_taken_back(
+    before: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(before)
+
+    def full(descriptor: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"runs.csv cannot be written \(No space left"):
+        append_rows(path, COLUMNS, [{"time": 2}])
+    assert path.read_text() == before
+
+
+def test_what_cannot_be_appended_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name, why in (("fifo", "is a FIFO"), (".", "a folder"), ("no/x.csv", "folder is missing")):
+        with pytest.raises(WorkloadError, match=why):
+            check_table(tmp_path / name, COLUMNS)

@@ -1,0 +1,72 @@
+"""Predictions with a cache: cold and warm, published caches, and what is missing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.errors import WorkloadError
+from dlemu.sizing.cached import predict_cached
+from dlemu.tier.shares import hit_share, profile, supply
+from dlemu.workload.model import load_workload
+from dlemu.workload.sections import CachePolicy
+from tests.lab.published import read_caches
+
+PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=2"]
+
+
+def test_the_published_tests_of_a_cache_come_out_of_the_datasheets() -> None:
+    load, load_qlc, read = read_caches()
+    assert (load.limit, load_qlc.limit, read.limit) == ("origin", "cache writes", "cache")
+    assert (load.rate, load_qlc.rate, read.rate) == (7.0e9, 3.0e9, 14.5e9)
+    for row in (load, load_qlc, read):
+        assert row.limit == row.published_limit
+        assert row.cache_rate == pytest.approx(row.rate, rel=0.12)
+    assert read.origin_rate == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "random", "keep"])
+def test_a_profile_has_the_share_of_the_closed_form(policy: CachePolicy) -> None:
+    for capacity in (0.0, 0.3, 0.8, 1.0):
+        along = profile(policy, capacity)
+        assert along.mean() == pytest.approx(hit_share(policy, capacity), abs=1e-3)
+        assert along[0] >= along[-1] - 0.05
+
+
+def test_the_supply_of_origin_and_cache() -> None:
+    same = np.full(10, 0.75)
+    assert supply(same, origin=1e9, cache=9e9, au=0.9) == pytest.approx(4e9)
+    assert supply(same, origin=1e10, cache=3e9, au=0.9) == pytest.approx(4e9)
+    # Half of an epoch hits. A demand of 3 GB/s takes 1 + 3 halves: AU 50 %.
+    halves = np.array([1.0, 0.0])
+    assert supply(halves, origin=1e9, cache=1e12, au=0.5) == pytest.approx(0.5 * 3e9, rel=1e-6)
+
+
+def test_predict_answers_for_cold_and_warm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["origin.read_bandwidth=10GB", "cache.capacity=0.8", f"output.folder={tmp_path}/new"]
+    assert run([*PS1010, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split()[:6] == ["cold", "epoch", "0.0", "10", "GB/s", "3"]
+    assert lines[4].split()[:6] == ["warm", "epoch", "47.8", "13.2", "GB/s", "4"]
+    told = json.loads((tmp_path / "new" / "predict.json").read_text())
+    assert told["hit_share"] == pytest.approx(0.478, abs=1e-3)
+    assert (told["cold_supply_limit"], told["warm_supply_limit"]) == ("origin", "origin")
+    assert told["cold"]["num_accelerators"] == 3
+
+
+def test_the_table_of_hit_shares_needs_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "--hit-shares"]) == 0
+    assert "0.478" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_said() -> None:
+    keys: dict[str, object] = {"drive": "d7_ps1010", "cache.capacity": "500GiB"}
+    with pytest.raises(WorkloadError, match=r"origin\.read_bandwidth is not set: a prediction"):
+        predict_cached(load_workload("unet3d_h100", keys))
+    keys |= {"origin.read_bandwidth": 10**9, "dataset.num_files_train": "auto"}
+    with pytest.raises(WorkloadError, match=r"cache\.capacity must be a share of the dataset"):
+        predict_cached(load_workload("unet3d_h100", keys))

@@ -1,0 +1,306 @@
+"""Runs through a cache: measured is planned, and the folder is sound at any time."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu import Alone, DlemuError, WorkloadError, generate, load_workload, run_job
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.errors import RunError
+from dlemu.host.place import find_place
+from dlemu.storage.atomic import PARTIAL
+from dlemu.tier import reader
+from dlemu.tier.folder import MARK, CacheFolder
+from dlemu.tier.host import file_sizes
+from dlemu.units import round_up
+from dlemu.workload.model import Workload
+from tests.lab import warm
+from tests.lab.mpirun import mpirun
+
+SMALL: dict[str, object] = {
+    "dataset.num_files_train": 24,
+    "dataset.record_length_bytes": 20_000,
+    "dataset.record_length_bytes_stdev": 5_000,
+    "reader.batch_size": 2,
+    "reader.read_threads": 2,
+    "reader.data_loader": "threads",
+    "reader.hand_over": "none",
+    "train.computation_time": 0.001,
+    "train.epochs": 3,
+    "num_accelerators": 2,
+    "output.drop_caches": False,
+}
+MANY = {"dataset.num_samples_per_file": 5, "dataset.num_files_train": 12}
+HDF5 = MANY | {"dataset.format": "hdf5", "dataset.record_length_bytes_stdev": 0}
+CASES: dict[str, dict[str, object]] = {
+    "npz": {"dataset.format": "npz", "reader.check_crc": True},
+    "npz with O_DIRECT": {"dataset.format": "npz", "reader.odirect": "auto"},
+    "npy by numpy": {"dataset.format": "npy", "reader.decode": "library"},
+    "tfrecord streams": MANY | {"dataset.format": "tfrecord", "reader.check_crc": True},
+    "tfrecord streams by a parser": MANY
+    | {"dataset.format": "tfrecord", "reader.decode": "library"},
+    "tf.data": MANY | {"dataset.format": "tfrecord", "reader.data_loader": "tensorflow"},
+    "hdf5 samples": HDF5,
+    "npz arrays": HDF5 | {"dataset.format": "npz"},
+    "workers of torch": {"dataset.format": "npy", "reader.data_loader": "pytorch"},
+    "torch, streams": MANY | {"dataset.format": "tfrecord", "reader.data_loader": "pytorch"},
+}
+
+
+def made(folder: Path, keys: dict[str, object]) -> Workload:
+    """Return a small workload with a cache; its dataset is written if it was not."""
+    places = {
+        "dataset.data_folder": str(folder / "data"),
+        "output.folder": str(folder / "run"),
+        "cache.folder": str(folder / "cache"),
+    }
+    workload = load_workload("unet3d_h100", SMALL | places | keys)
+    generate(workload, world=Alone())
+    return workload
+
+
+def run(workload: Workload, say: Any = lambda text: None) -> dict[str, Any]:
+    """Return what was measured of the cache."""
+    outcome = run_job(workload, world=Alone(), say=say)
+    assert outcome is not None
+    found: dict[str, Any] = dict(outcome.summary["measured"]["cache"])
+    return found
+
+
+def entries(folder: Path) -> dict[int, Path]:
+    """Return the files in a cache by their numbers."""
+    return {int(p.name.partition(".")[0]): p for p in folder.iterdir() if p.name != MARK}
+
+
+def assert_sound(workload: Workload) -> None:
+    """Check that a cache holds exact copies of files of the dataset."""
+    layout = layout_of(workload)
+    for file, path in entries(Path(str(workload.cache.folder))).items():
+        assert path.read_bytes() == (workload.data_folder / layout.path(file)).read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
+    even = list(CASES).index(case) % 2
+    how = {"cache.policy": ("random", "lru")[even], "cache.fill": ("async", "sync")[even]}
+    workload = made(tmp_path, CASES[case] | how | {"cache.capacity": 0.55})
+    sizes = file_sizes(Dataset.of(workload))
+    found = run(workload)
+    assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
+    assert found["hit_share_per_epoch"] == found["planned_hit_share_per_epoch"]
+    assert sum(found["hit_bytes_per_epoch"]) > 0
+    assert found["cache_read_bytes_per_epoch"][-1] > 0
+    assert_sound(workload)
+    held = sum(path.stat().st_size for path in entries(tmp_path / "cache").values())
+    assert held <= found["capacity_bytes"] <= 0.55 * round_up(sizes).sum()
+    if "dataset.num_samples_per_file" not in CASES[case]:  # each byte comes from one of both
+        for hit, origin in zip(
+            found["hit_bytes_per_epoch"], found["origin_bytes_per_epoch"], strict=True
+        ):
+            assert hit + origin == sizes.sum()
+
+
+def test_a_warm_cache_is_read_and_an_empty_one_filled(tmp_path: Path) -> None:
+    workload = made(tmp_path, {"cache.policy": "keep", "cache.capacity": 1.0})
+    total = int(file_sizes(Dataset.of(workload)).sum())
+    cold = run(workload)
+    assert cold["hit_share_per_epoch"] == [0, 1, 1]
+    assert cold["cache_write_bytes_per_epoch"] == [total, 0, 0]
+    assert cold["origin_bytes_per_epoch"] == [total, 0, 0]
+    again = {"output.folder": str(tmp_path / "again")}
+    found = run(workload.with_keys(again | {"cache.warm": "found"}))
+    assert found["hit_share_per_epoch"] == [1, 1, 1]
+    again = {"output.folder": str(tmp_path / "third")}
+    assert run(workload.with_keys(again))["hit_share_per_epoch"] == [0, 1, 1], "it starts empty"
+    again = {"output.folder": str(tmp_path / "fourth"), "cache.fill": "off"}
+    assert run(workload.with_keys(again))["hit_share_per_epoch"] == [0, 0, 0]
+
+
+def test_a_preload_is_a_row_of_its_own(tmp_path: Path) -> None:
+    said: list[str] = []
+    workload = made(tmp_path, {"cache.capacity": 0.5, "cache.warm": True, "cache.policy": "keep"})
+    found = run(workload, said.append)
+    preload = found["preload"]
+    assert preload["num_bytes"] == sum(
+        p.stat().st_size for p in entries(tmp_path / "cache").values()
+    )
+    assert 0.4 < found["hit_share_per_epoch"][0] < 0.6
+    assert found["cache_write_bytes_per_epoch"] == [0, 0, 0]
+    assert any(line.startswith(f"preload: {preload['num_files']} files") for line in said)
+    assert_sound(workload)
+
+
+def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> None:
+    said: list[str] = []
+    keys: dict[str, object] = {
+        "cache.folder": None,
+        "origin.latency": 0.004,
+        "origin.read_bandwidth": 100_000_000,
+    }
+    outcome = run_job(made(tmp_path, keys), world=Alone(), say=said.append)
+    assert outcome is not None
+    found: Any = outcome.summary["measured"]["cache"]
+    assert found["capacity_bytes"] == 0 and found["hit_share_per_epoch"] == [0, 0, 0]
+    # 24 files of 4 ms by 4 workers at the same time
+    assert min(found["seconds_per_epoch"]) > 24 / 4 * 0.004 * 0.9
+    assert "origin emulated at 100 MB/s and 4 ms a file" in said
+    assert not (tmp_path / "cache").exists()
+
+
+def test_ranks_of_a_host_share_a_cache(tmp_path: Path) -> None:
+    workload = made(tmp_path, {"cache.policy": "fifo", "cache.capacity": 0.6})
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    words += [
+        f"dataset.data_folder={workload.data_folder}",
+        f"output.folder={tmp_path}/run",
+        f"cache.folder={tmp_path}/cache",
+        *("cache.policy=fifo", "cache.capacity=0.6", "cache.warm=true"),
+    ]
+    command = mpirun(2, *warm.COMMAND, "run", "workload=unet3d_h100", *words)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode in (0, 2), ended.stderr
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]["cache"]
+    assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
+    assert 0.3 < found["hit_share_per_epoch"][0] < 0.7
+    assert_sound(workload)
+
+
+def test_a_cache_that_cannot_be_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, memory: memoryview, num_bytes: int) -> None:
+        raise RunError(f"{path} cannot be written to the cache: No space left on device")
+
+    monkeypatch.setattr(reader, "write_entry", full)
+    for fill in ("sync", "async"):
+        workload = made(tmp_path, {"cache.fill": fill, "output.folder": str(tmp_path / fill)})
+        with pytest.raises(DlemuError, match="No space left on device"):
+            run(workload)
+        run_again = CacheFolder(workload, layout_of(workload), file_sizes(Dataset.of(workload)))
+        run_again.close()
+
+
+@pytest.fixture
+def claimed(tmp_path: Path) -> Iterator[tuple[Workload, Path]]:
+    """A workload whose cache holds two files."""
+    workload = made(tmp_path, {"cache.capacity": 1.0, "dataset.num_files_train": 4})
+    folder = CacheFolder(workload, layout_of(workload), file_sizes(Dataset.of(workload)))
+    folder.close()
+    for file in (0, 1):
+        data = (workload.data_folder / layout_of(workload).path(file)).read_bytes()
+        (tmp_path / "cache" / f"{file:08}.{file}").write_bytes(data)
+    yield workload, tmp_path / "cache"
+
+
+def claim(workload: Workload) -> CacheFolder:
+    return CacheFolder(workload, layout_of(workload), file_sizes(Dataset.of(workload)))
+
+
+def test_what_a_killed_run_leaves_is_cleaned(claimed: tuple[Workload, Path]) -> None:
+    workload, cache = claimed
+    size = (cache / "00000000.0").stat().st_size
+    (cache / f"00000002.9{PARTIAL}").write_bytes(b"half")
+    (cache / "00000003.7").write_bytes(b"not whole")
+    (cache / "00000000.5").write_bytes(bytes(size))  # the newer one of two
+    (cache / "00000099.6").write_bytes(b"no such file")
+    folder = claim(workload)
+    assert folder.clean() == [(1, 1), (0, 5)]
+    folder.close()
+    assert sorted(path.name for path in cache.iterdir()) == ["00000000.5", "00000001.1", MARK]
+
+
+def test_a_run_that_is_killed_leaves_a_sound_cache(tmp_path: Path) -> None:
+    workload = made(tmp_path, {"dataset.record_length_bytes_stdev": 0})
+    cache = tmp_path / "cache"
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    words += [f"dataset.data_folder={workload.data_folder}", f"output.folder={tmp_path}/killed"]
+    words += [f"cache.folder={cache}", "origin.latency=0.2", "dataset.record_length_bytes_stdev=0"]
+    process = warm.Popen([*warm.COMMAND, "run", "workload=unet3d_h100", *words])
+    end = time.monotonic() + 60
+    while not cache.exists() or len(list(cache.iterdir())) < 6:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    whole = [path for path in entries(cache).values() if path.suffix != PARTIAL]
+    assert 0 < len(whole) < 24
+    found = run(workload.with_keys({"cache.warm": "found"}))
+    assert 0 < found["hit_share_per_epoch"][0] < 1
+    assert found["hit_share_per_epoch"][1] == 1
+    assert_sound(workload)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "keys", "line"),
+    [
+        ("mine.txt", {}, "holds mine.txt, which is not a cache's"),
+        ("", {"dataset.seed": 7}, "is a cache of another dataset in "),
+        ("", {"dataset.record_length_bytes": 10**7}, "another dataset"),
+        ("", {"cache.folder": "/nowhere/at/all"}, "/nowhere/at/all: No such file"),
+    ],
+)
+def test_a_folder_that_is_not_this_cache_is_refused_and_kept(
+    spoil: str, keys: dict[str, object], line: str, claimed: tuple[Workload, Path]
+) -> None:
+    workload, cache = claimed
+    if spoil:
+        (cache / spoil).write_text("keep me")
+    before = sorted(path.name for path in cache.iterdir())
+    with pytest.raises(WorkloadError) as refused:
+        layout = layout_of(workload.with_keys(keys))
+        sizes = file_sizes(Dataset.of(workload))
+        CacheFolder(workload.with_keys(keys), layout, sizes)
+    assert line in str(refused.value)
+    assert sorted(path.name for path in cache.iterdir()) == before
+
+
+def test_entries_without_a_mark_are_foreign(claimed: tuple[Workload, Path]) -> None:
+    workload, cache = claimed
+    (cache / MARK).unlink()
+    with pytest.raises(WorkloadError, match=r"holds 00000000.0, which is not a cache's"):
+        claim(workload)
+    (cache / MARK).write_text("damaged")
+    with pytest.raises(WorkloadError, match="is a cache of an unknown dataset"):
+        claim(workload)
+
+
+def test_one_run_at_a_time(claimed: tuple[Workload, Path]) -> None:
+    first = claim(claimed[0])
+    with pytest.raises(WorkloadError, match="is in use by another run"):
+        claim(claimed[0])
+    first.close()
+    claim(claimed[0]).close()
+
+
+def test_a_capacity_without_room_is_refused(claimed: tuple[Workload, Path]) -> None:
+    workload, cache = claimed
+    status = os.statvfs(cache)
+    sizes = file_sizes(Dataset.of(workload))
+    huge = sizes * (2 * status.f_blocks * status.f_frsize // int(sizes.sum()) + 1)
+    with pytest.raises(WorkloadError, match=r"cache.capacity must fit on its drive: .* are free"):
+        CacheFolder(workload, layout_of(workload), huge)
+    small = workload.with_keys({"cache.capacity": 0.01})
+    with pytest.raises(WorkloadError, match=r"cache.capacity holds no file: it is"):
+        claim(small)
+
+
+def test_keys_that_exclude_each_other(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"reader.data_loader": "dali"}
+    with pytest.raises(WorkloadError, match=r"cache.folder has no effect with reader.data_loader"):
+        run(made(tmp_path, keys))
+    more: dict[str, object] = {"cache.policy": "none", "cache.warm": True}
+    with pytest.raises(WorkloadError, match=r"cache.warm=true needs a cache.policy that caches"):
+        run(made(tmp_path, more))
+
+
+def test_origin_and_cache_on_one_drive_are_warned_about(tmp_path: Path) -> None:
+    outcome = run_job(made(tmp_path, {}), world=Alone(), say=lambda text: None)
+    assert outcome is not None
+    if find_place(tmp_path).drives:
+        assert any("are on one drive" in note for note in outcome.summary["notes"])
