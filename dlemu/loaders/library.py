@@ -31,8 +31,8 @@ _MOST_DEFLATED = 1032
 def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
     """Return what `parse` returns; call it again if Python's parser fails.
 
-    The .npy header is a Python literal, and before 3.11.9 Python's parser may raise SystemError
-    when two threads use it (CPython issue 106905).
+    The .npy header is a Python literal, and Python's parser may raise SystemError when two threads
+    use it (CPython issue 106905; seen in 3.11).
     """
     for _ in range(100):
         try:
@@ -90,9 +90,7 @@ class _Array:
         begin = perf_counter()
         try:
             self._array: Any = despite_other_threads(self._load)
-            if isinstance(self._array, np.lib.npyio.NpzFile):
-                self._array = self._array["x"]
-            else:
+            if not self._is_zip:
                 # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
                 file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                 file.read_seconds = perf_counter() - begin
@@ -111,7 +109,9 @@ class _Array:
 
     def _load(self) -> Any:
         self._file.seek(0)
-        return np.load(self._file)
+        loaded = np.load(self._file)
+        self._is_zip = isinstance(loaded, np.lib.npyio.NpzFile)
+        return loaded["x"] if self._is_zip else loaded  # a member's header is parsed here
 
 
 class _Hdf5(_Array):

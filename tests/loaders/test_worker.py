@@ -1,5 +1,6 @@
 """What one worker does for its batches, without a loader around it."""
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
+from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage.buffers import aligned_buffer
@@ -141,3 +143,25 @@ def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -
         Content(workload.dataset.seed).fill(wanted, sample)
         assert np.array_equal(slots.data[0, row], wanted), f"sample {sample}"
     reader.close()
+
+
+def test_a_member_whose_header_another_thread_disturbed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's parser counts how deep it is for all threads together (CPython issue 106905)."""
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.arange(5, dtype=np.uint8))
+    parse, calls = ast.literal_eval, 0
+
+    def disturbed(text: str) -> object:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise SystemError("AST constructor recursion depth mismatch (before=45, after=42)")
+        return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", disturbed)
+    parsed = PARSERS["npz"](CountedFile(str(path)), 1)
+    assert bytes(parsed.sample(0)) == bytes(range(5))
+    assert calls == 3
+    parsed.close()
