@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout, Samples
+from dlemu.dataset.permutation import permuted
 from dlemu.errors import WorkloadError
 from dlemu.units import counted
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import BARE
 
+_WHOLE = 1 << 24
+"""Samples up to which each rank makes the order of all: 0.8 s, 128 MiB. Of more, a rank computes
+the part of its own accelerators alone."""
+_PIECE = 1 << 18
+"""Samples of a part that are computed at a time."""
 _LARGEST_PLAN = 1 << 34
 """Bytes of an array of all samples that a rank can hold."""
 
@@ -49,10 +55,12 @@ class EpochPlan:
     """Above 1, each number in `samples` and `sequence` stands for so many samples that follow one
     another: number u for samples u x unit to (u + 1) x unit - 1. Files of tabular data hold
     thousands of millions of rows, too many for an array of all."""
+    first: int = 0
+    """The accelerator that comes first in all these arrays: a large plan has a rank's own only."""
 
     def batch(self, step: int, accelerator: int) -> Samples:
         """Return the samples of a batch, int64 (batch,)."""
-        return self._each(self.samples[step, accelerator])
+        return self._each(self.samples[step, accelerator - self.first])
 
     def _each(self, units: Samples) -> Samples:
         if self.unit == 1:
@@ -73,7 +81,7 @@ class EpochPlan:
         if self.sequence is None or self.fetched is None:
             return self.batch(step, accelerator)
         assert self.stream_of is None, "an interleaved batch is fetched by its streams"
-        first, last = self.fetched[step, accelerator]
+        first, last = self.fetched[step, accelerator - self.first]
         return self._each(self.sequence[first:last])
 
     def part(self, step: int, accelerator: int, stream: int) -> tuple[Samples, Samples]:
@@ -103,7 +111,7 @@ class EpochPlan:
         """
         assert self.fetched is not None
         if self.starts is None:
-            yield self.fetched[:, accelerator]
+            yield self.fetched[:, accelerator - self.first]
             return
         for stream in range(self.starts.shape[1]):
             ends = self._read_by(accelerator, stream, self.fetched[:, accelerator].T)
@@ -154,6 +162,8 @@ class PlanOptions:
     """Streams of each accelerator: workers that read files from end to end."""
     shuffle_size: int = 1
     """Samples that a shuffle buffer holds; only streams have one."""
+    own: range | None = None
+    """Accelerators that a large plan is made for; None: all."""
 
     def num_steps(self, num_samples: int) -> int:
         """Return the steps of an epoch."""
@@ -172,6 +182,26 @@ class PlanOptions:
         """Return the epoch's own source of random numbers."""
         return np.random.default_rng((self.seed, self.epoch))
 
+    def accelerators(self, num_samples: int) -> range:
+        """Return the accelerators of the plan for so many samples."""
+        everyone = range(self.num_accelerators)
+        return everyone if num_samples <= _WHOLE or self.own is None else self.own
+
+    def order(self, places: Samples, num_samples: int, *, by_file: bool = False) -> Samples:
+        """Return what stands at some places of the order of many samples, any shape.
+
+        `by_file`: the samples of a file stay together, as in `file_order`.
+        """
+        seed = int(self.generator().integers(1 << 62))
+        if self.shuffle_samples and not by_file:
+            return permuted(places, num_samples, seed)
+        if not self.shuffle_files:
+            return places
+        each = self.samples_per_file
+        files = permuted(places // each, num_samples // each, seed)
+        samples: Samples = files * each + places % each
+        return samples
+
     def file_order(self, num_samples: int, generator: np.random.Generator) -> Samples:
         """Return all samples, file by file; the files in random order if they are shuffled."""
         if not self.shuffle_files:
@@ -182,13 +212,46 @@ class PlanOptions:
 
 
 def make_plan(
-    workload: Workload, layout: Layout, *, num_accelerators: int, epoch: int
+    workload: Workload,
+    layout: Layout,
+    *,
+    num_accelerators: int,
+    epoch: int,
+    own: range | None = None,
 ) -> EpochPlan:
-    """Return an epoch's plan for a workload; `train.seed` orders it."""
-    reader = workload.reader
+    """Return an epoch's plan for a workload; `train.seed` orders it.
+
+    With `own`, a large plan has these accelerators only.
+    """
     unit = _unit(workload, layout)
-    num_units = layout.num_samples // unit
-    options = PlanOptions(
+    options = _options(workload, layout, num_accelerators=num_accelerators, epoch=epoch, own=own)
+    if workload.reader.data_loader == "tensorflow":
+        plan = plan_interleaved(layout.num_samples, options)
+    elif workload.streamed:
+        plan = dataclasses.replace(plan_streams(layout.num_samples // unit, options), unit=unit)
+    else:
+        plan = plan_epoch(layout.num_samples, options)
+    limit = workload.train.total_training_steps
+    return plan if limit == -1 else plan.first_steps(limit)
+
+
+def count_steps(workload: Workload, layout: Layout, *, num_accelerators: int) -> int:
+    """Return the steps of each epoch's plan, without making one.
+
+    Raises:
+        WorkloadError: the samples are too few for two steps, or too many to be planned.
+    """
+    options = _options(workload, layout, num_accelerators=num_accelerators, epoch=0, own=None)
+    num_steps = options.num_steps(layout.num_samples // _unit(workload, layout))
+    limit = workload.train.total_training_steps
+    return num_steps if limit == -1 else min(num_steps, limit)
+
+
+def _options(
+    workload: Workload, layout: Layout, *, num_accelerators: int, epoch: int, own: range | None
+) -> PlanOptions:
+    reader, unit = workload.reader, _unit(workload, layout)
+    return PlanOptions(
         batch_size=reader.batch_size // unit,
         num_accelerators=num_accelerators,
         epoch=epoch,
@@ -198,15 +261,8 @@ def make_plan(
         shuffle_samples=reader.sample_shuffle != "off",
         num_streams=reader.num_streams,
         shuffle_size=reader.shuffle_size,
+        own=own,
     )
-    if reader.data_loader == "tensorflow":
-        plan = plan_interleaved(layout.num_samples, options)
-    elif workload.streamed:
-        plan = dataclasses.replace(plan_streams(num_units, options), unit=unit)
-    else:
-        plan = plan_epoch(layout.num_samples, options)
-    limit = workload.train.total_training_steps
-    return plan if limit == -1 else plan.first_steps(limit)
 
 
 def _unit(workload: Workload, layout: Layout) -> int:
@@ -229,6 +285,8 @@ def _unit(workload: Workload, layout: Layout) -> int:
 def plan_epoch(num_samples: int, options: PlanOptions) -> EpochPlan:
     """Return the plan for files in which any sample can be read alone."""
     num_steps = options.num_steps(num_samples)
+    if num_samples > _WHOLE:
+        return _large_epoch(num_samples, options)
     generator = options.generator()
     if options.shuffle_samples:
         order = generator.permutation(num_samples)
@@ -236,6 +294,20 @@ def plan_epoch(num_samples: int, options: PlanOptions) -> EpochPlan:
         order = options.file_order(num_samples, generator)
     shape = num_steps, options.num_accelerators, options.batch_size
     return EpochPlan(order[: math.prod(shape)].reshape(shape))
+
+
+def _large_epoch(num_samples: int, options: PlanOptions) -> EpochPlan:
+    """Return the plan of `plan_epoch` for the accelerators that many samples are planned for."""
+    own, batch_size = options.accelerators(num_samples), options.batch_size
+    shape = options.num_steps(num_samples), len(own), batch_size
+    samples = np.empty(shape, np.int64)
+    row = options.num_accelerators * batch_size
+    within = np.arange(own.start * batch_size, own.stop * batch_size).reshape(shape[1:])
+    each = max(1, _PIECE // max(1, within.size))
+    for step in range(0, len(samples), each):
+        steps = np.arange(step, min(step + each, len(samples)))[:, None, None]
+        samples[step : step + each] = options.order(steps * row + within, num_samples)
+    return EpochPlan(samples, first=own.start)
 
 
 def plan_streams(num_samples: int, options: PlanOptions) -> EpochPlan:
@@ -246,12 +318,18 @@ def plan_streams(num_samples: int, options: PlanOptions) -> EpochPlan:
     s % num_streams. Behind each stream stands a shuffle buffer.
     """
     num_steps, batch_size = options.num_steps(num_samples), options.batch_size
-    generator = options.generator()
-    sequence = options.file_order(num_samples, generator)
-    samples = np.empty((num_steps, options.num_accelerators, batch_size), np.int64)
-    fetched = np.empty((num_steps, options.num_accelerators, 2), np.int64)
+    own, generator = options.accelerators(num_samples), options.generator()
+    is_large = num_samples > _WHOLE
+    if is_large:
+        sequence = _large_sequence(num_samples, options)
+    else:
+        sequence = options.file_order(num_samples, generator)
+    samples = np.empty((num_steps, len(own), batch_size), np.int64)
+    fetched = np.empty((num_steps, len(own), 2), np.int64)
     start = 0
-    for accelerator in range(options.num_accelerators):
+    for place, accelerator in enumerate(own):
+        if is_large:  # what the others draw is not known here
+            generator = np.random.default_rng((options.seed, options.epoch, accelerator))
         for stream in range(options.num_streams):
             steps = slice(stream, None, options.num_streams)
             num_batches = len(range(num_steps)[steps])
@@ -262,11 +340,22 @@ def plan_streams(num_samples: int, options: PlanOptions) -> EpochPlan:
             if options.shuffle_samples:
                 order = _through_buffer(len(part), options.shuffle_size, generator)
             ends = start + _num_read(order, batch_size)
-            samples[steps, accelerator] = part[order].reshape(-1, batch_size)
-            fetched[steps, accelerator, 1] = ends
-            fetched[steps, accelerator, 0] = np.append(start, ends[:-1])
+            samples[steps, place] = part[order].reshape(-1, batch_size)
+            fetched[steps, place, 1] = ends
+            fetched[steps, place, 0] = np.append(start, ends[:-1])
             start += len(part)
-    return EpochPlan(samples, sequence, fetched)
+    return EpochPlan(samples, sequence, fetched, first=own.start)
+
+
+def _large_sequence(num_samples: int, options: PlanOptions) -> Samples:
+    """Return the part of the sequence that is read by the accelerators of a large plan."""
+    own = options.accelerators(num_samples)
+    each = options.num_steps(num_samples) * options.batch_size
+    sequence = np.arange(own.start * each, own.stop * each)
+    for begin in range(0, len(sequence), _PIECE):
+        piece = sequence[begin : begin + _PIECE]
+        piece[:] = options.order(piece, num_samples, by_file=True)
+    return sequence
 
 
 def plan_interleaved(num_samples: int, options: PlanOptions) -> EpochPlan:

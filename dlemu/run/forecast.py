@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Layout
-from dlemu.dataset.plan import make_plan
+from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.loaders.source import readers_memory
 from dlemu.results.folders import check_free
@@ -78,13 +78,13 @@ def forecast_run(
 
     def rest() -> RunForecast:
         layout = dataset.layout
-        plan = make_plan(dataset.workload, layout, num_accelerators=total, epoch=0)
+        num_steps = count_steps(dataset.workload, layout, num_accelerators=total)
         readers = num_readers or total * workload.reader.num_streams
         return RunForecast(
             workload=dataset.workload,
             layout=layout,
             num_accelerators=total,
-            num_steps=plan.num_steps,
+            num_steps=num_steps,
             size=size,
             memory_bytes=sum(each for host, each in memories if host == world.host_index),
             bytes_per_second=read_rate(dataset.workload, layout, readers),

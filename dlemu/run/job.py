@@ -26,7 +26,7 @@ from dlemu.checkpoint.in_run import (
 from dlemu.clock import Clock, WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
-from dlemu.dataset.plan import EpochPlan, make_plan
+from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
@@ -175,7 +175,7 @@ class _Run:
             self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
         if world.rank == 0:
-            self._plan(epoch=0)
+            self._count_steps()  # refuses what cannot be planned
         notes = (*world.notes, *self._dataset.notes)
         self._summary = _summary_start(self._workload, world, started, notes)
         if world.rank == 0:
@@ -329,7 +329,7 @@ class _Run:
         if not workload.workflow.checkpoint:
             yield None
             return
-        steps = [self._plan(epoch).num_steps for epoch in range(workload.train.epochs)]
+        steps = [self._count_steps()] * workload.train.epochs
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -472,6 +472,12 @@ class _Run:
             self._dataset.layout,
             num_accelerators=self._num_accelerators,
             epoch=epoch,
+            own=self._own if self._tier is None else None,  # a cache needs what its host reads
+        )
+
+    def _count_steps(self) -> int:
+        return count_steps(
+            self._workload, self._dataset.layout, num_accelerators=self._num_accelerators
         )
 
 

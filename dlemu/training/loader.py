@@ -7,7 +7,7 @@ from typing import Self
 
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
-from dlemu.dataset.plan import EpochPlan, make_plan
+from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.workload.model import Workload
@@ -33,7 +33,7 @@ class TrainingLoader:
     def __init__(self, dataset: Dataset, *, rank: int, num_ranks: int, pin: bool) -> None:
         self.workload = dataset.workload.with_keys({"train.loop": "rule"})
         self.notes, self._layout = dataset.notes, dataset.layout
-        self._num_ranks, self._epoch = num_ranks, 0
+        self._rank, self._num_ranks, self._epoch = rank, num_ranks, 0
         self._loader = open_loader(
             replace(dataset, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
         )
@@ -68,10 +68,16 @@ class TrainingLoader:
 
     def __len__(self) -> int:
         """Return the number of steps of the next epoch."""
-        return self._plan(self._epoch).num_steps
+        return count_steps(self.workload, self._layout, num_accelerators=self._num_ranks)
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return make_plan(self.workload, self._layout, num_accelerators=self._num_ranks, epoch=epoch)
+        return make_plan(
+            self.workload,
+            self._layout,
+            num_accelerators=self._num_ranks,
+            epoch=epoch,
+            own=range(self._rank, self._rank + 1),
+        )
 
     def close(self) -> None:
         """End the workers; may be called again."""

@@ -1,19 +1,25 @@
 """Who reads what when: every sample once, equal steps, another order each epoch."""
 
+import math
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.dataset import plan as plan_module
 from dlemu.dataset.layout import layout_of
+from dlemu.dataset.permutation import permuted
 from dlemu.dataset.plan import (
     EpochPlan,
     PlanOptions,
+    count_steps,
     make_plan,
     plan_epoch,
     plan_interleaved,
@@ -359,3 +365,70 @@ def test_a_plan_that_no_memory_holds_is_refused() -> None:
     workload = load_workload("dlrm_b200", {"reader.sample_shuffle": "seed"})
     with pytest.raises(WorkloadError, match="4,831,838,208 samples in random order are too many"):
         make_plan(workload, layout_of(workload), num_accelerators=1, epoch=0)
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**62), st.integers(0, 2**62))
+def test_a_computed_order_is_a_permutation(size: int, seed: int, other: int) -> None:
+    order = permuted(np.arange(size), size, seed)
+    assert np.array_equal(np.sort(order), np.arange(size))
+    some = np.array([[size - 1, 0]])
+    assert np.array_equal(permuted(some, size, seed), order[some]), "each number by itself"
+    if size > 100 and seed != other:
+        assert not np.array_equal(order, permuted(np.arange(size), size, other))
+
+
+def test_a_computed_order_is_as_random_as_a_drawn_one() -> None:
+    """Neither where a number goes tells of the number, nor where its neighbour goes."""
+    size, half = 100_000, 50_000
+    order = permuted(np.arange(size), size, 1).astype(float)
+    for first, second in ((np.arange(size), order), (order[:-1], order[1:])):
+        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(size)
+    fixed = (order == np.arange(size)).sum()
+    assert fixed < 10, "one is expected"
+    up = (np.diff(order) > 0).sum()
+    assert abs(up - half) < 5 * math.sqrt(size / 12), "half of the steps go up"
+
+
+@pytest.mark.parametrize("make", [plan_epoch, plan_streams])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 500), streams, st.data())
+def test_of_a_large_plan_each_rank_makes_its_own_part(
+    make: Callable[[int, PlanOptions], EpochPlan],
+    num_files: int,
+    asked: dict[str, Any],
+    data: st.DataObject,
+) -> None:
+    num_samples = enough(num_files, asked)
+    of_epoch = {"num_streams": 1, "shuffle_size": 1} if make is plan_epoch else {}
+    options = PlanOptions(**(asked | of_epoch))
+    first = data.draw(st.integers(0, options.num_accelerators))
+    last = data.draw(st.integers(first, options.num_accelerators))
+    with patch.multiple(plan_module, _WHOLE=1, _PIECE=7):
+        whole = make(num_samples, options)
+        own = make(num_samples, replace(options, own=range(first, last)))
+        later = make(num_samples, replace(options, epoch=options.epoch + 1))
+    check_dealt(whole, num_samples, asked)
+    assert own.num_steps == whole.num_steps
+    assert own.samples.shape[1] == last - first
+    for accelerator in range(first, last):
+        for step in range(own.num_steps):
+            assert np.array_equal(own.batch(step, accelerator), whole.batch(step, accelerator))
+            assert np.array_equal(own.fetch(step, accelerator), whole.fetch(step, accelerator))
+    shuffled = options.shuffle_files or options.shuffle_samples
+    if num_files > 20 and shuffled and options.shuffle_size * options.batch_size > 20:
+        assert not np.array_equal(whole.samples, later.samples)
+    if make is plan_streams:
+        assert own.sequence is not None and whole.sequence is not None
+        each = own.num_steps * options.batch_size
+        assert np.array_equal(own.sequence, whole.sequence[first * each : last * each])
+
+
+@pytest.mark.parametrize("keys", [{}, {"train.total_training_steps": 3}])
+@pytest.mark.parametrize("loader", ["pytorch", "tensorflow"])
+def test_steps_are_counted_without_a_plan(loader: str, keys: dict[str, object]) -> None:
+    files: dict[str, object] = {"dataset.num_files_train": 100, "reader.data_loader": loader}
+    for name in ("unet3d_h100", "resnet50_h100"):
+        workload = load_workload(name, files | keys)
+        layout = layout_of(workload)
+        plan = make_plan(workload, layout, num_accelerators=2, epoch=0)
+        assert count_steps(workload, layout, num_accelerators=2) == plan.num_steps

@@ -56,7 +56,7 @@ class DaliReads:
         DALI does not separate reading from parsing and copying: `read_seconds` is all the time
         that DALI was waited for.
         """
-        order: Samples = plan.samples[:, self._accelerator]
+        order: Samples = plan.samples[:, self._accelerator - plan.first]
         depth = min(max(1, self._source.workload.reader.prefetch_size), plan.num_steps)
         wanted = self._layout.sizes(order.ravel()).reshape(order.shape)
         folder, takes_early = self._source.dataset.folder, self._source.takes_early
