@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
 from dlemu.clock import WallClock, timer_error
-from dlemu.datagen import Manifest, Recipe, read_manifest
+from dlemu.datagen import Recipe, read_manifest
+from dlemu.datagen.manifest import write_manifest
 from dlemu.results.records import read_steps
 from dlemu.workload.model import load_workload
 from tests.lab.mpirun import mpirun
@@ -201,8 +202,7 @@ def link_files(keys: dict[str, str], folder: Path) -> None:
     for file in range(num_files):
         source = real / manifest.layout.path(file % NUM_REAL_FILES)
         os.link(source, data / recipe.layout.path(file))
-    files = np.resize(manifest.files, num_files)
-    Manifest(recipe, files, int(files["bytes"].sum())).write(data)
+    write_manifest(data, recipe, np.resize(manifest.files["crc32c"], num_files))
 
 
 def render_dense(rounds: int) -> str:

@@ -27,7 +27,7 @@ from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.storage.atomic import replacing, sync_folder, write_atomically
-from dlemu.storage.regular import check_regular, read_regular
+from dlemu.storage.regular import check_regular, open_regular, read_regular
 from dlemu.units import format_bytes
 from dlemu.workload.sections import Section
 
@@ -35,6 +35,7 @@ MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
+_ENTRIES_AT_ONCE = 1 << 16
 Origin = Annotated[str, Field(max_length=4096)]
 """made_from of the workload that wrote the dataset; versions before 0.2 did not keep it."""
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
@@ -101,23 +102,37 @@ class Manifest:
         other = "extend it with dlemu datagen" if extend else "use another dataset.data_folder"
         self.recipe.refuse(wanted, folder, what="a dataset", remedy=f"{other}, or set")
 
-    def write(self, folder: Path) -> None:
-        """Write both files, so that they survive a power failure; dlemu.json last."""
-        tree = {
-            "manifest": self.recipe.version,
-            "dataset": self.recipe.to_tree(),
-            "num_samples": self.layout.num_samples,
-            "num_bytes": self.num_bytes,
-            "checksum": "crc32c",
-            "files": FILES,
-            **_known(self.workload),
-        }
-        with replacing(folder / FILES) as partial, open(partial, "wb") as file:
-            np.save(file, self.files)
-            os.fsync(file.fileno())
-        sync_folder(folder)
-        write_atomically(folder / MANIFEST, json.dumps(tree, indent=1).encode() + b"\n")
-        sync_folder(folder)
+
+def write_manifest(
+    folder: Path, recipe: Recipe, crcs: NDArray[np.uint32], workload: str | None = None
+) -> None:
+    """Write both files, so that they survive a power failure; dlemu.json last.
+
+    `crcs` has the checksum of each file. Sizes follow from the recipe, and are never all in memory.
+    """
+    num_bytes = 0
+    with replacing(folder / FILES) as partial, open(partial, "wb") as file:
+        header = {"descr": FILE_TYPE.descr, "fortran_order": False, "shape": crcs.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for first, [sizes] in recipe.size_pieces():
+            entries = np.empty(len(sizes), FILE_TYPE)
+            entries["bytes"], entries["crc32c"] = sizes, crcs[first : first + len(sizes)]
+            file.write(entries.data)
+            num_bytes += int(sizes.sum())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+    tree = {
+        "manifest": recipe.version,
+        "dataset": recipe.to_tree(),
+        "num_samples": recipe.layout.num_samples,
+        "num_bytes": num_bytes,
+        "checksum": "crc32c",
+        "files": FILES,
+        **_known(workload),
+    }
+    write_atomically(folder / MANIFEST, json.dumps(tree, indent=1).encode() + b"\n")
+    sync_folder(folder)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -206,12 +221,13 @@ def read_journals(folder: Path, num_files: int) -> tuple[NDArray[np.bool_], NDAr
     """Return which files are in the folder's journals, and their checksums; both (num_files,)."""
     known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
     for path in folder.glob("*.journal"):
-        data = read_regular(path)
-        entries = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
-        file = entries["file"]
-        entries = entries[(entries["check"] == _check(entries)) & (file >= 0) & (file < num_files)]
-        known[entries["file"]] = True
-        crcs[entries["file"]] = entries["crc32c"]
+        with open(open_regular(path), "rb") as journal:
+            while len(entries := np.fromfile(journal, _ENTRY, _ENTRIES_AT_ONCE)):
+                file = entries["file"]
+                is_ours = (file >= 0) & (file < num_files)
+                entries = entries[(entries["check"] == _check(entries)) & is_ours]
+                known[entries["file"]] = True
+                crcs[entries["file"]] = entries["crc32c"]
     return known, crcs
 
 

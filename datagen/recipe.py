@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FileSamples, format_of, raw, tfrecord
-from dlemu.units import ceil_div, counted
+from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import BARE, INDEXED, ColumnSection, FileName, FormatName, Section
@@ -124,23 +124,45 @@ class Recipe:
 
     def file_sizes(self) -> Samples:
         """Return the bytes of each file, int64 (files,)."""
-        return self._per_file(format_of(self.layout).file_bytes)
+        sizes: Samples = self._sizes([format_of(self.layout).file_bytes])[0]
+        return sizes
 
     def all_sizes(self) -> Samples:
         """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
-        layout, sizes = self.layout, [self.file_sizes()]
+        layout = self.layout
+        counts = [format_of(layout).file_bytes]
         if layout.format in INDEXED:
-            sizes += 2 * [np.full(layout.num_files, 8 * layout.samples_per_file)]
+            counts += 2 * [lambda sizes: np.full(len(sizes), 8 * layout.samples_per_file)]
         if layout.format == "tfrecord":
-            sizes.append(self._per_file(tfrecord.index_bytes))
-        return np.stack(sizes)
+            counts.append(tfrecord.index_bytes)
+        return self._sizes(counts)
 
-    def _per_file(self, count: Callable[[Samples], Samples]) -> Samples:
+    def _sizes(self, counts: Sequence[Callable[[Samples], Samples]]) -> Samples:
+        """Return what each function counts of each file's payloads, int64 (functions, files)."""
+        found = np.empty((len(counts), self.layout.num_files), np.int64)
+        for first, sizes in self.size_pieces(counts):
+            found[:, first : first + sizes.shape[1]] = sizes
+        return found
+
+    def size_pieces(
+        self, counts: Sequence[Callable[[Samples], Samples]] = ()
+    ) -> Iterator[tuple[int, Samples]]:
+        """Yield the number of a first file, and what `_sizes` has of it and some more files.
+
+        Without `counts` these are the bytes of each file.
+        """
+        counts = counts or [format_of(self.layout).file_bytes]
+        num_files, each = self.layout.num_files, _files_at_once(self.layout)
+        same = None
         if self.layout.equal_bytes is not None:
-            [same] = count(_sizes_of_files(self.of_files(1).layout, 0))
-            return np.full(self.layout.num_files, same)
-        groups = range(ceil_div(self.layout.num_files, _files_at_once(self.layout)))
-        return np.concatenate([count(_sizes_of_files(self.layout, group)) for group in groups])
+            payload = _sizes_of_files(self.of_files(1).layout, 0)
+            same = np.array([count(payload) for count in counts])
+        for group, first in enumerate(range(0, num_files, each)):
+            if same is not None:
+                yield first, np.repeat(same, min(each, num_files - first), axis=1)
+                continue
+            payload = _sizes_of_files(self.layout, group)
+            yield first, np.stack([count(payload) for count in counts])
 
     def to_tree(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""

@@ -109,13 +109,15 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
     """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
     layout, recipe = manifest.layout, manifest.recipe
     stored = manifest.files["bytes"]
-    # The sum first: with a damaged number of samples, file_sizes() could need too much memory.
-    if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
+    # The sum first: with a damaged number of samples, all_sizes() could need too much memory.
+    if stored.sum() != manifest.num_bytes or not np.array_equal(
+        stored, (wanted := recipe.all_sizes())[0]
+    ):
         raise DatasetError(
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
         )
     listing = list_files(folder, layout)
-    [found], wanted = listing.found, recipe.all_sizes()
+    [found] = listing.found
     sized = found == wanted
     faults = [Fault(path, _STRAY) for path in listing.strays]
     faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]

@@ -25,12 +25,12 @@ from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import (
-    FILE_TYPE,
     MANIFEST,
     Manifest,
     read_journals,
     read_manifest,
     to_entries,
+    write_manifest,
 )
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.recipe import Recipe
@@ -260,10 +260,7 @@ def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
             raise DatasetError(_vanished(work))
         for below in dataset_folders(folder, recipe):
             sync_folder(below)
-        files = np.zeros(len(crcs), FILE_TYPE)
-        files["bytes"], files["crc32c"] = recipe.file_sizes(), crcs
-        num_bytes = int(files["bytes"].sum())
-        Manifest(recipe, files, num_bytes, workload=workload or None).write(folder)
+        write_manifest(folder, recipe, crcs, workload or None)
     shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
 
 

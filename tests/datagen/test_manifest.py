@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import tfrecord
 
-from dlemu.datagen import Fault, Manifest, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen import recipe as recipe_module
-from dlemu.datagen.manifest import FILE_TYPE
+from dlemu.datagen.manifest import FILE_TYPE, write_manifest
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
@@ -583,14 +583,15 @@ def test_a_million_files_take_little(tmp_path: Path) -> None:
     That time grows as the files do, tests/dataset/test_scale.py holds against a tenth of them.
     """
     workload = workload_of(tmp_path, num_files_train=1_000_000, record_length_bytes_stdev=1e3)
-    recipe, files = Recipe.of(workload), np.zeros(1_000_000, FILE_TYPE)
+    recipe, crcs = Recipe.of(workload), np.arange(1_000_000, dtype=np.uint32)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    files["bytes"] = recipe.file_sizes()
-    Manifest(recipe, files, int(files["bytes"].sum())).write(tmp_path)
+    write_manifest(tmp_path, recipe, crcs)
     manifest = read_manifest(tmp_path)
 
-    assert manifest is not None and np.array_equal(manifest.files, files)
+    assert manifest is not None and np.array_equal(manifest.files["crc32c"], crcs)
+    assert np.array_equal(manifest.files["bytes"], recipe.file_sizes())
+    assert manifest.num_bytes == manifest.files["bytes"].sum()
     assert (tmp_path / "dlemu.files.npy").stat().st_size < 12_000_200
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
 

@@ -1,6 +1,7 @@
 """A rank that meets the others and keeps what it saw: python -m tests.lab.ranks FOLDER HOSTS CASE.
 
-HOSTS is the host each rank plays, "a,a,b"; "a,a,b!" where rank 0 tells nobody its addresses. A
+HOSTS is the host each rank plays, "a,a,b"; "a,a,b!" where nobody tells its addresses, and
+"a,b,c>" where each host has one below it only: a tree of many levels. A
 rank's result goes to FOLDER/<rank>.json, because launchers may lose the output of ranks that they
 end.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import dlemu.world.admission
 from dlemu.errors import RunError
+from dlemu.world.links import Tree
 from dlemu.world.mpi import Mpi
 from dlemu.world.world import World
 
@@ -104,9 +106,11 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
     # Mpi alone may load MPI: it says first what MPI must not use.
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
-    if hosts[-1].endswith("!"):
+    if "!" in hosts[-1]:
         dlemu.world.admission.own_addresses = list
-    world = Mpi(host=hosts[rank].rstrip("!"))
+    if ">" in hosts[-1]:
+        Tree.FAN_OUT = 1
+    world = Mpi(host=hosts[rank].rstrip("!>"))
     status = 0
     try:
         with world:

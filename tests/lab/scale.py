@@ -16,18 +16,26 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen import Manifest, Recipe, read_manifest
-from dlemu.datagen.manifest import FILE_TYPE
+from dlemu.datagen import Recipe, read_manifest
+from dlemu.datagen.listing import WORK
+from dlemu.datagen.manifest import MANIFEST, to_entries
+from dlemu.datagen.prepare import dataset_folders
+from dlemu.datagen.write import _finish
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
-from dlemu.results.metrics import measure
+from dlemu.results.losses import find_losses
+from dlemu.results.metrics import measure_sums
 from dlemu.results.records import STEP, Steps, read_steps, write_steps
+from dlemu.results.sums import Rule, Sums, sum_up
 from dlemu.storage.pagecache import drop
 from dlemu.workload.model import Workload, load_workload
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128
+OWN = range(NUM_ACCELERATORS // NUM_RANKS)
+"""Accelerators of the first rank."""
 FEWEST = 100_000
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,14 @@ def size_files(num_files: int, folder: Path) -> None:
 
 
 def plan(num_files: int, folder: Path) -> EpochPlan:
-    """Plan an epoch, as every rank does."""
-    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"})
-    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+    """Plan an epoch, as a rank does."""
+    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"}))
+
+
+def _plan(workload: Workload) -> EpochPlan:
+    return make_plan(
+        workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1, own=OWN
+    )
 
 
 def plan_streams(num_files: int, folder: Path) -> EpochPlan:
@@ -69,21 +82,29 @@ def plan_streams(num_files: int, folder: Path) -> EpochPlan:
         "reader.shuffle_size": 1000,
         "reader.data_loader": "pytorch",
     }
-    workload = load_workload("cosmoflow_h100", keys)
-    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+    return _plan(load_workload("cosmoflow_h100", keys))
 
 
 def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
     """The same as tf.data reads them: each batch by all streams."""
-    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"})
-    return make_plan(workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1)
+    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"}))
 
 
 def write_manifest(num_files: int, folder: Path) -> None:
-    """Write a manifest and read it back."""
-    files = np.ones(num_files, FILE_TYPE)
-    Manifest(Recipe.of(cosmoflow(num_files)), files, num_bytes=num_files).write(folder)
-    read_manifest(folder)
+    """Make the manifest of a journal's entries, as datagen does in the end, and read it back."""
+    (folder / WORK).mkdir()
+    with (folder / WORK / "rank0.journal").open("wb") as journal:
+        for first in range(0, num_files, _PIECE):
+            files = np.arange(first, min(first + _PIECE, num_files))
+            journal.write(to_entries(files, files.astype(np.uint32)))
+    recipe = Recipe.of(cosmoflow(num_files))
+    for below in dataset_folders(folder, recipe):
+        below.mkdir(parents=True, exist_ok=True)
+    _finish(folder, recipe, "")
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    manifest.check(recipe.layout, folder)
+    (folder / MANIFEST).unlink()
 
 
 def drop_pages(num_files: int, folder: Path) -> None:
@@ -99,10 +120,14 @@ def write_records(num_files: int, folder: Path) -> None:
 
 
 def measure_records(num_files: int, folder: Path) -> None:
-    """Compute the metrics of an epoch from the records of all accelerators, as rank 0 does."""
-    each = NUM_ACCELERATORS // NUM_RANKS
-    steps = num_files // NUM_ACCELERATORS
-    measure([records(steps, each, first=rank * each) for rank in range(NUM_RANKS)])
+    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them."""
+    num_steps, rule = num_files // NUM_ACCELERATORS, Rule()
+    sums = Sums(rule, ())
+    for rank in range(NUM_RANKS):
+        own = records(num_steps, len(OWN), first=rank * len(OWN))
+        sums = sums.joined(sum_up(own, rule, {}, f"rank {rank}"))
+    measure_sums(sums)
+    find_losses(sums)
 
 
 def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
@@ -121,10 +146,13 @@ PARTS: dict[str, tuple[str, Callable[[int, Path], object]]] = {
     "plan": ("an epoch's plan", plan),
     "streams": ("the same, of streams through shuffle buffers", plan_streams),
     "tf.data": ("the same, as tf.data reads them", plan_interleaved),
-    "manifest": ("manifest, written and opened", write_manifest),
+    "manifest": ("manifest, made of the journal, written and opened", write_manifest),
     "drop": ("cold start: files dropped from the page cache", drop_pages),
     "records": ("an epoch's records, a rank of 128, written and read", write_records),
-    "metrics": ("an epoch's records of all, on rank 0, and the metrics", measure_records),
+    "metrics": (
+        "an epoch's records summed up, joined, measured",
+        measure_records,
+    ),
 }
 
 

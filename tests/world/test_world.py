@@ -76,6 +76,29 @@ def test_no_rank_passes_before_the_last_arrives(tmp_path: Path, hosts: str, reac
 
 
 @pytest.mark.mpi
+def test_below_the_second_level_hosts_meet_and_end_as_others_do(tmp_path: Path) -> None:
+    """Each host has one below it, as rank 0's hosts have where there are many."""
+    for hosts in ("a,b,c,d>", "a,b,c,d!>"):
+        folder = tmp_path / hosts
+        folder.mkdir()
+        status, ranks = run_ranks(folder, hosts, "meet")
+        assert status == 0
+        for times in zip(*(rank.pop("times") for rank in ranks), strict=True):
+            arrived, released = zip(*times, strict=True)
+            assert max(arrived) <= min(released)
+        assert ranks[0]["gathered"] == [0, 10, 20, 30]
+        assert "!" not in hosts or ranks[0]["notes"] == [
+            "rank 1 on host b and rank 2 on host c and rank 3 on host d cannot be reached over "
+            "TCP: there and on ranks 0, 1, 2 the barrier tests for messages of MPI, and may end a "
+            "few ms late"
+        ]
+    status, ranks = run_ranks(tmp_path, "a,b,c,d>", "raise", culprit=3)
+    assert status == 1
+    told = "PeerError: rank 3 on host d: /data/img_1.npz: is gone"
+    assert [rank["error"] for rank in ranks[:3]] == 3 * [told]
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("hosts", ["a,a,a,a", "a,b,b,c"])
 def test_a_waiting_rank_leaves_the_core_to_others(tmp_path: Path, hosts: str) -> None:
     """It looks once a message; in 2 s it takes less CPU than to count to half a million."""
