@@ -26,6 +26,7 @@ from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     BARE,
     CacheSection,
+    ClientSection,
     DaliSection,
     DatasetSection,
     FileName,
@@ -37,6 +38,7 @@ from dlemu.workload.sections import (
     PredictSection,
     ReaderSection,
     Section,
+    ServerSection,
     Size,
     SizeSection,
     SteptimeSection,
@@ -130,6 +132,8 @@ class Workload(Section):
     predict: PredictSection = PredictSection()
     steptime: SteptimeSection = SteptimeSection()
     cache: CacheSection = CacheSection()
+    client: ClientSection = ClientSection()
+    server: ServerSection = ServerSection()
     origin: OriginSection = OriginSection()
     checkpoint: CheckpointSection = CheckpointSection()
     model: ModelSection = ModelSection()
