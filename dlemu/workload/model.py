@@ -341,6 +341,8 @@ def _rename(raw: dict[str, Any]) -> None:
             raw["metric"] = output.pop("metric") | metric
     if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
         metric["edition"] = raw.pop("edition")
+    if "clients" in raw:  # as storage's vendors call the hosts that train
+        raw.setdefault("num_hosts", raw.pop("clients"))
     dataset = raw.get("dataset")
     if isinstance(dataset, dict):
         for old in ("record_length", "record_length_stdev", "record_length_resize"):

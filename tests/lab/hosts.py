@@ -164,7 +164,7 @@ def _wait(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> Non
     deadline = time.monotonic() + 30
     while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            pytest.skip(f"{process.args} does not work here")
+            pytest.skip(f"{process.args!r} does not work here")
         time.sleep(0.02)
 
 
