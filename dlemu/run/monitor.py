@@ -12,6 +12,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
@@ -235,6 +236,9 @@ class RunMonitor:
             file_system=self._file_system,
             wear=wear,
             watched=self._watched,
+            links={} if self._observer is None else self._observer.links,
+            network_name=network_name(),
+            machine=machine_name(),
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"
