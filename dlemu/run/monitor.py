@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,8 +31,8 @@ _SAMPLED_FILES = 512
 _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
-Reports = tuple[list[HostReport], list[str], PathBytes]
-"""Of all hosts; the rank of each accelerator, with its host; and all ranks' bytes."""
+Reports = tuple[list[HostReport], PathBytes]
+"""Of all hosts, and all ranks' bytes."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +240,10 @@ class RunMonitor:
             machine=machine_name(),
         )
         hosts = self._world.gather(report if self._observer is not None else None)
-        name = f"rank {self._world.rank} on host {self._world.host}"
-        names = self._world.gather([name] * self._num_accelerators)
-        paths = self._world.gather(self._paths)
-        if hosts is None or names is None or paths is None:
+        paths = self._world.reduce(self._paths, PathBytes.__add__)
+        if hosts is None or paths is None:
             return None
-        reports = [host for host in hosts if host is not None]
-        return reports, list(chain(*names)), sum(paths, PathBytes())
+        return [host for host in hosts if host is not None], paths
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:
