@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
-from dlemu.results.summary import CacheWatched, Measured
+from dlemu.results.summary import CacheWatched, Measured, NetworkFields
 from dlemu.results.sums import Sums
 from dlemu.results.watched import stored_bytes as stored_behind
 from dlemu.results.watched import watched_fields
@@ -52,6 +53,12 @@ class HostReport:
     wear: WearFields | None = None
     watched: list[PlaceCounts] = field(default_factory=list)
     """Of each epoch; empty where no place is watched."""
+    links: dict[str, int | None] = field(default_factory=dict)
+    """The host's network interfaces, and their bits per second; None where unknown."""
+    network_name: str = ""
+    """Equal for hosts that share their network interfaces; "" where that is not known."""
+    machine: str = ""
+    """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
 
 
 def combine(
@@ -66,7 +73,8 @@ def combine(
     The sums are whole, as `measure_sums` checks, and by the workload's rule.
     """
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
-    seen = [_host_evidence(host, read / len(hosts)) for host in hosts]
+    gbps = workload.client.nic_gbps
+    seen = [_host_evidence(host, read / len(hosts), gbps) for host in hosts]
     measured = _measured(hosts, seen, sums, paths)
     evidence = Evidence(
         losses=find_losses(sums),
@@ -78,9 +86,8 @@ def combine(
         direct=all(host.direct for host in hosts),
         checkpoints=checkpoints,
     )
-    wear = [host.wear for host in hosts if host.wear is not None]
     endurance = workload.drive.endurance if workload.drive is not None else None
-    measured["wear"] = combine_hosts(wear, endurance=endurance)
+    measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
     return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
 
@@ -108,7 +115,6 @@ def _measured(
     resident = _total([host.resident_before for host in hosts])
     if paths.mode == "none":  # the loader has no other path than through the host
         paths = PathBytes(host=sum(read))
-    epochs = [epoch for host in hosts for epoch in host.epochs]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
     cpu = _total([each.host_cpu_share for each in seen])
@@ -116,7 +122,8 @@ def _measured(
         storage_read_bytes=total,
         path=paths.mode,
         path_bytes=asdict(paths),
-        device_read_bytes=_total([epoch.device_read_bytes for epoch in epochs]),
+        device_read_bytes=_device_bytes(hosts),
+        network=_network_fields(hosts),
         page_cache_share=_cached_share(total, sum(read)),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
@@ -163,7 +170,7 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _host_evidence(host: HostReport, mean_bytes: float) -> HostEvidence:
+def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> HostEvidence:
     """Return one host's counters over all epochs; loaders read `mean_bytes` on a host."""
     seconds = sum(epoch.seconds for epoch in host.epochs)
     busiest: dict[str, float] = {}
@@ -189,7 +196,62 @@ def _host_evidence(host: HostReport, mean_bytes: float) -> HostEvidence:
         usable_cpus=usable,
         num_workers=host.num_workers,
         max_pss_bytes=max((epoch.max_pss_bytes or 0 for epoch in host.epochs), default=0),
+        network=None
+        if (counted := _network(host)) is None
+        else network_use(counted, seconds, host.links, gbps),
     )
+
+
+def _network(host: HostReport) -> NetworkCounters | None:
+    """Return what a host's network counted over all epochs; None where it did not."""
+    counts = [epoch.network for epoch in host.epochs if epoch.network is not None]
+    if not counts or len(counts) < len(host.epochs):
+        return None
+    return sum(counts[1:], counts[0])
+
+
+def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
+    """Return what all hosts' networks counted together; interfaces that hosts share count once."""
+    counts = {host.network_name or str(number): _network(host) for number, host in enumerate(hosts)}
+    known = [count for count in counts.values() if count is not None]
+    if not known or len(known) < len(counts):
+        return None
+    total = sum(known[1:], known[0])
+    return NetworkFields(
+        received_bytes=total.received_bytes,
+        sent_bytes=total.sent_bytes,
+        sent_segments=total.sent_segments,
+        resent_segments=total.resent_segments,
+        received_segments=total.received_segments,
+        unordered_segments=total.unordered_segments,
+    )
+
+
+def _device_bytes(hosts: list[HostReport]) -> int | None:
+    """Return the bytes that all drives gave; what hosts of one machine share counts once."""
+    most: dict[tuple[str, str], int] = {}
+    for number, host in enumerate(hosts):
+        if any(epoch.device_read_bytes is None for epoch in host.epochs):
+            return None
+        for name in {name for epoch in host.epochs for name in epoch.device_reads}:
+            read = sum(epoch.device_reads.get(name, 0) for epoch in host.epochs)
+            key = (host.machine or str(number), name)
+            most[key] = max(most.get(key, 0), read)
+    return sum(most.values())
+
+
+def _wear(hosts: list[HostReport]) -> list[WearFields]:
+    """Return each host's wear; a drive that hosts of one machine share stays with the first."""
+    found: set[tuple[str, str]] = set()
+    kept = []
+    for number, host in enumerate(hosts):
+        if host.wear is None:
+            continue
+        own = {(host.machine or str(number), drive["name"]): drive for drive in host.wear["drives"]}
+        drives = [drive for key, drive in own.items() if key not in found]
+        found.update(own)
+        kept.append(WearFields(**{**host.wear, "drives": drives}))
+    return kept
 
 
 def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:

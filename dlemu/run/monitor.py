@@ -11,6 +11,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
@@ -234,6 +235,9 @@ class RunMonitor:
             file_system=self._file_system,
             wear=wear,
             watched=self._watched,
+            links={} if self._observer is None else self._observer.links,
+            network_name=network_name(),
+            machine=machine_name(),
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)

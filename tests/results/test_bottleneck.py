@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkUse
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.results.evidence import HostReport, combine
@@ -68,6 +69,22 @@ def host(**changes: Any) -> HostEvidence:
         "num_workers": 8,
     }
     return HostEvidence(**(seen | changes))
+
+
+def link(share: float | None, **changes: Any) -> dict[str, Any]:
+    """Return a host without a drive that received so much of its link's rate."""
+    use: dict[str, Any] = {
+        "nic": "eth0",
+        "gbps": None if share is None else 50.0,
+        "received_share": share,
+        "sent_share": share and 0.01,
+        "received_bytes_per_second": 6.2 * GB,
+        "sent_bytes_per_second": 0.1 * GB,
+        "resent_share": 0.0,
+        "unordered_share": 0.0,
+    }
+    network = NetworkUse(**(use | changes))
+    return {"device": None, "device_busy_share": None, "network": network}
 
 
 def probe(many: float, few: float = 6.0) -> Probe:
@@ -250,6 +267,33 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "unclear",
     ),
+    "the link is full": ({"hosts": [host(**link(0.95))]}, "network"),
+    "the link is full, and more readers would get more of it": (
+        {"hosts": [host(**link(0.95), probe=probe(9))]},
+        "network",
+    ),
+    "the link is full while it is read from": (
+        {"hosts": [host(**link(0.5), num_workers=1)], "read_seconds": 400.0},
+        "network",
+    ),
+    "the link is nearly full": ({"hosts": [host(**link(0.88))]}, "storage"),
+    "the link's rate is not known": ({"hosts": [host(**link(None))]}, "storage"),
+    "the link is full of what others read": (
+        {"hosts": [host(**link(0.95, received_bytes_per_second=2.9 * GB))]},
+        "storage",
+    ),
+    "the link is full, and CPUs as well": (
+        {"hosts": [host(**link(0.95), cpu_share=0.97)]},
+        "host cpu",
+    ),
+    "the link is full, but batches were late in decoding": (
+        {"hosts": [host(**link(0.95))], "steps": steps_of(0.5, 0.5, read=0.4, decode=3.0)},
+        "loader",
+    ),
+    "one link of three is full, and no rank is slower": (
+        {"hosts": [host(**link(share)) for share in (0.95, 0.5, 0.5)]},
+        "storage",
+    ),
     "most bytes from memory": ({"page_cache_share": 0.97}, "unclear"),
     "one rank waits for slow reads, the others for it": (
         {"steps": steps_of(*ONE_WAITS, read=[1.0, 0.02, 0.02])},
@@ -342,6 +386,26 @@ def test_storage_of_several_hosts_is_named_with_what_it_gave_to_all() -> None:
         "the storage gave 12 GB/s to 2 hosts while it was read from, and no more to 128 readers; "
         "accelerators lost 33% of the time; CPUs 30%; this explains 100% of the loss"
     )
+
+
+def test_a_full_link_is_named_with_its_evidence() -> None:
+    limit = find_limit(evidence(hosts=[host(**link(0.97, unordered_share=0.012))]))
+    assert limit.evidence == (
+        "eth0 of host a received 6.2 GB/s, 97% of its 50 Gb/s; 1.2% of the TCP segments received "
+        "came out of order; 100% of what accelerators lost was waiting for reads; CPUs 30%; this "
+        "explains 100% of the loss"
+    )
+    assert limit.advice.endswith("nothing is said about the storage")
+    several = find_limit(evidence(hosts=[host(**link(0.95)), host(host="b", **link(0.96))]))
+    assert several.evidence.startswith("eth0 of host b received 6.2 GB/s, 96% of its 50 Gb/s, and ")
+
+
+def test_segments_that_were_lost_are_told_beside_a_slow_storage() -> None:
+    lossy = host(**link(None, resent_share=0.031))
+    found = find_limit(evidence(hosts=[lossy]))
+    assert found.name == "storage" and "; 3.1% of those sent were sent again" in found.evidence
+    local = host(network=lossy.network)
+    assert "sent again" not in find_limit(evidence(hosts=[local])).evidence
 
 
 def test_a_probe_that_one_host_lacks_is_none() -> None:
