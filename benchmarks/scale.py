@@ -1,5 +1,6 @@
 """What 10 million files and 1,024 accelerators cost: python -m benchmarks.scale [most=10000000].
 
+`parts=plan,manifest` runs some parts only; the table names them by what they do.
 Each part of dlemu that grows with a dataset is run on its own, in a process of its own, for ten
 times as many files each time. No sample is read: this is names, numbers and records.
 """
@@ -17,7 +18,8 @@ def main(arguments: list[str]) -> None:
     while sizes[-1] * 10 <= int(given.get("most", 10_000_000)):
         sizes.append(sizes[-1] * 10)
     rows: list[list[str]] = []
-    for part, (title, _) in PARTS.items():
+    parts = given.get("parts", ",".join(PARTS)).split(",")
+    for part, (title, _) in ((part, PARTS[part]) for part in parts):
         found = costs(part, sizes)
         row = [title]
         for each in found:
