@@ -9,10 +9,12 @@ import numpy as np
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
+from dlemu.objects.counts import GetCounts
 from dlemu.results.blocks import CheckpointCost, left_out
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
+from dlemu.results.objects import objects_fields
 from dlemu.results.records import Steps
 from dlemu.results.summary import CacheWatched, Measured
 from dlemu.results.watched import stored_bytes as stored_behind
@@ -60,11 +62,13 @@ def combine(
     names: list[str],
     steps: Sequence[Steps],
     paths: PathBytes,
+    gets: GetCounts | None = None,
     checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
-    The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
+    The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank; `gets`
+    are the requests to a bucket, None where the data folder is none.
     """
     everything = np.concatenate(steps)
     seen = [_host_evidence(host, everything, len(hosts)) for host in hosts]
@@ -82,8 +86,12 @@ def combine(
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        gets=gets,
         checkpoints=checkpoints,
     )
+    if gets is not None:
+        every = [epoch for host in hosts for epoch in host.epochs]
+        measured["objects"] = objects_fields(gets, every)
     wear = [host.wear for host in hosts if host.wear is not None]
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(wear, endurance=endurance)
@@ -152,6 +160,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if "objects" in measured:  # which no page cache keeps
+        return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     if unseen:
