@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "results": "host objects storage workload",
     "reports": "checkpoint host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
-    "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload world",
+    "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
+    "world",
     "training": "datagen dataset gpu loaders results workload world",
     "sizing": "datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",

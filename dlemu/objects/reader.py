@@ -84,17 +84,20 @@ class ObjectReader(ExtentReader):
         self._helpers = Helpers(in_flight) if in_flight > 1 else None
         self._given_up = threading.Event()
         self._sizes: dict[str, int] = {}
+        self._announced: set[str] = set()
+        """Paths whose pieces `begin` has put into the queue."""
         self._waiting: deque[_Piece] = deque()
         self._begun: dict[_Piece, Future[Got]] = {}
 
     def know(self, path: str, num_bytes: int) -> None:
         """Note the size of the object that is opened next."""
-        self._sizes = {path: num_bytes}
+        self._sizes, self._announced = {path: num_bytes}, set()
 
     def begin(self, files: Iterable[ObjectFile]) -> None:
         """Send requests for files that are read next, each from its start."""
         files = list(files)
         self._sizes = {file.path: file.num_bytes for file in files}
+        self._announced = {*self._sizes}
         self._begun.clear()  # of a batch that was given up
         self._waiting = deque(
             piece
@@ -189,7 +192,8 @@ class ObjectReader(ExtentReader):
 
     def _in_turn(self, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
         """Yield pieces to be taken one after the other, and have the next ones sent before."""
-        self._waiting.extendleft(piece for piece in reversed(pieces) if piece not in self._begun)
+        if pieces and pieces[0].path not in self._announced:
+            self._waiting.extendleft(reversed(pieces))
         yield from pieces
 
     def _send(self) -> None:

@@ -146,7 +146,7 @@ class Store:
         for tries in range(self._retries + 1):
             try:
                 return ask(), tries, slow
-            except self._errors.BaseError as error:
+            except (self._errors.BaseError, OSError, NotImplementedError) as error:
                 status, line = _told(error)
                 slow += status in _SLOW_DOWN
                 if status not in _AGAIN and status != 0:

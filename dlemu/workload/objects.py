@@ -118,8 +118,8 @@ def _check_endpoint(endpoint: str) -> None:
         parts = urlsplit(endpoint)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        fits, parts = False, urlsplit("")
-    if parts.username is not None or parts.password is not None:
+        fits = False
+    if "@" in endpoint:
         raise WorkloadError(
             "storage.endpoint_url must not have a user or a password; set storage.access_key_id "
             "and storage.secret_access_key"
