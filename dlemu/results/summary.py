@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from dlemu.host.wear import WearFields
 from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
+from dlemu.results.objects import ObjectsMeasured
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -146,6 +147,8 @@ class Measured(TypedDict, total=False):
     """AU of each epoch with its first step, 0 to 100."""
     first_step_seconds: Sequence[float]
     """Of each epoch, mean over accelerators."""
+    objects: ObjectsMeasured
+    """Only where the data folder is a bucket."""
     cache: CacheMeasured | CacheWatched
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 

@@ -170,7 +170,8 @@ class _Run:
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
         if self.layout is not None:
-            self._dataset = Dataset(workload, self.layout)
+            access = world.on_first(lambda: workload.access)
+            self._dataset = Dataset(workload, self.layout, access=access)
         else:
             self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
@@ -181,7 +182,10 @@ class _Run:
         if world.rank == 0:
             folder, layout = self._workload.data_folder, self._dataset.layout
             self._summary["place"] = place_fields(
-                folder, host=world.host, num_hosts=world.num_hosts
+                folder,
+                host=world.host,
+                num_hosts=world.num_hosts,
+                access=self._dataset.access,
             )
             self._summary["dataset"] = dataset_fields(
                 folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
@@ -408,8 +412,8 @@ class _Run:
         """Write and return the outcome, on rank 0."""
         try:
             metrics = measure_sums(sums)
-            hosts, paths = reports
-            seen = combine(self._workload, hosts, sums, paths, metrics.checkpoints)
+            hosts, paths, gets = reports
+            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
@@ -582,7 +586,7 @@ def _summary_start(workload: Workload, world: World, started: str, notes: Sequen
 def versions() -> dict[str, str]:
     """Return the versions of dlemu, Python, the kernel and the libraries that read."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "nvidia-dali-cuda130"):
+    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
