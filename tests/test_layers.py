@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders results storage tier workload world",
     "training": "datagen dataset gpu loaders results workload world",
-    "sizing": "datagen dataset host loaders results run storage tier workload world",
+    "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
     "steptime": "results workload",
