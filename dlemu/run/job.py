@@ -327,6 +327,7 @@ class _Run:
             yield None
             return
         steps = [self._plan(epoch).num_steps for epoch in range(workload.train.epochs)]
+        _check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -466,6 +467,20 @@ class _Run:
             num_accelerators=self._num_accelerators,
             epoch=epoch,
         )
+
+
+def _check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
+    """Refuse a run whose checkpoints leave the rule no step to count.
+
+    Raises:
+        WorkloadError: they are too close together.
+    """
+    for epoch, steps in enumerate(num_steps):
+        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        records = new_steps(epoch, np.ones((steps, 1)))
+        records["compute"] = 1.0
+        records["stall"][np.array(due, int) - 1] = 1.0
+        measure_run(workload, records.ravel())
 
 
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
