@@ -217,7 +217,7 @@ class _Run:
             monitor, own = self._replay()
             steps = self._world.gather(own)
             self._collect(steps)
-            reports = monitor.gather()
+            reports = monitor.gather(self._written_bytes())
             if self._tier is not None:
                 self._cached = cache_fields(
                     self._workload, emulates(self._workload), self._tier.gather()
@@ -339,6 +339,16 @@ class _Run:
         if reports is not None:
             fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
             self._summary["checkpoints"] = fields
+
+    def _written_bytes(self) -> int | None:
+        """Return the bytes of all ranks' files on rank 0, 0 on the others; None: they are unknown.
+
+        They are the checkpoints'. What a cache writes is not counted.
+        """
+        if self._tier is not None:
+            return None
+        checkpoints = self._summary.get("checkpoints")
+        return 0 if checkpoints is None else checkpoints["written_bytes"]
 
     def _replay_epoch(
         self,

@@ -38,6 +38,9 @@ def test_all_accelerators_write_while_they_read(
     told = run.summary["checkpoints"]
     assert (told["num_bytes"], told["written_bytes"]) == (12_000_004, 24_000_008)
     assert len(told["stall_seconds"]) == 2
+    wear = run.summary["measured"]["wear"]
+    assert wear["file_bytes_written"] == 24_000_008
+    assert wear["drives"] == [] or wear["file_system_amplification"] >= 1
     steps = read_steps(run.folder)
     assert set(steps["step"][steps["stall"] > 0]) == {2, 5}
     assert "checkpoints: 2, one every 3 steps" in run.told()
