@@ -90,7 +90,7 @@ mutants: $(VENV)/test.done ## do the tests notice mistakes?
 # DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
 # writes.
 peers: .venv-peers/done $(VENV)/test.done ## read what DLIO writes, and the reverse
-	$(BIN)/python -m pytest tests/datagen/test_peers.py
+	$(BIN)/python -m pytest tests/datagen/test_peers.py tests/checkpoint/test_peers.py
 
 clean: ## remove what was built
 	rm -rf build outputs

@@ -227,10 +227,14 @@ class RunMonitor:
         folder = self._workload.data_folder
         return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
 
-    def gather(self) -> Reports | None:
-        """Return on rank 0 what all hosts saw, None on the others."""
+    def gather(self, written: int | None = None) -> Reports | None:
+        """Return on rank 0 what all hosts saw, None on the others.
+
+        `written` are the bytes of the files that were written on this rank's account, if known.
+        """
         with self._watchdog.phase("while reading the drives' counters"):
-            wear = self._wear.finish() if self._observer is not None else None
+            first = self._observer is not None
+            wear = self._wear.finish(file_bytes=written) if first else None
         report = HostReport(
             host=self._world.host,
             epochs=self._epochs,

@@ -1,6 +1,5 @@
 """What people read, compared whole."""
 
-
 import numpy as np
 import pytest
 
