@@ -67,6 +67,7 @@ class Preload:
 class HostCounts:
     """The cache of one host, and all that its readers did."""
 
+    host: str
     capacity_bytes: int
     """0: there is no cache, only an emulated origin."""
     dataset_bytes: int
@@ -267,7 +268,9 @@ class HostTier:
 
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
-        counts = HostCounts(self.capacity, self.dataset_bytes, self.preload, self.epochs)
+        counts = HostCounts(
+            self._world.host, self.capacity, self.dataset_bytes, self.preload, self.epochs
+        )
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
