@@ -19,7 +19,7 @@ from dlemu.terminal import (
     log_to,
     say,
 )
-from dlemu.workload.compose import compose_words, known_workloads
+from dlemu.workload.compose import compose_words, known_workloads, without_secrets
 from dlemu.world.world import World
 
 DRY_RUN = "--dry-run"
@@ -116,7 +116,7 @@ class Command:
                 return None, parsed
             workload = self._workload(parsed, world)
             if "--cfg" not in parsed.options:
-                self._begin_log(workload.output.log, words)
+                self._begin_log(workload.output.log, without_secrets(words))
         except DlemuError as error:
             complain(str(error))
             return None
@@ -161,6 +161,11 @@ class Command:
         if not words.others:
             return None
         word = words.others[0]
+        if "://" in word:
+            raise WorkloadError(
+                f"{word} alone does not say which workload to take; write workload=NAME "
+                f"dataset.data_folder={word}"
+            )
         if not (Path(word).is_dir() or self._names_folder(word)):
             wanted = f"workload={word}" if word in known_workloads() else "key=value"
             raise WorkloadError(f"{word!r} is no override; write {wanted}")

@@ -10,10 +10,12 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
+from dlemu.objects.counts import GetCounts
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
+from dlemu.results.objects import objects_fields
 from dlemu.results.summary import CacheWatched, Measured, NetworkFields
 from dlemu.results.sums import Sums
 from dlemu.results.watched import stored_bytes as stored_behind
@@ -66,11 +68,13 @@ def combine(
     hosts: list[HostReport],
     sums: Sums,
     paths: PathBytes,
+    gets: GetCounts | None = None,
     checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
-    The sums are whole, as `measure_sums` checks, and by the workload's rule.
+    The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
+    requests to a bucket, None where the data folder is none.
     """
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
     gbps = workload.client.nic_gbps
@@ -84,8 +88,12 @@ def combine(
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        gets=gets,
         checkpoints=checkpoints,
     )
+    if gets is not None:
+        every = [epoch for host in hosts for epoch in host.epochs]
+        measured["objects"] = objects_fields(gets, every)
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
@@ -154,6 +162,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if "objects" in measured:  # which no page cache keeps
+        return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     if unseen:

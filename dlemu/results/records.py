@@ -88,6 +88,8 @@ def dump_workload(workload: Workload) -> str:
     tree = plain(workload.model_dump(mode="json"))
     for key in ("given", "ignored", "made_from"):
         tree.pop(key, None)
+    for key in ("access_key_id", "secret_access_key"):
+        tree["storage"].pop(key, None)
     return yaml.safe_dump(tree, sort_keys=False)
 
 

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+
 from dlemu.checkpoint.in_run import (
     Place,
     RunCheckpoints,
@@ -37,7 +39,7 @@ from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
-from dlemu.results.metrics import measure_sums
+from dlemu.results.metrics import measure_run, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
@@ -170,7 +172,8 @@ class _Run:
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
         if self.layout is not None:
-            self._dataset = Dataset(workload, self.layout)
+            access = world.on_first(lambda: workload.access)
+            self._dataset = Dataset(workload, self.layout, access=access)
         else:
             self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
@@ -181,7 +184,10 @@ class _Run:
         if world.rank == 0:
             folder, layout = self._workload.data_folder, self._dataset.layout
             self._summary["place"] = place_fields(
-                folder, host=world.host, num_hosts=world.num_hosts
+                folder,
+                host=world.host,
+                num_hosts=world.num_hosts,
+                access=self._dataset.access,
             )
             self._summary["dataset"] = dataset_fields(
                 folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
@@ -220,7 +226,7 @@ class _Run:
             monitor, parts = self._replay()
             sums = gather_sums(self._workload, self._world, parts)
             self._collect()
-            reports = monitor.gather()
+            reports = monitor.gather(self._written_bytes())
             if self._tier is not None:
                 self._cached = cache_fields(
                     self._workload, emulates(self._workload), self._tier.gather()
@@ -330,6 +336,7 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
+        _check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -341,6 +348,16 @@ class _Run:
         if reports is not None:
             fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
             self._summary["checkpoints"] = fields
+
+    def _written_bytes(self) -> int | None:
+        """Return the bytes of all ranks' files on rank 0, 0 on the others; None: they are unknown.
+
+        They are the checkpoints'. What a cache writes is not counted.
+        """
+        if self._tier is not None:
+            return None
+        checkpoints = self._summary.get("checkpoints")
+        return 0 if checkpoints is None else checkpoints["written_bytes"]
 
     def _replay_epoch(
         self,
@@ -408,8 +425,8 @@ class _Run:
         """Write and return the outcome, on rank 0."""
         try:
             metrics = measure_sums(sums)
-            hosts, paths = reports
-            seen = combine(self._workload, hosts, sums, paths, metrics.checkpoints)
+            hosts, paths, gets = reports
+            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
@@ -509,6 +526,20 @@ def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
         so_far += size
 
 
+def _check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
+    """Refuse a run whose checkpoints leave the rule no step to count.
+
+    Raises:
+        WorkloadError: they are too close together.
+    """
+    for epoch, steps in enumerate(num_steps):
+        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        records = new_steps(epoch, np.ones((steps, 1)))
+        records["compute"] = 1.0
+        records["stall"][np.array(due, int) - 1] = 1.0
+        measure_run(workload, records.ravel())
+
+
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
     """Return the fields that DLIO's users look for; `hosts` has the bytes and CPUs of each."""
     num_bytes = layout.num_samples * layout.mean_bytes / len(hosts)
@@ -588,7 +619,7 @@ def _summary_start(workload: Workload, world: World, started: str, notes: Sequen
 def versions() -> dict[str, str]:
     """Return the versions of dlemu, Python, the kernel and the libraries that read."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "nvidia-dali-cuda130"):
+    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
