@@ -300,7 +300,8 @@ class _Search:
 
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
-    manifest = read_manifest(workload.data_folder)
+    access = workload.access
+    manifest = read_manifest(workload.data_folder, access, with_files=access is None)
     if manifest is None:
         raise DatasetError(
             f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "

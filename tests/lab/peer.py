@@ -12,7 +12,11 @@ from typing import Any
 
 from tests.lab.mpirun import mpirun
 
+DLIOS = ("2.0.0", "3.0.2")
+"""Versions of DLIO: that on PyPI, and MLPerf Storage v3.0's own, which reads and writes parquet."""
+
 _FOLDER = Path(".venv-peers")
+_MLPERF = _FOLDER / "mlperf"
 _SECONDS = 900
 """What takes longer hangs, and would hold a benchmark up for ever."""
 _NAMES = {
@@ -51,10 +55,13 @@ def dlio_checkpoints(folder: Path, num_bytes: int) -> Iterator[Callable[[], dict
             asked.close()
 
 
-def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> dict[str, Any]:
+def run_dlio(
+    keys: Mapping[str, object], *, ranks: int = 1, generate: bool, version: str = DLIOS[0]
+) -> dict[str, Any]:
     """Have DLIO generate a dataset, or train; return its summary of the latter."""
+    names = _NAMES if version == DLIOS[0] else {}
     words = [
-        f"++workload.{_NAMES.get(key, key)}={value}"
+        f"++workload.{names.get(key, key)}={value}"
         for key, value in keys.items()
         if key != "workload"
     ]
@@ -68,13 +75,15 @@ def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> d
         if ranks > 1:
             launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
             command = [*launcher, "--bind-to", "none", *command]
-        path = f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"
+        environment = {"PATH": f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
+        if version != DLIOS[0]:
+            environment["PYTHONPATH"] = str(_MLPERF.resolve())
         child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PATH": path},
+            env=os.environ | environment,
             start_new_session=True,
         )
         try:
