@@ -1,4 +1,4 @@
-"""What reading objects costs, beside a plain loop of obstore: python -m benchmarks.objects [FOLDER].
+"""What reading objects costs, beside a plain loop of obstore: python -m benchmarks.objects.
 
 A server of ranges, which is no S3 server (tests/lab/object_server.py), gives the same objects to
 both in turn, A B A B, each in a process of its own with as many requests in flight. So a rate says
@@ -192,10 +192,7 @@ def apart(way: str, shape: str, url: str, in_flight: int = IN_FLIGHT) -> Rate:
 def here(way: str, shape: str, url: str, in_flight: str) -> None:
     """Read in this process, and print the rate."""
     workload = job(shape, f"s3://bucket/{name_of(shape)}", url, int(in_flight))
-    if way == WAYS[0]:
-        rate = plain(workload)
-    else:
-        rate = ours(workload, keep=int(way == WAYS[2]))
+    rate = plain(workload) if way == WAYS[0] else ours(workload, keep=int(way == WAYS[2]))
     print(rate.num_bytes, rate.seconds, rate.cpu_seconds)
 
 

@@ -27,8 +27,8 @@ from dlemu.datagen.content import Content
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under
 from dlemu.results.checkpoints import CheckpointFields
-from dlemu.results.metrics import step_seconds
 from dlemu.results.records import Steps
+from dlemu.results.sums import step_seconds
 from dlemu.units import counted, format_bytes
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload

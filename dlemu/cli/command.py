@@ -116,14 +116,21 @@ class Command:
                 return None, parsed
             workload = self._workload(parsed, world)
             if "--cfg" not in parsed.options:
-                shown = without_secrets(words)
-                begin_log(workload.output.log, [self.place.partition(":")[2], *shown])
+                self._begin_log(workload.output.log, without_secrets(words))
         except DlemuError as error:
             complain(str(error))
             return None
         if workload.ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(workload.ignored)}")
         return workload, parsed
+
+    def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
+        try:
+            begin_log(path, [self.place.partition(":")[2], *words])
+        except OSError as error:
+            raise WorkloadError(
+                f"output.log {path} cannot be written ({error.strerror}); name another file"
+            ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
         from dlemu.workload.idle import idle_keys

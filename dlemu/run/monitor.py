@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
@@ -33,8 +33,8 @@ _SAMPLED_FILES = 512
 _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
-Reports = tuple[list[HostReport], list[str], PathBytes, GetCounts | None]
-"""Of all hosts; the rank of each accelerator, with its host; all ranks' bytes; their requests."""
+Reports = tuple[list[HostReport], PathBytes, GetCounts | None]
+"""Of all hosts; all ranks' bytes; all ranks' requests, None where no bucket is read."""
 
 
 @dataclass(frozen=True)
@@ -242,17 +242,17 @@ class RunMonitor:
             file_system=self._file_system,
             wear=wear,
             watched=self._watched,
+            links={} if self._observer is None else self._observer.links,
+            network_name=network_name(),
+            machine=machine_name(),
         )
         hosts = self._world.gather(report if self._observer is not None else None)
-        name = f"rank {self._world.rank} on host {self._world.host}"
-        names = self._world.gather([name] * self._num_accelerators)
-        parts = self._world.gather((self._paths, self._gets))
-        if hosts is None or names is None or parts is None:
+        paths = self._world.reduce(self._paths, PathBytes.__add__)
+        gets = self._world.reduce(self._gets, GetCounts.__add__)
+        if hosts is None or paths is None:
             return None
         reports = [host for host in hosts if host is not None]
-        paths, gets = zip(*parts, strict=True)
-        asked = sum(gets, GetCounts()) if self._in_bucket else None
-        return reports, list(chain(*names)), sum(paths, PathBytes()), asked
+        return reports, paths, gets if self._in_bucket else None
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command
@@ -35,7 +36,9 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
     if drive is not None:
-        expected = predict(PredictionInput.of(workload, drive), calibration).real_accelerators
+        job = PredictionInput.of(workload, drive)
+        job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
+        expected = predict(job, calibration).real_accelerators
         say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
     else:
         own, access = 0.0, world.on_first(lambda: workload.access)

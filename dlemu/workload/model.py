@@ -27,6 +27,7 @@ from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     BARE,
     CacheSection,
+    ClientSection,
     DaliSection,
     DatasetSection,
     FileName,
@@ -38,6 +39,7 @@ from dlemu.workload.sections import (
     PredictSection,
     ReaderSection,
     Section,
+    ServerSection,
     Size,
     SizeSection,
     SteptimeSection,
@@ -131,6 +133,8 @@ class Workload(Section):
     predict: PredictSection = PredictSection()
     steptime: SteptimeSection = SteptimeSection()
     cache: CacheSection = CacheSection()
+    client: ClientSection = ClientSection()
+    server: ServerSection = ServerSection()
     origin: OriginSection = OriginSection()
     checkpoint: CheckpointSection = CheckpointSection()
     model: ModelSection = ModelSection()
@@ -384,6 +388,8 @@ def _rename(raw: dict[str, Any]) -> None:
             raw["metric"] = output.pop("metric") | metric
     if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
         metric["edition"] = raw.pop("edition")
+    if "clients" in raw:  # as storage's vendors call the hosts that train
+        raw.setdefault("num_hosts", raw.pop("clients"))
     dataset = raw.get("dataset")
     if isinstance(dataset, dict):
         for old in ("record_length", "record_length_stdev", "record_length_resize"):

@@ -639,6 +639,10 @@ class SizeSection(Section):
     """Workloads of the table; empty: the one chosen."""
 
 
+def _bandwidth(value: object) -> object:
+    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+
+
 class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
@@ -653,6 +657,23 @@ class PredictSection(Section):
     """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
     host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
     """CPU cores of one host, which limit `predict.tool=dlio`."""
+
+
+class ClientSection(Section):
+    """The hosts that train, as the storage sees them."""
+
+    nic_gbps: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Gb/s that a host's network carries in each direction, all its links together; null: by the
+    kernel, which does not know it in most virtual machines and containers."""
+
+
+class ServerSection(Section):
+    """The storage's servers, for a prediction."""
+
+    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
+        None
+    )
+    """Bytes per second that all of them give together; null: no limit but the drives."""
 
 
 class DaliSection(Section):
@@ -713,10 +734,6 @@ def _capacity(value: object) -> object:
     return value
 
 
-def _origin_rate(value: object) -> object:
-    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-
-
 class CacheSection(Section):
     """A cache between the data folder, its origin, and training."""
 
@@ -743,9 +760,9 @@ class CacheSection(Section):
 class OriginSection(Section):
     """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
 
-    read_bandwidth: (
-        Annotated[Size, BeforeValidator(_origin_rate), Field(gt=0, le=10**15)] | None
-    ) = None
+    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
+        None
+    )
     """Most bytes per second that each host reads from the data folder; null: as it gives. For
     `dlemu predict` it is the rate of the origin."""
     latency: Annotated[float, Field(ge=0, le=3600)] = 0.0

@@ -189,10 +189,11 @@ class Moto:
 @contextmanager
 def moto_server() -> Iterator[Moto]:
     """Yield an S3 server whose buckets are in memory."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto import server as moto_module
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    inner = DomainDispatcherApplication(create_backend_app)
+    module: Any = moto_module
+    inner = module.DomainDispatcherApplication(module.create_backend_app)
     moto, lock = Moto("", Seen(), Faults()), threading.Lock()
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

@@ -47,10 +47,12 @@ def outside(moto: Moto, request: pytest.FixtureRequest) -> S3Store:
     """A bucket of the test's own, by a client that is not dlemu's."""
     name = f"b{abs(hash(request.node.name))}"
     urllib.request.urlopen(urllib.request.Request(f"{moto.url}/{name}", method="PUT")).close()
-    config = {"endpoint": moto.url, "access_key_id": KEY, "secret_access_key": SECRET}
     return S3Store(
         name,
-        config={**config, "region": "us-east-1"},  # type: ignore[typeddict-item]
+        endpoint=moto.url,
+        access_key_id=KEY,
+        secret_access_key=SECRET,
+        region="us-east-1",
         client_options={"allow_http": True},
     )
 
@@ -230,9 +232,9 @@ def test_wrong_credentials_get_one_line(
     moto: Moto, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moto import settings
-    from moto.core.responses import ActionAuthenticatorMixin
+    from moto.core import responses
 
-    monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)
+    monkeypatch.setattr(responses.ActionAuthenticatorMixin, "request_count", 0)  # type: ignore[attr-defined]
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
     assert run(["run", *QUICK, data]) == 1
     [line] = capsys.readouterr().err.splitlines()
