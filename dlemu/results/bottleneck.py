@@ -410,9 +410,8 @@ def _reads(evidence: Evidence) -> Limit | None:
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
-    # Drives of the host read nothing over the network, whatever else its links carry.
-    lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
-    busy, advice = _busy(evidence), "use more or faster drives, or fewer accelerators"
+    advice = "use more or faster drives, or fewer accelerators"
+    busy = _busy(evidence)
     if gets is not None:
         busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
         advice = (
@@ -420,6 +419,8 @@ def _reads(evidence: Evidence) -> Limit | None:
             f"reader.read_threads (now {evidence.reader.read_threads}), use more servers "
             "(storage.endpoint_url), or fewer accelerators"
         )
+    # Drives of the host read nothing over the network, whatever else its links carry.
+    lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
     return Limit(
         "storage",
         f"{got}; {_lost(evidence)}{busy}{lossy}{_cpus(evidence)}",

@@ -74,6 +74,9 @@ class CacheMeasured(TypedDict):
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
+    hosts: Sequence[Mapping[str, Any]]
+    """Of each host: host, capacity_bytes, and its own hit_share_per_epoch, hit_bytes_per_epoch and
+    planned_hit_bytes_per_epoch. Empty without a cache."""
 
 
 class CacheWatched(TypedDict):

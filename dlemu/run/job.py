@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+
 from dlemu.checkpoint.in_run import (
     Place,
     RunCheckpoints,
@@ -37,7 +39,7 @@ from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
-from dlemu.results.metrics import measure_sums
+from dlemu.results.metrics import measure_run, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
@@ -224,7 +226,7 @@ class _Run:
             monitor, parts = self._replay()
             sums = gather_sums(self._workload, self._world, parts)
             self._collect()
-            reports = monitor.gather()
+            reports = monitor.gather(self._written_bytes())
             if self._tier is not None:
                 self._cached = cache_fields(
                     self._workload, emulates(self._workload), self._tier.gather()
@@ -334,6 +336,7 @@ class _Run:
             yield None
             return
         steps = [self._plan(epoch).num_steps for epoch in range(workload.train.epochs)]
+        _check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -345,6 +348,16 @@ class _Run:
         if reports is not None:
             fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
             self._summary["checkpoints"] = fields
+
+    def _written_bytes(self) -> int | None:
+        """Return the bytes of all ranks' files on rank 0, 0 on the others; None: they are unknown.
+
+        They are the checkpoints'. What a cache writes is not counted.
+        """
+        if self._tier is not None:
+            return None
+        checkpoints = self._summary.get("checkpoints")
+        return 0 if checkpoints is None else checkpoints["written_bytes"]
 
     def _replay_epoch(
         self,
@@ -505,6 +518,20 @@ def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
             yield range(first, rank)
             first, so_far = rank, 0
         so_far += size
+
+
+def _check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
+    """Refuse a run whose checkpoints leave the rule no step to count.
+
+    Raises:
+        WorkloadError: they are too close together.
+    """
+    for epoch, steps in enumerate(num_steps):
+        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        records = new_steps(epoch, np.ones((steps, 1)))
+        records["compute"] = 1.0
+        records["stall"][np.array(due, int) - 1] = 1.0
+        measure_run(workload, records.ravel())
 
 
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:

@@ -34,7 +34,7 @@ _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
 Reports = tuple[list[HostReport], PathBytes, GetCounts | None]
-"""Of all hosts; all ranks' bytes; all ranks' requests, None where no bucket is read."""
+"""Of all hosts; all ranks' bytes; their requests, None where the data folder is no bucket."""
 
 
 @dataclass(frozen=True)
@@ -227,10 +227,14 @@ class RunMonitor:
         folder = self._workload.data_folder
         return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
 
-    def gather(self) -> Reports | None:
-        """Return on rank 0 what all hosts saw, None on the others."""
+    def gather(self, written: int | None = None) -> Reports | None:
+        """Return on rank 0 what all hosts saw, None on the others.
+
+        `written` are the bytes of the files that were written on this rank's account, if known.
+        """
         with self._watchdog.phase("while reading the drives' counters"):
-            wear = self._wear.finish() if self._observer is not None else None
+            first = self._observer is not None
+            wear = self._wear.finish(file_bytes=written) if first else None
         report = HostReport(
             host=self._world.host,
             epochs=self._epochs,
@@ -251,8 +255,8 @@ class RunMonitor:
         gets = self._world.reduce(self._gets, GetCounts.__add__)
         if hosts is None or paths is None:
             return None
-        reports = [host for host in hosts if host is not None]
-        return reports, paths, gets if self._in_bucket else None
+        asked = gets if self._in_bucket else None
+        return [host for host in hosts if host is not None], paths, asked
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:

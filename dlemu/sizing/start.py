@@ -46,8 +46,9 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
             own = probed_rate(workload, enough.layout, access)
         rate = math.fsum(world.all_gather(own))
         expected = rate / workload.demand / workload.metric.au
+        whose = " from the origin" if workload.cache.folder is not None else ""
         say(
-            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}, as "
+            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}{whose}, as "
             f"much as {expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
         )
     return max(1, min(math.floor(expected) + 1, most)), expected

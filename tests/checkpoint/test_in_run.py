@@ -41,6 +41,9 @@ class Watching:
 
     def at(self, path: str) -> None: ...
 
+    def longest_at(self) -> str:
+        return ""
+
     def barrier(self, *, patient: bool = False) -> None: ...
 
     def computing(

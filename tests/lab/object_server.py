@@ -189,11 +189,10 @@ class Moto:
 @contextmanager
 def moto_server() -> Iterator[Moto]:
     """Yield an S3 server whose buckets are in memory."""
-    from moto import server as moto_module
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
-    module: Any = moto_module
-    inner = module.DomainDispatcherApplication(module.create_backend_app)
+    inner = DomainDispatcherApplication(create_backend_app)
     moto, lock = Moto("", Seen(), Faults()), threading.Lock()
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

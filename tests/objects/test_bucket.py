@@ -49,10 +49,12 @@ def outside(moto: Moto, request: pytest.FixtureRequest) -> S3Store:
     urllib.request.urlopen(urllib.request.Request(f"{moto.url}/{name}", method="PUT")).close()
     return S3Store(
         name,
-        endpoint=moto.url,
-        access_key_id=KEY,
-        secret_access_key=SECRET,
-        region="us-east-1",
+        config={
+            "endpoint": moto.url,
+            "access_key_id": KEY,
+            "secret_access_key": SECRET,
+            "region": "us-east-1",
+        },
         client_options={"allow_http": True},
     )
 
@@ -232,9 +234,9 @@ def test_wrong_credentials_get_one_line(
     moto: Moto, data: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moto import settings
-    from moto.core import responses
+    from moto.core.authorization import ActionAuthenticatorMixin
 
-    monkeypatch.setattr(responses.ActionAuthenticatorMixin, "request_count", 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)
     monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
     assert run(["run", *QUICK, data]) == 1
     [line] = capsys.readouterr().err.splitlines()
