@@ -167,7 +167,7 @@ READERS: dict[str, str] = {
     "train.total_training_steps": f"{_RUNS} predict",
     "metric": _RUNS,
     "metric.au": f"{_RUNS} predict",
-    "storage.storage_type": "",
+    "storage": "datagen run size verify",
     "storage.storage_root": f"{_WRITES} verify",
     "output": _RUNS,
     "output.folder": f"{_RUNS} predict steptime checkpoint",

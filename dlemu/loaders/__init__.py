@@ -155,9 +155,9 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
-    _find_loader(workload)
     if workload.dataset.data_folder and in_bucket(workload.data_folder):
         _check_objects(workload)
+    _find_loader(workload)
     if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
         raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
     decodes = workload.dataset.format == "parquet" and workload.reader.decode == "library"
@@ -174,7 +174,7 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
 def _check_objects(workload: Workload) -> None:
     """Refuse what does not read from a bucket."""
     reader, folder = workload.reader, workload.data_folder
-    if not issubclass(cast(type, _find_loader(workload)), TellsGets):
+    if LOADERS[reader.data_loader] != LOADERS["threads"]:
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
             "reader.data_loader=threads, or tensorflow for tf.data's order (obstore, which reads "

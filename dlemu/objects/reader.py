@@ -24,7 +24,7 @@ from dlemu.objects.counts import GetCounts
 from dlemu.objects.store import Got, Helpers, Store
 from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, Parts
 from dlemu.units import round_up
-from dlemu.workload.objects import object_path
+from dlemu.workload.objects import SCHEME
 
 WHOLE_BYTES = 16 << 20
 """Objects up to this size are read by one request, unless a range is set."""
@@ -204,7 +204,8 @@ class ObjectReader(ExtentReader):
 
     def _get(self, piece: _Piece) -> Got:
         whole = piece.is_whole and self._whole
-        key, stop = object_path(piece.path).key, None if whole else piece.stop
+        key = piece.path.removeprefix(SCHEME).partition("/")[2]
+        stop = None if whole else piece.stop
         return self._store.get(key, piece.start, stop, given_up=self._given_up)
 
     def _take(self, piece: _Piece) -> memoryview:

@@ -102,7 +102,7 @@ def test_from_nothing_to_a_verdict(
     assert summary["limit"]["name"] in ("storage", "none", "host cpu", "unclear", "loader")
 
 
-@pytest.mark.parametrize("form", ["npy", "jpeg", "tfrecord"])
+@pytest.mark.parametrize("form", ["jpeg", "tfrecord"])
 def test_formats_and_indexes(outside: S3Store, data: str, form: str, tmp_path: Path) -> None:
     more = [f"dataset.format={form}", f"output.folder={tmp_path / 'out'}"]
     assert run(["datagen", *SMALL, data, more[0]]) == 0

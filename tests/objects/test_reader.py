@@ -42,8 +42,11 @@ def in_bucket(folder: Path, server: RangeServer, dataset: str, **keys: object) -
     return Case(case.workload.with_keys(place), 2)
 
 
-@pytest.mark.parametrize("loader", ["threads", "tensorflow"])
-@pytest.mark.parametrize("dataset", [name for name in DATASETS if "parquet" not in name])
+@pytest.mark.parametrize(
+    ("dataset", "loader"),
+    [(name, "threads") for name in DATASETS if "parquet" not in name]
+    + [(name, "tensorflow") for name in ("npz", "tfrecord of 13")],
+)
 def test_every_byte_is_that_of_the_generator(
     folder: Path, server: RangeServer, dataset: str, loader: str
 ) -> None:
@@ -129,7 +132,7 @@ def test_refusals_and_lost_connections_are_tried_again(folder: Path, server: Ran
 
 
 def test_no_more_requests_are_in_flight_than_asked_for(folder: Path, server: RangeServer) -> None:
-    case = in_bucket(folder, server, "npz", **{"reader.gets_in_flight": 3})
+    case = in_bucket(folder, server, "npz", **{"reader.gets_in_flight": 3, "reader.batch_size": 6})
     server.faults.hang = threading.Event()
     opened = case.open()
     steps = opened.epoch(0, case.plan(0))

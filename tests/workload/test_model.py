@@ -136,8 +136,8 @@ def refusal(tree: dict[str, Any]) -> str:
         ("metric.edition", "v3", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v3'"),
         (
             "storage.storage_type",
-            "s3",
-            "storage.storage_type must be 'local_fs' or 'parallel_fs', got 's3'",
+            "hdfs",
+            "storage.storage_type must be 'local_fs', 'parallel_fs' or 's3', got 'hdfs'",
         ),
         (
             "host_memory",
