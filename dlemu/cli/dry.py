@@ -105,7 +105,12 @@ def _size(workload: Any, world: World, tell: Any) -> None:
             f"{expected:.1f} accelerators take; the files are enough for {most}"
         )
         _cache(one.cache, tell)
-        _search(one, first, max(1, enough.num_steps(first)), tell)
+        num_steps = max(1, enough.num_steps(first))
+        _search(one, first, num_steps, tell)
+        if settled.workflow.checkpoint:
+            from dlemu.checkpoint.in_run import planned_in_run
+
+            tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
         _judge(one.size, layout.num_files, world, tell)
         enough.check(first, expected=expected)
 

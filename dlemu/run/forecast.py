@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import make_plan
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.loaders.source import readers_memory
+from dlemu.objects.probe import probe_objects
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
@@ -15,6 +16,7 @@ from dlemu.storage.probe import probe_rate
 from dlemu.tier.forecast import TierForecast, forecast_tier
 from dlemu.tier.host import has_tier
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import ObjectPath
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 1.0
@@ -99,21 +101,31 @@ def forecast_run(
             num_steps=plan.num_steps,
             size=size,
             memory_bytes=sum(each for host, each in memories if host == world.host_index),
-            bytes_per_second=_origin_rate(dataset.workload, layout, readers),
+            bytes_per_second=_origin_rate(dataset, readers),
             cache=cache,
         )
 
     return world.on_first(rest)
 
 
-def _origin_rate(workload: Workload, layout: Layout, num_readers: int) -> float | None:
+def _origin_rate(dataset: Dataset, num_readers: int) -> float | None:
     """Return what a probe reads in a second; of an emulated origin no more than it gives."""
-    rate, emulated = read_rate(workload, layout, num_readers), workload.origin.read_bandwidth
+    rate, emulated = read_rate(dataset, num_readers), dataset.workload.origin.read_bandwidth
     return min(rate, emulated) if rate and emulated else rate
 
 
-def read_rate(workload: Workload, layout: Layout, num_readers: int) -> float | None:
+def read_rate(dataset: Dataset, num_readers: int) -> float | None:
     """Return bytes per second that so many threads get in a second; None: nothing was read."""
+    num_readers = min(num_readers, _MOST_READERS)
+    return probe_dataset(dataset, num_readers=num_readers, seconds=_PROBE_SECONDS)
+
+
+def probe_dataset(dataset: Dataset, *, num_readers: int, seconds: float) -> float | None:
+    """Return bytes per second that threads get from a dataset's files or objects."""
+    layout, folder, access = dataset.layout, dataset.folder, dataset.access
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
-    paths = [workload.data_folder / layout.path(file) for file in files]
-    return probe_rate(paths, num_readers=min(num_readers, _MOST_READERS), seconds=_PROBE_SECONDS)
+    paths = [folder / layout.path(file) for file in files]
+    if access is not None:
+        objects = [path for path in paths if isinstance(path, ObjectPath)]
+        return probe_objects(access, objects, num_readers=num_readers, seconds=seconds)
+    return probe_rate(paths, num_readers=num_readers, seconds=seconds)

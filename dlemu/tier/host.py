@@ -28,6 +28,7 @@ from dlemu.tier.state import State
 from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.workload.sections import BARE, INDEXED
 from dlemu.world.world import World
 
@@ -99,6 +100,10 @@ def check_tier(workload: Workload) -> None:
     if not has_tier(workload):
         return
     key = "origin.*" if cache.folder is None else "cache.folder"
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        raise WorkloadError(
+            f"{key} reads files, and {workload.data_folder} is a bucket; leave one of them out"
+        )
     dataset, by_record = workload.dataset, workload.reader.access == "random"
     if dataset.format in ("parquet", *INDEXED) or (dataset.format in BARE and by_record):
         how = "by record" if by_record else "by parts"

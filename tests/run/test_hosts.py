@@ -133,6 +133,31 @@ def test_hosts_have_uneven_numbers_of_ranks(lab: Hosts, tmp_path: Path) -> None:
     assert [each["host"] for each in summary["measured"]["hosts"]] == ["h0", "h1", "h2"]
 
 
+def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) -> None:
+    """5 MB/s of files that another host serves. The link has its headers, too."""
+    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=28")]
+    words = [*QUICK, *sizes, "train.epochs=1"]
+    assert run(["datagen", *words, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
+    point = tmp_path / "mounted"
+    point.mkdir()
+    lab.limit_rate("h0", 40_000_000)
+    lab.mount_from("h1", "h0", tmp_path / "data", point)
+    words += [f"dataset.data_folder={point}", f"output.folder={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.04"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["limit"]["name"] == "network", summary["limit"]
+    assert summary["limit"]["evidence"].startswith("eth0 of host h1 received ")
+    counted, read = summary["measured"]["network"], summary["measured"]["read_bytes"]
+    assert read < counted["received_bytes"] < 1.15 * read
+    assert counted["sent_bytes"] < 0.1 * read
+    assert "% of 0.04 Gb/s (eth0)" in ran.stdout
+
+
 def test_a_dataset_is_written_by_all_hosts(lab: Hosts, tmp_path: Path) -> None:
     with job(lab, tmp_path, [1, 1, 1], "datagen") as wrote:
         assert wrote.end() == 0, wrote.told()
