@@ -145,10 +145,10 @@ def _cache(cache: Any, tell: Any) -> None:
     for number, epoch in enumerate(epochs, 1):
         if number > 1 and epoch == epochs[number - 2]:
             continue
-        alike = len(set(epochs[number - 1 :])) == 1
-        more = " and later" if alike and number < cache.num_epochs else ""
+        more = number < cache.num_epochs and len(set(epochs[number - 1 :])) == 1
+        later = ", later ones alike" if more else ""
         tell(
-            f"          epoch {number}{more}: planned hits {100 * epoch.hit_share:.1f}%, "
+            f"          epoch {number}{later}: planned hits {100 * epoch.hit_share:.1f}%, "
             f"{format_bytes(epoch.hit)} from the cache, {format_bytes(epoch.origin)} from the "
             f"origin, {format_bytes(epoch.written)} written to the cache"
         )

@@ -110,13 +110,15 @@ def _rates(cached: CacheMeasured) -> str:
         format_rate(sum(cached[name]) / seconds)
         for name in ("origin_bytes_per_epoch", "cache_read_bytes_per_epoch")
     )
-    return f"over all epochs the origin{label(cached)} gave {origin}, the cache {read}"
+    emulated = cached["emulated_origin"]
+    slow = f" (emulated {emulated})" if emulated else ""
+    return f"over all epochs the origin{slow} gave {origin}, the cache {read}"
 
 
 def label(cached: CacheMeasured) -> str:
-    """Return " (emulated at 2 GB/s)" for a line that depends on an emulated origin, else ""."""
+    """Return " (origin emulated at 2 GB/s)" for a line that depends on it, else ""."""
     emulated = cached["emulated_origin"]
-    return f" (emulated {emulated})" if emulated else ""
+    return f" (origin emulated {emulated})" if emulated else ""
 
 
 def pays_from(cached: CacheMeasured) -> int | None:

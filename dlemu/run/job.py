@@ -315,7 +315,9 @@ class _Run:
         with watchdog.phase("while filling the cache", watchdog.longest_at):
             tier.copy(watchdog.at)
         world.barrier()
-        tier.copied(perf_counter() - begin)
+        seconds = perf_counter() - begin
+        with watchdog.phase("while the last files are written to the cache", lambda: ""):
+            tier.copied(seconds, watchdog.at)
         if tier.preload is not None:
             self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
 

@@ -19,7 +19,7 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.pagecache import OnFile
+from dlemu.storage.pagecache import OnFile, drop
 from dlemu.tier import state as columns
 from dlemu.tier.folder import CacheFolder, entry_path, write_entry
 from dlemu.tier.hits import PlannedCache
@@ -163,6 +163,8 @@ class HostTier:
         self._copied = 0.0, 0.0
         self._is_settled = False
         """Whether all entries of the folder are noted as being on the drive."""
+        self._first_new = 0
+        """The first generation whose entries may still have pages in the page cache."""
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
 
@@ -209,8 +211,9 @@ class HostTier:
         mine = self._copies[self._world.local_rank :: self._world.num_local_ranks]
         self._copied = _copy(self.dataset, mine, at)
 
-    def copied(self, seconds: float) -> None:
+    def copied(self, seconds: float, at: OnFile) -> None:
         """Note that all ranks have copied their shares, in so many seconds."""
+        self._settle(at)
         world = self._world
         told = world.all_gather((world.host_index, *self._copied))
         reading = sum(read for host, read, _ in told if host == world.host_index)
@@ -254,9 +257,7 @@ class HostTier:
             return
         begin = perf_counter()
         self._state.wait_for_fills(at)
-        if self._folder is not None and not self._is_settled:
-            self._folder.settle()
-            self._is_settled = True
+        self._settle(at)
         settled = perf_counter() - begin
         counts = (self._state.counters.sum(axis=0) - self._begun).tolist()
         self.epochs.append(
@@ -270,6 +271,19 @@ class HostTier:
                 settle_seconds=settled,
             )
         )
+
+    def _settle(self, at: OnFile) -> None:
+        """Bring what was written to the drive, and none of it stays in the page cache.
+
+        A file is written past it, but cut to its size there: so its last page is in memory.
+        """
+        if self._folder is None or self._is_settled:
+            return
+        self._folder.settle()
+        folder, first = str(self._folder.path), self._first_new
+        new = [entry for entry in self._cache.content if entry[1] >= first]
+        drop([entry_path(folder, *entry) for entry in new], at=at)
+        self._is_settled, self._first_new = True, self._cache.next_generation
 
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""

@@ -9,6 +9,8 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import WorkloadError
 from dlemu.sizing.cached import predict_cached
+from dlemu.sizing.measured import size
+from dlemu.sizing.targets import find_jobs
 from dlemu.tier.shares import hit_share, profile, supply
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import CachePolicy
@@ -70,3 +72,22 @@ def test_what_is_missing_is_said() -> None:
     keys |= {"origin.read_bandwidth": 10**9, "dataset.num_files_train": "auto"}
     with pytest.raises(WorkloadError, match=r"cache\.capacity must be a share of the dataset"):
         predict_cached(load_workload("unet3d_h100", keys))
+
+
+def test_size_searches_cold_and_warm(tmp_path: Path) -> None:
+    """`cache.warm` chooses one of both."""
+    keys: dict[str, object] = {
+        "dataset.data_folder": str(tmp_path),
+        "cache.folder": "/mnt/nvme/cache",
+        "train.epochs": 4,
+    }
+    workload = load_workload("unet3d_h100", keys)
+    (cold, first), (warm, second) = find_jobs(workload, lambda text: None)
+    assert (cold.name, warm.name) == (f"{tmp_path.name}-cold", f"{tmp_path.name}-warm")
+    assert (first.cache.warm, first.train.epochs) == (False, 1)
+    assert (second.cache.warm, second.train.epochs) == (True, 4)
+    chosen = load_workload("unet3d_h100", keys | {"cache.warm": True})
+    (one,) = find_jobs(chosen, lambda text: None)
+    assert one[0].name == tmp_path.name
+    with pytest.raises(WorkloadError, match=r"dlemu.size gives one answer, and a cache has two"):
+        size(workload)

@@ -13,8 +13,10 @@ import pytest
 from dlemu import Alone, DlemuError, WorkloadError, generate, load_workload, run_job
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import RunError
+from dlemu.host.devices import lies_in_memory
 from dlemu.host.place import find_place
 from dlemu.storage.atomic import PARTIAL
+from dlemu.storage.pagecache import look
 from dlemu.tier import reader
 from dlemu.tier.folder import MARK, CacheFolder
 from dlemu.tier.forecast import forecast_tier
@@ -86,11 +88,22 @@ def assert_sound(workload: Workload) -> None:
         assert path.read_bytes() == (workload.data_folder / layout.path(file)).read_bytes()
 
 
+def resident(workload: Workload) -> int:
+    """Return how many pages of the dataset and of the cache are in the page cache."""
+    layout = layout_of(workload)
+    files = [workload.data_folder / layout.path(file) for file in range(layout.num_files)]
+    files += entries(Path(str(workload.cache.folder))).values()
+    if lies_in_memory(files[0]):
+        pytest.skip("temporary files lie in memory: they cannot leave it")
+    return look(files).resident
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     even = list(CASES).index(case) % 2
     how = {"cache.policy": ("random", "lru")[even], "cache.fill": ("async", "sync")[even]}
-    workload = made(tmp_path, CASES[case] | how | {"cache.capacity": 0.55})
+    keys = {"cache.capacity": 0.55, "output.drop_caches": True}
+    workload = made(tmp_path, CASES[case] | how | keys)
     sizes = file_sizes(Dataset.of(workload))
     foretold = forecast_tier(Dataset.of(workload), Alone(), range(2), 2).epochs
     assert not (tmp_path / "cache").exists()
@@ -101,6 +114,7 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     assert found["hit_share_per_epoch"] == found["planned_hit_share_per_epoch"]
     assert sum(found["hit_bytes_per_epoch"]) > 0
     assert found["cache_read_bytes_per_epoch"][-1] > 0
+    assert not resident(workload), "the page cache is no third tier"
     assert_sound(workload)
     held = sum(path.stat().st_size for path in entries(tmp_path / "cache").values())
     assert held <= found["capacity_bytes"] <= 0.55 * round_up(sizes).sum()
