@@ -44,6 +44,7 @@ from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
     host_file,
+    overwrite_summary,
     read_steps,
     write_config,
     write_steps,
@@ -65,6 +66,9 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
 
 Say = Callable[[str], None]
+
+_ROOM_FOR_AN_ERROR = 2048
+"""Bytes that the summary of a run has to spare until it ends: its disk may be full by then."""
 
 
 def check_job(workload: Workload, world: World) -> None:
@@ -150,7 +154,7 @@ class _Run:
             try:
                 if world.rank == 0:
                     with self._writing():
-                        write_summary(self._folder, self._summary)
+                        write_summary(self._folder, self._summary, room=_ROOM_FOR_AN_ERROR)
                 watchdog.record = self._record  # from now on failures go into the summary
                 found = self._replay_and_gather()
                 return None if found is None else self._judge(*found)
@@ -556,7 +560,7 @@ def versions() -> dict[str, str]:
 
 
 def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
-    """Write the summary with its error, if the disk still takes it."""
+    """Write the summary with its error, over the old one if the disk is full."""
     interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
     text = str(error) if isinstance(error, DlemuError) else repr(error)
     summary["status"] = "incomplete" if interrupted else "failed"
@@ -565,6 +569,8 @@ def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseExcep
     try:
         write_summary(folder, summary)
     except RunError as second:
+        if overwrite_summary(folder, summary):
+            return
         if str(folder) not in text:  # else this error is about the same disk
             complain(str(second))
 

@@ -1,6 +1,5 @@
 """What people read, compared whole."""
 
-from typing import Any
 
 import numpy as np
 import pytest

@@ -3,6 +3,7 @@
 Each fault is a real one, in a whole `dlemu run`, alone or on two ranks.
 """
 
+import json
 import os
 import re
 import shutil
@@ -279,7 +280,8 @@ def test_a_full_disk_is_named(folder: Path, kilobytes: int) -> None:
         with start(workload, f"output.folder={results}/run", own_shared=True) as run:
             fails(run, f"{results}/run", "No space left", summary=None)
         if (results / "run" / "summary.json").exists():
-            assert '"complete"' not in (results / "run" / "summary.json").read_text()
+            told = json.loads((results / "run" / "summary.json").read_text())
+            assert told["status"] == "failed" and "No space left" in told["error"]
 
 
 def test_a_read_only_output_folder_is_named(folder: Path) -> None:
