@@ -57,6 +57,8 @@ class HostReport:
     """The host's network interfaces, and their bits per second; None where unknown."""
     network_name: str = ""
     """Equal for hosts that share their network interfaces; "" where that is not known."""
+    start_seconds: float | None = None
+    """As in HostEvidence."""
     machine: str = ""
     """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
 
@@ -207,6 +209,7 @@ def _host_evidence(
         network=None
         if (counted := _network(host)) is None
         else network_use(counted, seconds, host.links, gbps),
+        start_seconds=host.start_seconds,
     )
 
 

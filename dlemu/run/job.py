@@ -124,6 +124,8 @@ class _Run:
     _tier: HostTier | None = None
     """The cache, if there is one."""
     _cached: CacheMeasured | None = None
+    _is_first = True
+    """Whether this is the first run of this process."""
     _dataset: Dataset
     _folder: Path
     _summary: Summary
@@ -148,7 +150,8 @@ class _Run:
         self._prepare()
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
-            if not self._live.introduced:  # the first of several runs
+            self._is_first = not self._live.introduced
+            if self._is_first:  # of several runs
                 self._live.introduced = True
                 self._say(header(self._summary))
             try:
@@ -261,6 +264,8 @@ class _Run:
                 self._dataset, self._folder, world, loader, len(self._own), watchdog
             ) as monitor:
                 world.barrier()  # the slow starts are over; from now on ranks must come in time
+                if self._is_first:
+                    monitor.started()
                 watchdog.expect(
                     compute=workload.train.computation_time.longest,
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,

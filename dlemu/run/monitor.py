@@ -14,6 +14,7 @@ from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
+from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.loaders import Loader, TellsPaths
@@ -103,6 +104,7 @@ class RunMonitor:
         self._observer: HostObserver | None = None
         self._epochs: list[IntervalSummary] = []
         self._begun = 0
+        self._start_seconds: float | None = None
         self._probe: Probe | None = None
         self._paths = PathBytes()
         cache = self._workload.cache
@@ -144,6 +146,10 @@ class RunMonitor:
         if self._observer is not None:
             with self._writing():
                 self._observer.__exit__(*error)
+
+    def started(self) -> None:
+        """Note how long this process took until here, where the first step begins."""
+        self._start_seconds = process_age()
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
@@ -239,6 +245,7 @@ class RunMonitor:
             links={} if self._observer is None else self._observer.links,
             network_name=network_name(),
             machine=machine_name(),
+            start_seconds=self._start_seconds,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         name = f"rank {self._world.rank} on host {self._world.host}"

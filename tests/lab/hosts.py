@@ -37,7 +37,26 @@ exec nsenter --net=/run/netns/{prefix}$1 --mount=/proc/{pid}/ns/mnt unshare --ut
 cd "$DLEMU_LAB_PWD"
 hostname "$DLEMU_LAB_HOST"
 . {folder}/"$DLEMU_LAB_HOST".sh
+mount --bind {shared}/"$DLEMU_LAB_HOST" /dev/shm
 eval "$DLEMU_LAB_LINE"'
+"""
+
+
+_CLOCK = """\
+import time
+import datetime
+
+_time, _datetime = time.time, datetime.datetime
+time.time = lambda: _time() + {seconds}
+
+
+class datetime_(_datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return _datetime.now(tz) + datetime.timedelta(seconds={seconds})
+
+
+datetime.datetime = datetime_
 """
 
 
@@ -79,14 +98,20 @@ class Hosts:
         """Show a folder of this machine at another path on one host: a disk of its own."""
         self._add(name, f"mount --bind {_quoted(str(source))} {_quoted(str(target))}")
 
-    def run(self, name: str, line: str) -> None:
-        """Run a line of shell before what will be started on a host."""
-        self._add(name, line)
-
     def set(self, name: str, variables: Mapping[str, str]) -> None:
         """Set environment variables for what will be started on a host."""
         for key, value in variables.items():
             self._add(name, f"export {key}={_quoted(value)}")
+
+    def set_clock(self, name: str, seconds: float) -> None:
+        """Put the time of day of Python programs on a host forward.
+
+        Namespaces have a clock of their own for the time since the start, not for the time of day.
+        """
+        place = self.folder / "clock" / name
+        place.mkdir(parents=True)
+        (place / "sitecustomize.py").write_text(_CLOCK.format(seconds=seconds))
+        self._add(name, f"export PYTHONPATH={_quoted(str(place))}:$PYTHONPATH")
 
     def left(self) -> list[Path]:
         """Return what lies in the hosts' /dev/shm and temporary folders."""
@@ -166,9 +191,11 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
     for name in made.names:
         (shared / name).mkdir()
         (folder / "tmp" / name).mkdir(parents=True)
-        made.mount(name, shared / name, Path("/dev/shm"))
         made.set(name, {"TMPDIR": str(folder / "tmp" / name)})
-    _write_script(folder / "enter", _ENTER.format(prefix=prefix, folder=folder, pid=os.getpid()))
+    _write_script(
+        folder / "enter",
+        _ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=os.getpid()),
+    )
     _write_script(folder / "agent", _AGENT.format(enter=folder / "enter"))
     try:
         yield made

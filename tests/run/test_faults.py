@@ -8,16 +8,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.lab.bench import Run, folder_on_disk, small, start
+from tests.lab.drives import mounted
 from tests.lab.slow_files import slow_files
 
 _HANGS = 120.0
@@ -308,14 +307,3 @@ def test_a_folder_that_holds_a_run_is_refused(folder: Path) -> None:
         ) as run:
             fails(run, f"output.folder {results} holds a run already", summary=None)
     assert (results / "summary.json").read_bytes() == before
-
-
-@contextmanager
-def mounted(point: Path, options: str = "rw", kind: str = "tmpfs") -> Iterator[None]:
-    """Mount a file system in memory."""
-    point.mkdir()
-    subprocess.run(["mount", "-t", kind, "-o", options, kind, point], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", point], check=True)

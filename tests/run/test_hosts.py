@@ -1,6 +1,7 @@
 """Jobs over several hosts: each a network namespace of this machine, with ranks of its own."""
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -16,8 +17,10 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
-from tests.lab.cgroups import Group, freezer
+from dlemu.host.limits import host_memory_bytes
+from tests.lab.cgroups import Group, freezer, memory_limit, throttled_reads
 from tests.lab.commands import QUICK
+from tests.lab.drives import mounted, own_drive
 from tests.lab.hosts import Hosts, hosts
 
 _STALL_SECONDS = 5
@@ -161,7 +164,7 @@ def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) 
     ran = subprocess.run(
         lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["limit"]["name"] == "network", summary["limit"]
     assert summary["limit"]["evidence"].startswith("eth0 of host h1 received ")
@@ -169,6 +172,64 @@ def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) 
     assert read < counted["received_bytes"] < 1.15 * read
     assert counted["sent_bytes"] < 0.1 * read
     assert "% of 0.012 Gb/s (eth0)" in ran.stdout
+
+
+def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
+    """One is slow, two share a drive of one machine, one has a wrong time of day."""
+    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
+    words = [
+        *QUICK,
+        *sizes,
+        "train.computation_time=0.1",
+        "train.epochs=1",
+        "reader.read_threads=2",
+    ]
+    (tmp_path / "seen").mkdir()
+    with own_drive(80 << 20) as shared, own_drive(80 << 20) as slow:
+        for drive in (shared, slow):
+            assert run(["datagen", *words, f"dataset.data_folder={drive / 'data'}"]) == 0
+        for name, drive in zip(lab.names, (shared, slow, shared), strict=True):
+            lab.mount(name, drive / "data", tmp_path / "seen")
+        lab.set_clock("h2", 3600.0)
+        words += [f"dataset.data_folder={tmp_path / 'seen'}", f"output.folder={tmp_path / 'run'}"]
+        with throttled_reads(slow, 4_000_000) as group:
+            lab.hold("h1", group)
+            ran = Job(lab, tmp_path, [1, 1, 1], "run", *words)
+            try:
+                ran.end()
+                assert "\nresults: " in ran.told(), ran.told()
+            finally:
+                ran.kill()
+    summary = ran.summary
+    assert summary["status"] == "complete"
+    assert summary["limit"]["name"] == "barrier", summary["limit"]
+    assert summary["limit"]["evidence"].startswith("rank 1 on host h1 waited ")
+    measured = summary["measured"]
+    rate = {host["host"]: host["read_bytes_per_second"] for host in measured["hosts"]}
+    assert rate["h0"] == pytest.approx(rate["h2"], rel=0.2), "each by its own reads"
+    # All files were read once. Twice the shared drive's bytes would be five thirds of them.
+    assert 0.98 < measured["device_read_bytes"] / measured["read_bytes"] < 1.3
+    assert len(measured["wear"]["drives"]) == 2
+    assert re.search(r"^start: (host h\d [\d.]+ s(, )?){3} from launch", ran.told(), re.M)
+    with (tmp_path / "run" / "series.csv").open(newline="") as file:
+        seconds = {row["host"]: float(row["seconds"]) for row in csv.DictReader(file)}
+    assert set(seconds) == {"h0", "h1", "h2"}
+    assert max(seconds.values()) < 600, "the hour is not in it"
+
+
+def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Path) -> None:
+    """The rule wants five times the memory of all: of a container, the limit of its cgroup."""
+    words = [*QUICK, "dataset.num_files_train=auto", "output.stall_seconds=60"]
+    with memory_limit(1 << 30) as group:
+        lab.hold("h1", group)
+        ran = Job(lab, tmp_path, [1, 1], "datasize", *words, "--json")
+        try:
+            assert ran.end() == 0, ran.told()
+        finally:
+            ran.kill()
+    told = json.loads(ran.told()[ran.told().index("{") :])
+    assert told["memory"]["num_bytes"] == host_memory_bytes()[0] + (1 << 30), told
+    assert "(of 2 hosts)" in told["memory"]["text"]
 
 
 def test_a_dataset_is_written_by_all_hosts(lab: Hosts, tmp_path: Path) -> None:
@@ -240,10 +301,12 @@ def test_a_worker_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: 
 def test_a_disk_that_is_full_on_rank_0_is_named(lab: Hosts, tmp_path: Path) -> None:
     """There is room left for the summary's error."""
     (tmp_path / "run").mkdir()
-    lab.run("h0", f"mount -t tmpfs -o size=128k tmpfs {tmp_path / 'run'}")
-    with job(lab, tmp_path, [1, 1], "run", *_LONG) as ran:
-        ran.until("^epoch 2 of")
-        ended_by(ran, f"rank 0 on host h0: {tmp_path / 'run'}/", "No space left on device")
+    with mounted(tmp_path / "small", "size=128k"):
+        lab.mount("h0", tmp_path / "small", tmp_path / "run")
+        with job(lab, tmp_path, [1, 1], "run", *_LONG) as ran:
+            ran.folder = tmp_path / "small"  # as rank 0 sees it
+            ran.until("^epoch 2 of")
+            ended_by(ran, f"rank 0 on host h0: {tmp_path / 'run'}/", "No space left on device")
 
 
 def ended_by(ran: Job, *words: str) -> None:
