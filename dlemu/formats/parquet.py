@@ -10,6 +10,7 @@ import functools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,11 @@ _LIST = 3
 _FIXED = 7
 _TYPES = {"int32": 1, "uint32": 1, "int64": 2, "uint64": 2, "float32": 4, "float64": 5}
 _CONVERTED = {"uint32": 13, "uint64": 14}
+
+_DAMAGES = (OSError, LookupError, ValueError, TypeError, ArithmeticError)
+
+_NO_DICTIONARY = b"\x26\0"
+"""dictionary_page_offset = 0 in a chunk's entry: DLIO 3.0.2 ends with a TypeError without it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +226,7 @@ def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
     except DatasetError:
         raise
     # PyArrow raises many types for damaged footers; an offset may exceed 64 bits.
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
+    except (pyarrow.ArrowException, *_DAMAGES) as error:
         why = " ".join(str(error).split())[:120]
         raise DatasetError(f"its footer is damaged: {why}") from None
     if not rows.size or rows.min() < 1 or rows.max() > 1 << 40:
@@ -239,18 +245,19 @@ def _leaf(leaves: Sequence[str], name: str) -> int:
     raise DatasetError(f"it has no column {name!a}, but {ascii(list(leaves))[:80]}")
 
 
-def _range_of(chunk: "object") -> tuple[int, int]:
+def _range_of(chunk: Any) -> tuple[int, int]:
     """Return where a column chunk lies, dictionary included; refuse a compressed one."""
-    compression = chunk.compression  # type: ignore[attr-defined]
-    if compression != "UNCOMPRESSED":
+    # Not by its codec: PyArrow aborts the process if it does not know the number in the footer.
+    size, plain = chunk.total_compressed_size, chunk.total_uncompressed_size
+    if size != plain:
         raise DatasetError(
-            f"column {chunk.path_in_schema} is compressed ({compression}); "  # type: ignore[attr-defined]
+            f"column {chunk.path_in_schema} is compressed, {plain} bytes to {size}; "
             "only dataset.compression=none is read"
         )
-    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset  # type: ignore[attr-defined]
+    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
-    return start, chunk.total_compressed_size  # type: ignore[attr-defined]
+    return start, size
 
 
 @functools.lru_cache(maxsize=8)
@@ -271,7 +278,7 @@ def _footer(parquet: Parquet, num_rows: int) -> bytes:
         chunks, begin = [], at
         for column in parquet.columns:
             head, size = _chunk_head(column, rows)
-            chunks.append(head + _whole(at) + b"\0\0")
+            chunks.append(head + _whole(at) + _NO_DICTIONARY + b"\0\0")
             at += size
         groups.append(
             _fields((1, _ARRAY, _array(_GROUP, chunks)), (2, _I64, at - begin), (3, _I64, rows))

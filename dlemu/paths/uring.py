@@ -20,7 +20,7 @@ from dlemu.paths.latency import Latencies
 READ, WRITE = 22, 23
 """Operations of an entry: IORING_OP_READ, IORING_OP_WRITE."""
 
-_SETUP = 425  # number of the system call, the same on all but alpha; so is 426 below
+_SETUP, _ENTER = 425, 426  # numbers of the system calls, the same on all but alpha
 _SINGLE_ISSUER, _DEFER_TASKRUN, _GETEVENTS = 1 << 12, 1 << 13, 1
 _RINGS, _ENTRIES = 0, 0x10000000  # what mmap's offset selects
 _ENTRY_BYTES, _COMPLETION_BYTES = 64, 16
@@ -36,8 +36,7 @@ _DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 # PyDLL keeps Python's lock during a call. A process has one ring and no other thread.
 _call = ctypes.PyDLL(None, use_errno=True).syscall
 _call.restype = ctypes.c_long
-_NUMBERS = [ctypes.c_long(number) for number in range(_TOGETHER + 1)]
-_ENTER, _ZERO, _ONE, _REAP = ctypes.c_long(426), _NUMBERS[0], _NUMBERS[1], ctypes.c_long(_GETEVENTS)
+# Plain numbers, which ctypes passes as int: with c_long a call takes half as long again.
 
 
 class Ring:
@@ -51,7 +50,6 @@ class Ring:
         """
         self.depth, self._size = depth, size
         self._file, told = _set_up(depth)
-        self._fd = ctypes.c_long(self._file)
         submissions, completions = struct.unpack_from("2I", told)
         # struct io_sqring_offsets and io_cqring_offsets: head, tail, mask, entries, …
         sq, cq = struct.unpack_from("7I", told, 40), struct.unpack_from("6I", told, 80)
@@ -88,8 +86,9 @@ class Ring:
             RunError: a transfer had fewer bytes than a block.
         """
         latencies, times = Latencies(), list[int]()
-        words, offsets, order, fd = self._words, self._offsets, self._order, self._fd
+        words, offsets, order, fd = self._words, self._offsets, self._order, self._file
         sq_mask, cq_mask, size, clock = self._sq_mask, self._cq_mask, self._size, _clock
+        sq_tail, cq_tail, completions = self._sq_tail, self._cq_tail, self._completions
         for place in range(self.depth):
             if prepare is not None:
                 prepare(place)
@@ -97,40 +96,43 @@ class Ring:
             words[order + place] = place
         head, tail, in_flight = 0, self.depth, self.depth
         started = [clock()] * self.depth
-        words[self._sq_tail] = tail
+        words[sq_tail] = tail
         self._submit(tail)
         while in_flight:
-            num_done = (words[self._cq_tail] - head) & _WRAP
+            num_done = (words[cq_tail] - head) & _WRAP
             if not num_done:
-                if _call(_ENTER, fd, _ZERO, _ONE, _REAP, _ZERO, _ZERO) < 0:
+                if _call(_ENTER, fd, 0, 1, _GETEVENTS, 0, 0) < 0:
                     _check_again()
                 continue
-            first, head, now = head, head + min(num_done, _TOGETHER), clock()
+            now = clock()
             refill = now < until
-            for count in range(first, head):
-                at = self._completions + 4 * (count & cq_mask)  # user_data (u64), res (i32), flags
+            # Up to the call the drive waits. Mostly one block is done at a time.
+            places = []
+            for _ in range(num_done if num_done < _TOGETHER else _TOGETHER):
+                at = completions + 4 * (head & cq_mask)  # user_data (u64), res (i32), flags
                 place = words[at]
                 if words[at + 2] != size:
                     _refuse(words[at + 2])
+                head += 1
+                places.append(place)
                 if refill:
                     if prepare is not None:
                         prepare(place)
                     offsets[8 * place + 1] = next_offset()
                     words[order + (tail & sq_mask)] = place
                     tail += 1
+            number = len(places)
             if refill:
-                words[self._sq_tail] = tail & _WRAP
-                number = head - first
+                words[sq_tail] = tail & _WRAP
                 # Others that are done meanwhile are reaped by the same call.
-                reap = _REAP if number < in_flight else _ZERO
-                taken = _call(_ENTER, fd, _NUMBERS[number], _ZERO, reap, _ZERO, _ZERO)
+                reap = _GETEVENTS if number < in_flight else 0
+                taken = _call(_ENTER, fd, number, 0, reap, 0, 0)
                 if taken != number:
                     self._submit(number - max(0, taken))
             else:
-                in_flight -= head - first
+                in_flight -= number
             # The drive works while the latencies are counted.
-            for count in range(first, head):
-                place = words[self._completions + 4 * (count & cq_mask)]
+            for place in places:
                 times.append(now - started[place])
                 started[place] = now
             words[self._cq_head] = head & _WRAP
@@ -143,7 +145,7 @@ class Ring:
     def _submit(self, number: int) -> None:
         """Hand over this many entries, in several calls if need be."""
         while number:
-            taken = _call(_ENTER, self._fd, ctypes.c_long(number), _ZERO, _ZERO, _ZERO, _ZERO)
+            taken = _call(_ENTER, self._file, number, 0, 0, 0, 0)
             if taken < 0:
                 _check_again()
             number -= max(0, taken)
@@ -181,7 +183,7 @@ def _set_up(depth: int) -> tuple[int, bytearray]:
     for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0):
         told = bytearray(120)
         struct.pack_into("I", told, 8, flags)
-        file = _call(_SETUP, ctypes.c_long(depth), (ctypes.c_char * 120).from_buffer(told))
+        file = _call(_SETUP, depth, (ctypes.c_char * 120).from_buffer(told))
         if file >= 0:
             return int(file), told
         number = ctypes.get_errno()

@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 
 from dlemu.host.network import NetworkUse
+from dlemu.objects.counts import GetCounts
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.losses import Losses, told
+from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
@@ -130,6 +132,8 @@ class Evidence:
     reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
+    gets: GetCounts | None = None
+    """Requests to the bucket; None where the data folder is a folder."""
     checkpoints: CheckpointCost | None = None
     """What checkpoints cost the steps; None where none were written."""
 
@@ -378,7 +382,10 @@ def _reads(evidence: Evidence) -> Limit | None:
         return None
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    gets = evidence.gets
     device = next((host.device for host in evidence.hosts if host.device), "the storage")
+    if gets is not None:
+        device = "the bucket"
     got = f"{device} gave {format_rate(given / _share_with_reads(evidence))}"
     if len(evidence.hosts) > 1:
         got += f" to {len(evidence.hosts)} hosts"
@@ -405,12 +412,21 @@ def _reads(evidence: Evidence) -> Limit | None:
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
+    advice = "use more or faster drives, or fewer accelerators"
+    busy = _busy(evidence)
+    if gets is not None:
+        busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
+        advice = (
+            f"raise reader.gets_in_flight (now {evidence.reader.gets_in_flight}) or "
+            f"reader.read_threads (now {evidence.reader.read_threads}), use more servers "
+            "(storage.endpoint_url), or fewer accelerators"
+        )
     # Drives of the host read nothing over the network, whatever else its links carry.
     lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
     return Limit(
         "storage",
-        f"{got}; {_lost(evidence)}{_busy(evidence)}{lossy}{_cpus(evidence)}",
-        "use more or faster drives, or fewer accelerators",
+        f"{got}; {_lost(evidence)}{busy}{lossy}{_cpus(evidence)}",
+        advice,
         explains * (1 - saved),
     )
 
@@ -515,7 +531,7 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
             ways.append("reader.data_loader=threads")
         if reader.decode == "library":
             ways.append("reader.decode=raw")
-        elif reader.odirect is False and not evidence.direct:
+        elif reader.odirect is False and not evidence.direct and evidence.gets is None:
             ways.append("reader.odirect=true")
     listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
     return f"{listed}; nothing is said about the storage"

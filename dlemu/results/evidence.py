@@ -10,12 +10,14 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
-from dlemu.results.blocks import CheckpointCost, left_out
+from dlemu.objects.counts import GetCounts
+from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
-from dlemu.results.records import Steps
+from dlemu.results.objects import objects_fields
 from dlemu.results.summary import CacheWatched, Measured, NetworkFields
+from dlemu.results.sums import Sums
 from dlemu.results.watched import stored_bytes as stored_behind
 from dlemu.results.watched import watched_fields
 from dlemu.storage.path_bytes import PathBytes
@@ -66,34 +68,34 @@ class HostReport:
 def combine(
     workload: Workload,
     hosts: list[HostReport],
-    names: list[str],
-    steps: Sequence[Steps],
+    sums: Sums,
     paths: PathBytes,
+    gets: GetCounts | None = None,
     checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
-    The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
+    The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
+    requests to a bucket, None where the data folder is none.
     """
-    everything = np.concatenate(steps)
+    read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
     gbps = workload.client.nic_gbps
-    seen = [_host_evidence(host, everything, len(hosts), gbps) for host in hosts]
-    measured = _measured(hosts, seen, everything, paths)
+    seen = [_host_evidence(host, read / len(hosts), gbps) for host in hosts]
+    measured = _measured(hosts, seen, sums, paths)
     evidence = Evidence(
-        losses=find_losses(
-            everything,
-            names,
-            window=left_out(workload.metric),
-            preprocess_seconds=workload.reader.preprocess_time.mean,
-        ),
+        losses=find_losses(sums),
         hosts=seen,
         read_seconds=measured["read_seconds"],
         worker_seconds=measured["worker_seconds"],
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        gets=gets,
         checkpoints=checkpoints,
     )
+    if gets is not None:
+        every = [epoch for host in hosts for epoch in host.epochs]
+        measured["objects"] = objects_fields(gets, every)
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
@@ -106,11 +108,12 @@ def _cached_share(stored: int | None, read: int) -> float | None:
 
 
 def _measured(
-    hosts: list[HostReport], seen: list[HostEvidence], steps: Steps, paths: PathBytes
+    hosts: list[HostReport], seen: list[HostEvidence], sums: Sums, paths: PathBytes
 ) -> Measured:
     """Return what summary.json has of the hosts."""
     numbers = range(len(hosts[0].epochs))
-    read = [int(steps["num_bytes"][steps["epoch"] == epoch].sum()) for epoch in numbers]
+    of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
+    read = [of_epochs.get(epoch, 0) for epoch in numbers]
     watched = _watched(hosts, read)
     stored = [
         _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
@@ -136,9 +139,9 @@ def _measured(
         resident_share_before=None if resident is None else resident / len(hosts),
         host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),
         hosts=[asdict(each) for each in seen],
-        read_seconds=float(steps["read"].sum()),
-        decode_seconds=float(steps["decode"].sum()),
-        hand_over_seconds=float(steps["hand_over"].sum()),
+        read_seconds=sum(each.read for each in sums.epochs),
+        decode_seconds=sum(each.decode for each in sums.epochs),
+        hand_over_seconds=sum(each.hand_over for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
     if watched is not None:
@@ -161,6 +164,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if "objects" in measured:  # which no page cache keeps
+        return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     if unseen:
@@ -177,10 +182,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _host_evidence(
-    host: HostReport, steps: Steps, num_hosts: int, gbps: float | None
-) -> HostEvidence:
-    """Return one host's counters over all epochs."""
+def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> HostEvidence:
+    """Return one host's counters over all epochs; loaders read `mean_bytes` on a host."""
     seconds = sum(epoch.seconds for epoch in host.epochs)
     busiest: dict[str, float] = {}
     for epoch in host.epochs:
@@ -195,8 +198,7 @@ def _host_evidence(
         seconds=seconds,
         device=device,
         device_busy_share=None if device is None else busiest[device],
-        read_bytes_per_second=(stored if stored else int(steps["num_bytes"].sum()) / num_hosts)
-        / seconds,
+        read_bytes_per_second=(stored if stored else mean_bytes) / seconds,
         probe=host.probe,
         cpu_share=None if cpu is None else cpu / (usable * seconds),
         host_cpu_share=_weighted(host.epochs, [e.host_cpu_share for e in host.epochs]),

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from dlemu.host.wear import WearFields
 from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
+from dlemu.results.objects import ObjectsMeasured
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -73,6 +74,9 @@ class CacheMeasured(TypedDict):
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
+    hosts: Sequence[Mapping[str, Any]]
+    """Of each host: host, capacity_bytes, and its own hit_share_per_epoch, hit_bytes_per_epoch and
+    planned_hit_bytes_per_epoch. Empty without a cache."""
 
 
 class CacheWatched(TypedDict):
@@ -146,6 +150,8 @@ class Measured(TypedDict, total=False):
     """AU of each epoch with its first step, 0 to 100."""
     first_step_seconds: Sequence[float]
     """Of each epoch, mean over accelerators."""
+    objects: ObjectsMeasured
+    """Only where the data folder is a bucket."""
     cache: CacheMeasured | CacheWatched
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 

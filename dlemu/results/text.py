@@ -10,6 +10,7 @@ from dlemu.results.cache import cache_lines
 from dlemu.results.checkpoints import checkpoint_lines
 from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
+from dlemu.results.objects import objects_line
 from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import CacheWatched, Measured, Summary
 from dlemu.results.watched import watched_lines
@@ -90,6 +91,8 @@ def report_run(
             *_start_line(summary),
             *_below(workload, metrics),
         ]
+        if asked := summary.get("measured", Measured()).get("objects"):
+            remarks.append(objects_line(asked))
         wear = summary.get("measured", Measured()).get("wear")
         remarks += [wear_line(wear)] if wear is not None and has_writes(wear) else []
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]

@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.lab.mpirun import mpirun
 
+DLIOS = ("2.0.0", "3.0.2")
+"""Versions of DLIO: that on PyPI, and MLPerf Storage v3.0's own, which reads and writes parquet."""
+
 _FOLDER = Path(".venv-peers")
+_MLPERF = _FOLDER / "mlperf"
 _SECONDS = 900
 """What takes longer hangs, and would hold a benchmark up for ever."""
 _NAMES = {
@@ -28,10 +32,36 @@ def is_there() -> bool:
     return (_FOLDER / "done").exists()
 
 
-def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> dict[str, Any]:
+@contextlib.contextmanager
+def dlio_checkpoints(folder: Path, num_bytes: int) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yield what lets DLIO write a checkpoint, and returns what `dlio_checkpoint` says of it."""
+    script = Path(__file__).with_name("dlio_checkpoint.py")
+    command = [str(_FOLDER / "bin" / "python"), str(script), str(folder), str(num_bytes)]
+    keys: dict[str, Any] = {"stdin": -1, "stdout": -1, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **keys) as child:
+        assert child.stdin is not None and child.stdout is not None
+        asked, answers = child.stdin, child.stdout
+        if "ready\n" not in answers:
+            raise SystemExit(f"{' '.join(command)} did not start")
+
+        def write() -> dict[str, Any]:
+            print(file=asked, flush=True)
+            told: dict[str, Any] = json.loads(answers.readline())
+            return told
+
+        try:
+            yield write
+        finally:
+            asked.close()
+
+
+def run_dlio(
+    keys: Mapping[str, object], *, ranks: int = 1, generate: bool, version: str = DLIOS[0]
+) -> dict[str, Any]:
     """Have DLIO generate a dataset, or train; return its summary of the latter."""
+    names = _NAMES if version == DLIOS[0] else {}
     words = [
-        f"++workload.{_NAMES.get(key, key)}={value}"
+        f"++workload.{names.get(key, key)}={value}"
         for key, value in keys.items()
         if key != "workload"
     ]
@@ -45,13 +75,15 @@ def run_dlio(keys: Mapping[str, object], *, ranks: int = 1, generate: bool) -> d
         if ranks > 1:
             launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
             command = [*launcher, "--bind-to", "none", *command]
-        path = f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"
+        environment = {"PATH": f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
+        if version != DLIOS[0]:
+            environment["PYTHONPATH"] = str(_MLPERF.resolve())
         child = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PATH": path},
+            env=os.environ | environment,
             start_new_session=True,
         )
         try:

@@ -17,11 +17,13 @@ from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
 from dlemu.results.summary import Summary
+from dlemu.results.sums import Rule
 from dlemu.results.text import verdict_line
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import ReaderSection
+from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
 GB = 1e9
@@ -97,7 +99,7 @@ def evidence(**changes: Any) -> Evidence:
     num_accelerators = int(steps["accelerator"].max()) + 1
     names = changes.pop("names", [f"rank {rank} on host a" for rank in range(num_accelerators)])
     preprocess = changes.pop("preprocess", 0.0)
-    losses = find_losses(steps, names, window=(1, 0), preprocess_seconds=preprocess)
+    losses = find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess)))
     seen: dict[str, Any] = {
         "losses": losses,
         "hosts": [host()],
@@ -638,8 +640,8 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
         runqueue_seconds=1.0,
     )
     report = host_report(interval, probe=Probe(2, 1e9, 16, 9e9), num_workers=2, resident_before=0.0)
-    names = ["rank 0 on host a", "rank 1 on host a"]
-    gathered = combine(WORKLOAD, [report], names, [steps], PathBytes())
+    sums = sums_of(steps, ["rank 0 on host a", "rank 1 on host a"], Rule.of(WORKLOAD))
+    gathered = combine(WORKLOAD, [report], sums, PathBytes())
     (seen,) = gathered.evidence.hosts
     assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
     assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
@@ -648,7 +650,7 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     assert limit.name == "host cpu"
     assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence
     quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
-    limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence)
+    limit = find_limit(combine(WORKLOAD, [quiet], sums, PathBytes()).evidence)
     assert limit.name == "loader"
 
 
@@ -669,7 +671,8 @@ def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None
     interval = interval_of(seconds=20.0, usable_cpus=4.0)
     report = host_report(interval)
     workload = load_workload("unet3d_h100", metric)
-    evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence
+    sums = sums_of(steps, ["rank 0"], Rule.of(workload))
+    evidence = combine(workload, [report], sums, PathBytes()).evidence
     assert evidence.losses.parts.total == pytest.approx(lost)
 
 

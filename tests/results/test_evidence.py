@@ -14,6 +14,7 @@ from dlemu.results.evidence import Gathered, HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import load_workload
+from tests.lab.summed import sums_of
 
 READ = 1000
 """Bytes that an epoch's steps have read, over all hosts."""
@@ -46,10 +47,11 @@ def gather(*hosts: HostReport) -> Gathered:
     steps["accelerator"] = np.arange(steps.shape[1])[:, None]
     steps["step"] = np.arange(3)
     steps["num_bytes"][:, :, 0] = READ // len(hosts)
+    steps["compute"] = 1.0
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     names = [f"rank {number}" for number in range(len(hosts))]
     workload = load_workload("unet3d_h100")
-    return combine(workload, list(hosts), names, [steps.ravel()], PathBytes())
+    return combine(workload, list(hosts), sums_of(steps, names), PathBytes())
 
 
 def hosts_of(gathered: Gathered) -> list[HostEvidence]:

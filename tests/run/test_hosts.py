@@ -360,3 +360,27 @@ def test_a_rank_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Pa
         (rank,) = ran.ranks()[1]
         rank.kill()
         ended_by(ran, "rank 1 on host h1 ended without a word")
+
+
+def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
+    """The same path is another folder on each; a host reads a part of the files, and hits less."""
+    words = [f"cache.folder={tmp_path}/cache", "cache.policy=keep", "cache.capacity=0.5"]
+    own = [tmp_path / f"drive {name}" for name in lab.names]
+    for name, folder in zip(lab.names, own, strict=True):
+        folder.mkdir()
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        lab.mount(name, folder, tmp_path / "cache")
+    with job(lab, tmp_path, [2, 1, 1], "run", *words, "train.epochs=4") as ran:
+        assert ran.end() in (0, 2), ran.told()
+    cached = ran.summary["measured"]["cache"]
+    each = cached["hosts"]
+    assert [host["host"] for host in each] == ["h0", "h1", "h2"]
+    for host, folder in zip(each, own, strict=True):
+        assert host["hit_bytes_per_epoch"] == host["planned_hit_bytes_per_epoch"]
+        assert host["hit_share_per_epoch"][0] == 0 < host["hit_share_per_epoch"][-1] < 1
+        held = sum(path.stat().st_size for path in folder.iterdir() if path.suffix != ".json")
+        assert 0 < held <= host["capacity_bytes"]
+    for name in ("hit_bytes_per_epoch", "planned_hit_bytes_per_epoch"):
+        sums = [sum(epoch) for epoch in zip(*(host[name] for host in each), strict=True)]
+        assert cached[name] == sums
+    assert not any((tmp_path / "cache").iterdir())
