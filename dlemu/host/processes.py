@@ -6,6 +6,7 @@ Documentation/scheduler/sched-stats.rst.
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -205,6 +206,14 @@ class ProcessTree:
     def _numbers(self, path: str, pattern: re.Pattern[bytes], num: int) -> _Counts:
         numbers = [int(number) for number in pattern.findall(_read(f"{self._proc}/{path}"))]
         return tuple(numbers) if len(numbers) == num else (None,) * num
+
+
+def process_age(*, proc: Path = PROC) -> float | None:
+    """Return the seconds since this process was started; None if the kernel does not tell."""
+    words = _read(f"{proc}/self/stat").rpartition(b")")[2].split()
+    if len(words) < 20:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _sums(rows: Iterable[_Counts]) -> _Counts:

@@ -245,6 +245,10 @@ def _rates(first: Observation, last: Observation) -> Iterable[tuple[str, float]]
         read = last.network_read_bytes - first.network_read_bytes
         yield "network mount (MB/s)", max(0, read) / seconds / 1e6
     between = summarize_interval([first, last])
+    if between.network is not None:
+        for name, nic in between.network.nics.items():
+            yield f"network {name} received (MB/s)", nic.received_bytes / seconds / 1e6
+            yield f"network {name} sent (MB/s)", nic.sent_bytes / seconds / 1e6
     if between.host_cpu_share is not None:
         yield "CPU of the host (%)", 100 * between.host_cpu_share
     if between.process_cpu_share is not None:

@@ -95,6 +95,8 @@ class HostEvidence:
     """Most memory that ranks and workers held."""
     network: NetworkUse | None = None
     """None where the kernel shows no network interface."""
+    start_seconds: float | None = None
+    """From the start of the host's first rank to the first step; None: not the first of runs."""
 
     @property
     def lacked_seconds(self) -> float | None:

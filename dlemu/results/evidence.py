@@ -59,6 +59,8 @@ class HostReport:
     """The host's network interfaces, and their bits per second; None where unknown."""
     network_name: str = ""
     """Equal for hosts that share their network interfaces; "" where that is not known."""
+    start_seconds: float | None = None
+    """As in HostEvidence."""
     machine: str = ""
     """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
 
@@ -209,6 +211,7 @@ def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> H
         network=None
         if (counted := _network(host)) is None
         else network_use(counted, seconds, host.links, gbps),
+        start_seconds=host.start_seconds,
     )
 
 

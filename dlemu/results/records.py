@@ -170,9 +170,24 @@ def _map(path: Path) -> Steps:
     return part.ravel()
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json, whole or not at all."""
-    write_json(folder / SUMMARY, dict(summary))  # a last act may add its error meanwhile
+def write_summary(folder: Path, summary: Mapping[str, Any], *, room: int = 0) -> None:
+    """Write summary.json, whole or not at all; with so many spaces for `overwrite_summary`."""
+    text = _json_text(dict(summary))  # a last act may add its error meanwhile
+    write_text(folder / SUMMARY, text + " " * room)
+
+
+def overwrite_summary(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """Write summary.json over itself, as a full disk still allows; return whether it had room."""
+    data = _json_text(dict(summary)).encode()
+    try:
+        with (folder / SUMMARY).open("r+b", buffering=0) as file:
+            room = file.seek(0, os.SEEK_END)
+            if len(data) > room:
+                return False
+            file.seek(0)
+            return file.write(data.ljust(room)) == room
+    except OSError:
+        return False
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -197,7 +212,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
+from dlemu.host.network import NetworkCounters
 from dlemu.results.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.storage.atomic import replacing
 
@@ -34,11 +36,15 @@ COLUMNS = (
     "host_cpu_percent",
     "process_cpu_percent",
     "au_percent",
+    "network_received_MB_per_s",
+    "network_sent_MB_per_s",
 )
 """New columns come last. docs/usage.md says what each one is."""
 
 _LEAST_SECONDS = 0.5
 """Between the observations of a second lie those at the borders of epochs, too close for rates."""
+_FIRST = "epoch 0 start"
+"""Label of the observation at which all hosts begin."""
 _WRAP = 1 << 32
 """The kernel's times of drives wrap around at so many milliseconds."""
 
@@ -55,7 +61,7 @@ def write_series(folder: Path, path: Path) -> None:
     if not ranks:
         raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
     names = _names(folder, ranks)
-    began: float | None = None
+    first: _Clock | None = None
     with (
         named(path),
         replacing(path) as partial,
@@ -66,10 +72,10 @@ def write_series(folder: Path, path: Path) -> None:
         for rank, name in zip(ranks, names, strict=True):
             steps = map_rank(folder, rank)
             try:
-                to_unix, observations = _read(host_file(folder, rank))
-                if began is None and observations:
-                    began = to_unix + observations[0].time
-                offset = to_unix - (began or 0.0)
+                clock, observations = _read(host_file(folder, rank))
+                if first is None and observations:
+                    first, began = clock, observations[0].time
+                offset = 0.0 if first is None else clock.behind(first) - began
                 rows = list(_rows(name, observations, steps, offset))
             except DAMAGE as error:
                 raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
@@ -87,11 +93,32 @@ def _names(folder: Path, ranks: Sequence[int]) -> list[str]:
     return names if len(names) == len(ranks) else [f"of rank {rank}" for rank in ranks]
 
 
-def _read(path: Path) -> tuple[float, list[Observation]]:
-    """Return what makes a time of the host's clock a Unix time, and the observations."""
+@dataclass(frozen=True)
+class _Clock:
+    """A host's clock of time.perf_counter."""
+
+    to_unix: float
+    """What makes its time a Unix time, if the host's time of day is right."""
+    started: float | None
+    """Its time when the first epoch started; None in a run that did not come so far."""
+
+    def behind(self, other: "_Clock") -> float:
+        """Return the seconds that make a time of this clock one of another host's.
+
+        All hosts leave the barrier before the first epoch at once: their time of day may be wrong.
+        """
+        if self.started is not None and other.started is not None:
+            return other.started - self.started
+        return self.to_unix - other.to_unix
+
+
+def _read(path: Path) -> tuple[_Clock, list[Observation]]:
+    """Return a host's clock, and its observations."""
     with path.open("rb") as file:
         head = json.loads(file.readline())
-    return head["unix_time"] - head["time"], apart(read_observations(path), _LEAST_SECONDS)
+    seen = read_observations(path)
+    started = next((each.time for each in seen if each.label == _FIRST), None)
+    return _Clock(head["unix_time"] - head["time"], started), apart(seen, _LEAST_SECONDS)
 
 
 def _rows(
@@ -117,7 +144,17 @@ def _rows(
             "host_cpu_percent": _percent(part.host_cpu_share),
             "process_cpu_percent": _percent(part.process_cpu_share),
             "au_percent": au[number],
+            **_network(part.network, seconds),
         }
+
+
+def _network(network: NetworkCounters | None, seconds: float) -> dict[str, str]:
+    if network is None:
+        return {}
+    return {
+        "network_received_MB_per_s": _rate(network.received_bytes, seconds),
+        "network_sent_MB_per_s": _rate(network.sent_bytes, seconds),
+    }
 
 
 def _drives(first: Observation, last: Observation, seconds: float) -> dict[str, str]:

@@ -30,6 +30,8 @@ ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
 
 _HALF_FULL = 0.5
 """Share of a link's rate from which on the report shows it."""
+_MOST_NAMED = 4
+"""Hosts that are named one by one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,12 @@ def report_run(
             remarks.append(f"try: {limit['advice']}")
     remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
     if summary:  # not a loop of one's own
-        remarks += [*_path_line(summary), *_network_lines(summary), *_below(workload, metrics)]
+        remarks += [
+            *_path_line(summary),
+            *_network_lines(summary),
+            *_start_line(summary),
+            *_below(workload, metrics),
+        ]
         if asked := summary.get("measured", Measured()).get("objects"):
             remarks.append(objects_line(asked))
         wear = summary.get("measured", Measured()).get("wear")
@@ -143,6 +150,21 @@ def _network_lines(summary: Summary) -> list[str]:
     else:
         link = f", {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s ({use['nic']})"
     return [f"network: host {host['host']} {rates}{link}"]
+
+
+def _start_line(summary: Summary) -> list[str]:
+    """Return how long each of several hosts took from its launch to the first step."""
+    hosts = summary.get("measured", Measured()).get("hosts") or ()
+    known = [(host.get("start_seconds"), host["host"]) for host in hosts]
+    told = sorted((seconds, name) for seconds, name in known if seconds is not None)
+    if len(told) < 2:
+        return []
+    until = "from launch to the first step"
+    if len(told) > _MOST_NAMED:
+        (least, _), (most, name) = told[0], told[-1]
+        return [f"start: {least:.1f} to {most:.1f} s {until}, the longest on host {name}"]
+    each = ", ".join(f"host {name} {seconds:.1f} s" for seconds, name in told)
+    return [f"start: {each} {until}"]
 
 
 def _fullest(use: Mapping[str, Any]) -> tuple[float, float]:

@@ -46,6 +46,7 @@ from dlemu.results.records import (
     host_file,
     map_steps,
     named,
+    overwrite_summary,
     steps_file,
     write_config,
     write_steps,
@@ -70,6 +71,9 @@ from dlemu.world.world import PeerError, World
 Say = Callable[[str], None]
 _PORTION_BYTES = 1 << 28
 """Of records that rank 0 takes from other hosts at a time."""
+
+_ROOM_FOR_AN_ERROR = 2048
+"""Bytes that the summary of a run has to spare until it ends: its disk may be full by then."""
 
 
 def check_job(workload: Workload, world: World) -> None:
@@ -125,6 +129,8 @@ class _Run:
     _tier: HostTier | None = None
     """The cache, if there is one."""
     _cached: CacheMeasured | None = None
+    _is_first = True
+    """Whether this is the first run of this process."""
     _dataset: Dataset
     _folder: Path
     _summary: Summary
@@ -149,13 +155,14 @@ class _Run:
         self._prepare()
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
-            if not self._live.introduced:  # the first of several runs
+            self._is_first = not self._live.introduced
+            if self._is_first:  # of several runs
                 self._live.introduced = True
                 self._say(header(self._summary))
             try:
                 if world.rank == 0:
                     with self._writing():
-                        write_summary(self._folder, self._summary)
+                        write_summary(self._folder, self._summary, room=_ROOM_FOR_AN_ERROR)
                 watchdog.record = self._record  # from now on failures go into the summary
                 found = self._replay_and_gather()
                 return None if found is None else self._judge(*found)
@@ -266,6 +273,8 @@ class _Run:
                 self._dataset, self._folder, world, loader, len(self._own), watchdog
             ) as monitor:
                 world.barrier()  # the slow starts are over; from now on ranks must come in time
+                if self._is_first:
+                    monitor.started()
                 watchdog.expect(
                     compute=workload.train.computation_time.longest,
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
@@ -630,7 +639,7 @@ def versions() -> dict[str, str]:
 
 
 def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
-    """Write the summary with its error, if the disk still takes it."""
+    """Write the summary with its error, over the old one if the disk is full."""
     interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
     text = str(error) if isinstance(error, DlemuError) else repr(error)
     summary["status"] = "incomplete" if interrupted else "failed"
@@ -639,6 +648,8 @@ def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseExcep
     try:
         write_summary(folder, summary)
     except RunError as second:
+        if overwrite_summary(folder, summary):
+            return
         if str(folder) not in text:  # else this error is about the same disk
             complain(str(second))
 

@@ -13,6 +13,7 @@ from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
+from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.loaders import Loader, TellsGets, TellsPaths
@@ -104,6 +105,7 @@ class RunMonitor:
         self._observer: HostObserver | None = None
         self._epochs: list[IntervalSummary] = []
         self._begun = 0
+        self._start_seconds: float | None = None
         self._probe: Probe | None = None
         self._paths, self._gets = PathBytes(), GetCounts()
         self._in_bucket = in_bucket(self._workload.data_folder)
@@ -148,6 +150,10 @@ class RunMonitor:
         if self._observer is not None:
             with self._writing():
                 self._observer.__exit__(*error)
+
+    def started(self) -> None:
+        """Note how long this process took until here, where the first step begins."""
+        self._start_seconds = process_age()
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
@@ -249,6 +255,7 @@ class RunMonitor:
             links={} if self._observer is None else self._observer.links,
             network_name=network_name(),
             machine=machine_name(),
+            start_seconds=self._start_seconds,
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)

@@ -53,6 +53,7 @@ MPIS = (
     Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", {"": _BESIDE}),
     Launcher("mpiexec of MPICH or Intel MPI", "PMI_SIZE", {"": _BESIDE}),
     Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", {"": _BESIDE}),
+    Launcher("mpiexec of PALS", "PALS_SIZE", {"": _BUILD}),
 )
 """The launchers of MPIs. Resource managers set their variables, too."""
 

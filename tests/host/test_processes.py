@@ -7,11 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.host.processes import ProcessTree
+from dlemu.host.processes import ProcessTree, process_age
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -22,6 +23,13 @@ while time.process_time() < end: pass
 print(time.process_time(), flush=True)
 input()
 """
+
+
+def test_a_process_knows_its_age(tmp_path: Path) -> None:
+    age = process_age()
+    assert age is not None
+    assert age == pytest.approx(time.time() - psutil.Process().create_time(), abs=2)
+    assert process_age(proc=tmp_path) is None
 
 
 class Processes:

@@ -82,6 +82,34 @@ def memory_limit(num_bytes: int) -> Iterator[Group]:
         yield group
 
 
+@dataclass(frozen=True)
+class Freezer(Group):
+    """A cgroup whose processes can be stopped all at once, without a signal."""
+
+    file: str
+    words: tuple[str, str]
+    """What freezes, and what thaws."""
+
+    def freeze(self) -> None:
+        (self.folder / self.file).write_text(self.words[0])
+
+    def thaw(self) -> None:
+        (self.folder / self.file).write_text(self.words[1])
+
+
+@contextlib.contextmanager
+def freezer() -> Iterator[Freezer]:
+    """Make a cgroup that can be frozen; it is thawed at the end."""
+    with _group("freezer", "cpu") as (group, edition):
+        v1 = edition == 1
+        words = ("FROZEN", "THAWED") if v1 else ("1", "0")
+        made = Freezer(group.folder, "freezer.state" if v1 else "cgroup.freeze", words)
+        try:
+            yield made
+        finally:
+            made.thaw()
+
+
 @contextlib.contextmanager
 def _group(name_1: str, name_2: str) -> Iterator[tuple[Group, int]]:
     """Make a fresh cgroup for a controller, named differently in the two editions."""

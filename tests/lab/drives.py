@@ -56,6 +56,17 @@ def drive_folder(num_bytes: int) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+@contextlib.contextmanager
+def mounted(point: Path, options: str = "rw", kind: str = "tmpfs") -> Iterator[None]:
+    """Mount a file system in memory."""
+    point.mkdir()
+    subprocess.run(["mount", "-t", kind, "-o", options, kind, point], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", point], check=True)
+
+
 def _run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,33 @@ exec {enter} "$host" "$*"
 """
 
 _ENTER = """#!/bin/sh
-# Runs a line of shell on a host: ENTER HOST LINE.
-export DLEMU_LAB_HOST=$1 DLEMU_LAB_LINE=$2
-exec nsenter --net=/run/netns/{prefix}$1 unshare --uts --mount sh -c '
+# Runs a line of shell on a host: ENTER HOST LINE. It sees the mounts of the tests and its own, not
+# those of the host that called.
+export DLEMU_LAB_HOST=$1 DLEMU_LAB_LINE=$2 DLEMU_LAB_PWD=$PWD
+exec nsenter --net=/run/netns/{prefix}$1 --mount=/proc/{pid}/ns/mnt unshare --uts --mount sh -c '
+cd "$DLEMU_LAB_PWD"
 hostname "$DLEMU_LAB_HOST"
 . {folder}/"$DLEMU_LAB_HOST".sh
+mount --bind {shared}/"$DLEMU_LAB_HOST" /dev/shm
 eval "$DLEMU_LAB_LINE"'
+"""
+
+
+_CLOCK = """\
+import time
+import datetime
+
+_time, _datetime = time.time, datetime.datetime
+time.time = lambda: _time() + {seconds}
+
+
+class datetime_(_datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return _datetime.now(tz) + datetime.timedelta(seconds={seconds})
+
+
+datetime.datetime = datetime_
 """
 
 
@@ -47,6 +69,8 @@ class Hosts:
     """Holds the scripts that enter the hosts."""
     prefix: str
     """What the names of the namespaces begin with."""
+    shared: Path
+    """Has the /dev/shm of each host, by its name."""
     _lines: dict[str, list[str]] = field(default_factory=dict)
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _points: list[Path] = field(default_factory=list)
@@ -56,7 +80,7 @@ class Hosts:
         launcher = Path(sys.executable).with_name("mpirun")
         if not launcher.exists():
             pytest.skip(f"no mpirun beside {sys.executable}; pip install 'dlemu[mpi]'")
-        slots = ",".join(f"{name}:{num}" for name, num in zip(self.names, ranks, strict=True))
+        slots = ",".join(f"{name}:{num}" for name, num in zip(self.names, ranks, strict=False))
         words = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--host", slots]
         words += ["--map-by", "slot", "-n", str(sum(ranks)), *command]
@@ -78,6 +102,25 @@ class Hosts:
         """Set environment variables for what will be started on a host."""
         for key, value in variables.items():
             self._add(name, f"export {key}={_quoted(value)}")
+
+    def set_clock(self, name: str, seconds: float) -> None:
+        """Put the time of day of Python programs on a host forward.
+
+        Namespaces have a clock of their own for the time since the start, not for the time of day.
+        """
+        place = self.folder / "clock" / name
+        place.mkdir(parents=True)
+        (place / "sitecustomize.py").write_text(_CLOCK.format(seconds=seconds))
+        self._add(name, f"export PYTHONPATH={_quoted(str(place))}:$PYTHONPATH")
+
+    def left(self) -> list[Path]:
+        """Return what lies in the hosts' /dev/shm and temporary folders."""
+        return [
+            file
+            for name in self.names
+            for place in (self.shared, self.folder / "tmp")
+            for file in (place / name).iterdir()
+        ]
 
     def cut(self, name: str) -> None:
         """Take the link of a host down, as a pulled cable."""
@@ -136,17 +179,23 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
     if missing := [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 util-linux")
     prefix = f"d{os.getpid()}{next(_numbers)}"
-    made = Hosts([f"h{index}" for index in range(num)], folder, prefix)
+    shared = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="dlemu-hosts-"))
+    made = Hosts([f"h{index}" for index in range(num)], folder, prefix, shared)
     bridge = prefix + "br"
     try:
         _make(made, bridge)
     except subprocess.CalledProcessError as error:
         _remove(made, bridge)
+        shared.rmdir()
         pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    folder.mkdir(parents=True, exist_ok=True)
     for name in made.names:
-        (folder / f"{name}.sh").write_text("")
-    _write_script(folder / "enter", _ENTER.format(prefix=prefix, folder=folder))
+        (shared / name).mkdir()
+        (folder / "tmp" / name).mkdir(parents=True)
+        made.set(name, {"TMPDIR": str(folder / "tmp" / name)})
+    _write_script(
+        folder / "enter",
+        _ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=os.getpid()),
+    )
     _write_script(folder / "agent", _AGENT.format(enter=folder / "enter"))
     try:
         yield made
@@ -157,6 +206,7 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
             server.terminate()
             server.wait()
         _remove(made, bridge)
+        shutil.rmtree(shared)
 
 
 def _wait(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> None:

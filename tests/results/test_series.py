@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from dlemu.cli.main import run
 from dlemu.errors import RunError
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import Observation
+from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.results.records import STEP, write_steps
 from dlemu.results.series import COLUMNS, write_series
@@ -36,6 +37,7 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         throttling=None,
         pss_bytes=None,
         page_cache_bytes=GIB,
+        network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
     )
 
 
@@ -87,11 +89,28 @@ def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
         "host_cpu_percent": "25.00",
         "process_cpu_percent": "50.00",
         "au_percent": "50.00",
+        "network_received_MB_per_s": "3.000",
+        "network_sent_MB_per_s": "0.500",
     }
     # Half a second without a step belongs to no AU.
     assert (second["seconds"], second["epoch"], second["au_percent"]) == ("1.000", "1", "50.00")
     # The other host's clock shows 7 when the first shows 101.5.
     assert (other["host"], other["seconds"], other["au_percent"]) == ("b", "1.500", "")
+
+
+def test_a_host_whose_time_of_day_is_wrong_has_the_runs_seconds(tmp_path: Path) -> None:
+    """Its clock says an hour later; the first epoch starts on all hosts at once."""
+
+    def starting(time: float) -> Observation:
+        return replace(observation(time, 0, 0), label="epoch 0 start")
+
+    write_host(tmp_path, 0, [starting(100.0), observation(102.0, 0, 0)], 5000.0)
+    seen = [observation(7.0, 0, 0), starting(8.0), observation(9.0, 0, 0)]
+    write_host(tmp_path, 1, seen, 5000.0 + 92.0 + 3600.0)
+    (tmp_path / "summary.json").write_text("{}")
+    write_series(tmp_path, tmp_path / "s.csv")
+    seconds = [row["seconds"] for row in rows_of(tmp_path / "s.csv")]
+    assert seconds == ["0.000", "-1.000", "0.000"]
 
 
 def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:

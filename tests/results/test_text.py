@@ -121,6 +121,19 @@ def test_the_network_is_told_where_it_matters() -> None:
     assert network_of(None, 0.4, in_memory=True) == []
 
 
+def test_several_hosts_tell_how_long_their_start_took() -> None:
+    def told(*seconds: float | None) -> list[str]:
+        hosts = [{"host": f"h{n}", "start_seconds": each} for n, each in enumerate(seconds)]
+        summary = Summary(status="complete", measured={"hosts": hosts})
+        lines = render_run(WORKLOAD, SLOW, summary).splitlines()
+        return [line for line in lines if line.startswith("start: ")]
+
+    until = "from launch to the first step"
+    assert told(3.21, 2.0) == [f"start: host h1 2.0 s, host h0 3.2 s {until}"]
+    assert told(3.21) == told(3.21, None) == []
+    assert told(3, 2, 9, 4, 5) == [f"start: 2.0 to 9.0 s {until}, the longest on host h2"]
+
+
 @pytest.mark.parametrize(
     "limit", ["host cpu", "network", "loader", "barrier", "oversleep", "none", "unclear"]
 )

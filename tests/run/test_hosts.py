@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.host.limits import host_memory_bytes
 from dlemu.results.metrics import measure
 from dlemu.results.records import read_steps
+from tests.lab.cgroups import Group, freezer, memory_limit, throttled_reads
 from tests.lab.commands import QUICK
+from tests.lab.drives import mounted, own_drive
 from tests.lab.hosts import Hosts, hosts
 
 _STALL_SECONDS = 5
@@ -39,6 +42,7 @@ class Job:
     """`dlemu` on several hosts, in a folder that they share."""
 
     def __init__(self, lab: Hosts, folder: Path, ranks: Sequence[int], *words: str) -> None:
+        self.lab = lab
         self.folder = folder / "run"
         self.mark = str(folder)
         command = [sys.executable, "-m", "dlemu", *words]
@@ -86,14 +90,14 @@ class Job:
                 found.append(process)
         return found
 
-    def ranks(self) -> dict[int, psutil.Process]:
-        """Return the ranks that live, by their numbers."""
-        found = {}
+    def ranks(self) -> dict[int, list[psutil.Process]]:
+        """Return the processes of the ranks that live, by the ranks' numbers."""
+        found: dict[int, list[psutil.Process]] = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 number = process.environ().get("OMPI_COMM_WORLD_RANK")
                 if number is not None and process.status() != psutil.STATUS_ZOMBIE:
-                    found[int(number)] = process
+                    found.setdefault(int(number), []).append(process)
         return found
 
     def gone(self, seconds: float, *, ranks_only: bool = False) -> bool:
@@ -114,8 +118,19 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(lab: Hosts, folder: Path, ranks: Sequence[int], *words: str) -> Iterator[Job]:
-    """Start a job on a small dataset; nothing of it outlives the `with`."""
+def job(
+    lab: Hosts,
+    folder: Path,
+    ranks: Sequence[int],
+    *words: str,
+    held: Mapping[str, Group] | None = None,
+) -> Iterator[Job]:
+    """Start a job on a small dataset; nothing of it outlives the `with`.
+
+    What runs on a host of `held` is in its cgroup.
+    """
+    for name, group in (held or {}).items():
+        lab.hold(name, group)
     data = f"dataset.data_folder={folder / 'data'}"
     if words[0] == "run":
         assert run(["datagen", *QUICK, data]) == 0
@@ -162,28 +177,103 @@ def series_of(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) -> None:
-    """5 MB/s of files that another host serves. The link has its headers, too."""
+    """1.5 MB/s of files that another host serves. The link has its headers, too."""
     sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=28")]
     words = [*QUICK, *sizes, "train.epochs=1"]
     assert run(["datagen", *words, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
     point = tmp_path / "mounted"
     point.mkdir()
-    lab.limit_rate("h0", 40_000_000)
+    lab.limit_rate("h0", 12_000_000)
     lab.mount_from("h1", "h0", tmp_path / "data", point)
     words += [f"dataset.data_folder={point}", f"output.folder={tmp_path / 'run'}"]
-    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.04"]
+    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run(
         lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["limit"]["name"] == "network", summary["limit"]
     assert summary["limit"]["evidence"].startswith("eth0 of host h1 received ")
     counted, read = summary["measured"]["network"], summary["measured"]["read_bytes"]
     assert read < counted["received_bytes"] < 1.15 * read
     assert counted["sent_bytes"] < 0.1 * read
-    assert "% of 0.04 Gb/s (eth0)" in ran.stdout
+    assert "% of 0.012 Gb/s (eth0)" in ran.stdout
+
+
+def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
+    """One is slow, two share a drive of one machine, one has a wrong time of day."""
+    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
+    words = [
+        *QUICK,
+        *sizes,
+        "train.computation_time=0.1",
+        "train.epochs=1",
+        "reader.read_threads=2",
+    ]
+    (tmp_path / "seen").mkdir()
+    with own_drive(80 << 20) as shared, own_drive(80 << 20) as slow:
+        for drive in (shared, slow):
+            assert run(["datagen", *words, f"dataset.data_folder={drive / 'data'}"]) == 0
+        for name, drive in zip(lab.names, (shared, slow, shared), strict=True):
+            lab.mount(name, drive / "data", tmp_path / "seen")
+        lab.set_clock("h2", 3600.0)
+        words += [f"dataset.data_folder={tmp_path / 'seen'}", f"output.folder={tmp_path / 'run'}"]
+        with throttled_reads(slow, 4_000_000) as group:
+            lab.hold("h1", group)
+            ran = Job(lab, tmp_path, [1, 1, 1], "run", *words)
+            try:
+                ran.end()
+                assert "\nresults: " in ran.told(), ran.told()
+            finally:
+                ran.kill()
+    summary = ran.summary
+    assert summary["status"] == "complete"
+    assert summary["limit"]["name"] == "barrier", summary["limit"]
+    assert summary["limit"]["evidence"].startswith("rank 1 on host h1 waited ")
+    measured = summary["measured"]
+    rate = {host["host"]: host["read_bytes_per_second"] for host in measured["hosts"]}
+    assert rate["h0"] == pytest.approx(rate["h2"], rel=0.2), "each by its own reads"
+    # All files were read once. Twice the shared drive's bytes would be five thirds of them.
+    assert 0.98 < measured["device_read_bytes"] / measured["read_bytes"] < 1.3
+    assert len(measured["wear"]["drives"]) == 2
+    assert re.search(r"^start: (host h\d [\d.]+ s(, )?){3} from launch", ran.told(), re.M)
+    with (tmp_path / "run" / "series.csv").open(newline="") as file:
+        seconds = {row["host"]: float(row["seconds"]) for row in csv.DictReader(file)}
+    assert set(seconds) == {"h0", "h1", "h2"}
+    assert max(seconds.values()) < 600, "the hour is not in it"
+
+
+def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Path) -> None:
+    """The rule wants five times the memory of all: of a container, the limit of its cgroup."""
+    words = [*QUICK, "dataset.num_files_train=auto", "output.stall_seconds=60"]
+    with memory_limit(1 << 30) as group:
+        lab.hold("h1", group)
+        ran = Job(lab, tmp_path, [1, 1], "datasize", *words, "--json")
+        try:
+            assert ran.end() == 0, ran.told()
+        finally:
+            ran.kill()
+    told = json.loads(ran.told()[ran.told().index("{") :])
+    assert told["memory"]["num_bytes"] == host_memory_bytes()[0] + (1 << 30), told
+    assert "(of 2 hosts)" in told["memory"]["text"]
+
+
+def test_a_sizing_goes_over_hosts(lab: Hosts, tmp_path: Path) -> None:
+    words = [*QUICK, "dataset.num_files_train=700", "reader.read_threads=1", "metric.au=0.05"]
+    data = f"dataset.data_folder={tmp_path / 'data'}"
+    assert run(["datagen", *words, data]) == 0
+    search = [
+        f"size.{each}" for each in ("quick=true", "confirm=1", "max_accelerators=2", "start=2")
+    ]
+    out = f"output.folder={tmp_path / 'out'}"
+    ran = Job(lab, tmp_path, [1, 1], "size", *words, data, out, *search, "train.epochs=1")
+    try:
+        assert ran.end() == 0, ran.told()
+    finally:
+        ran.kill()
+    assert "host:     h0, and 1 other host, " in ran.told()
+    assert re.search(r"^data: at least 2 unet3d_h100 accelerators at AU 5", ran.told(), re.M)
 
 
 def test_a_dataset_is_written_by_all_hosts(lab: Hosts, tmp_path: Path) -> None:
@@ -209,20 +299,70 @@ def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
         subprocess.run(how[-3:], check=True)
         lab.mend("h2")
         assert ran.gone(60), ran.processes()
+        assert [file for file in lab.left() if "dlemu" in file.name] == []
 
 
 def test_a_host_that_is_frozen_is_named(lab: Hosts, tmp_path: Path) -> None:
-    with job(lab, tmp_path, [1, 2, 1], "run", *_LONG) as ran:
+    """All of it stops, the launcher's process there as well. It ends when it is thawed."""
+    with (
+        freezer() as group,
+        job(lab, tmp_path, [1, 2, 1], "run", *_LONG, held={"h1": group}) as ran,
+    ):
         ran.until("^epoch 2 of")
-        frozen = [ran.ranks()[1], ran.ranks()[2]]
-        for process in frozen:
-            process.suspend()
+        group.freeze()
         ran.until("^dlemu: rank 0 on host h0: waited .* for rank 1 on host h1$")
-        for process in frozen:
-            process.resume()
-        assert ran.end() != 0
         assert ran.summary["status"] == "failed"
+        assert "rank 1 on host h1" in ran.summary["error"]
+        group.thaw()
+        assert ran.end() != 0
         assert ran.gone(60), ran.processes()
+        assert lab.left() == []
+
+
+def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    for name in lab.names:
+        lab.mount(name, tmp_path / "data", tmp_path / "seen")
+    seen = f"dataset.data_folder={tmp_path / 'seen'}"
+    with job(lab, tmp_path, [1, 1], "run", *_LONG, seen) as ran:
+        ran.until("^epoch 2 of")
+        (rank,) = ran.ranks()[1]
+        unmount = ["nsenter", "-t", str(rank.pid), "-m", "umount", "-l", str(tmp_path / "seen")]
+        subprocess.run(unmount, check=True)
+        named = f"rank 1 on host h1: {tmp_path / 'seen'}/"
+        ended_by(ran, named, "is missing")
+
+
+def test_a_worker_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Path) -> None:
+    loader = ["reader.data_loader=pytorch", "reader.read_threads=1"]
+    with job(lab, tmp_path, [1, 1], "run", *_LONG, *loader) as ran:
+        ran.until("^epoch 2 of")
+        (worker,) = (each for each in ran.ranks()[1] if each.name() == "pt_data_worker")
+        worker.kill()
+        ended_by(ran, "rank 1 on host h1: worker 0 of accelerator 1 ", "was killed by SIGKILL")
+
+
+def test_a_disk_that_is_full_on_rank_0_is_named(lab: Hosts, tmp_path: Path) -> None:
+    """There is room left for the summary's error."""
+    (tmp_path / "run").mkdir()
+    with mounted(tmp_path / "small", "size=128k"):
+        lab.mount("h0", tmp_path / "small", tmp_path / "run")
+        with job(lab, tmp_path, [1, 1], "run", *_LONG) as ran:
+            ran.folder = tmp_path / "small"  # as rank 0 sees it
+            ran.until("^epoch 2 of")
+            ended_by(ran, f"rank 0 on host h0: {tmp_path / 'run'}/", "No space left on device")
+
+
+def ended_by(ran: Job, *words: str) -> None:
+    """Check that a job has ended in time, with these words in a line and in its summary."""
+    since = time.monotonic()
+    assert ran.end(_ENDS + 10) != 0
+    assert time.monotonic() - since < _ENDS
+    assert any(all(word in line for word in words) for line in ran.complaints()), ran.told()
+    assert ran.summary["status"] == "failed"
+    assert words[-1] in ran.summary["error"]
+    assert ran.gone(20), ran.processes()
+    assert ran.lab.left() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -244,11 +384,9 @@ def test_nothing_outlives_a_launcher_that_is_ended(
 def test_a_rank_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Path) -> None:
     with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:
         ran.until("^epoch 2 of")
-        ran.ranks()[1].kill()
-        assert ran.end() != 0
-        assert "rank 1 on host h1 ended without a word" in ran.told(), ran.told()
-        assert ran.summary["status"] == "failed"
-        assert ran.gone(60), ran.processes()
+        (rank,) = ran.ranks()[1]
+        rank.kill()
+        ended_by(ran, "rank 1 on host h1 ended without a word")
 
 
 def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
