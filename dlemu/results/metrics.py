@@ -56,6 +56,8 @@ class EpochMetrics:
     num_samples: int
     read_bytes: int
     """Really read by the loaders."""
+    num_reads: int
+    """Calls that read them; 0 where they are not counted."""
     wait_seconds: float
     """Mean wait for a batch, first steps left out."""
     wait_share: float
@@ -75,6 +77,11 @@ class EpochMetrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the epoch's time."""
         return self.read_bytes / self.seconds
+
+    @property
+    def reads_per_second(self) -> float:
+        """Read calls over the epoch's time."""
+        return self.num_reads / self.seconds
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,16 @@ class Metrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the time of all epochs."""
         return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def num_reads(self) -> int:
+        """Calls that read them; 0 where they are not counted."""
+        return sum(epoch.num_reads for epoch in self.epochs)
+
+    @property
+    def reads_per_second(self) -> float:
+        """Read calls over the time of all epochs."""
+        return self.num_reads / sum(epoch.seconds for epoch in self.epochs)
 
     @property
     def delivered_au_percentage(self) -> float:
@@ -277,6 +294,7 @@ def _measure_epoch(steps: Steps, window: NDArray[np.bool_], edition: Edition) ->
         seconds=float(whole.max()) + stall,
         num_samples=int(num_samples.sum()),
         read_bytes=int(steps["num_bytes"].sum()),
+        num_reads=int(steps["num_reads"].sum()),
         wait_seconds=float(steps["wait"][:, window].mean()),
         wait_share=float(steps["wait"][:, window].sum() / window_total),
         overhead_share=float(steps["overhead"][:, window].sum() / window_total),
