@@ -28,7 +28,7 @@ from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.storage.atomic import replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
-from dlemu.units import format_bytes
+from dlemu.units import counted, format_bytes
 from dlemu.workload.sections import Section
 
 MANIFEST = "dlemu.json"
@@ -89,7 +89,7 @@ class Manifest:
             layout.num_files: "all written now",
         }.get(self.files_written, f"{self.files_written:,} written now, the others were there")
         return (
-            f"{layout.num_files:,} {layout.format} files of "
+            f"{counted(layout.num_files, f'{layout.format} file')} of "
             f"{samples}, {format_bytes(self.num_bytes)}, seed {layout.seed}; {now}"
         )
 
