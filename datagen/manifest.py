@@ -11,6 +11,7 @@ uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave ha
 """
 
 import dataclasses
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from pydantic_core import from_json
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
+from dlemu.objects.store import MissingError, store_of
 from dlemu.storage.atomic import replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.units import counted, format_bytes
+from dlemu.workload.objects import Access, ObjectPath, in_bucket
 from dlemu.workload.sections import Section
 
 MANIFEST = "dlemu.json"
@@ -101,8 +104,8 @@ class Manifest:
         other = "extend it with dlemu datagen" if extend else "use another dataset.data_folder"
         self.recipe.refuse(wanted, folder, what="a dataset", remedy=f"{other}, or set")
 
-    def write(self, folder: Path) -> None:
-        """Write both files, so that they survive a power failure; dlemu.json last."""
+    def to_json(self) -> bytes:
+        """Return the content of dlemu.json."""
         tree = {
             "manifest": self.recipe.version,
             "dataset": self.recipe.to_tree(),
@@ -112,18 +115,28 @@ class Manifest:
             "files": FILES,
             **_known(self.workload),
         }
+        return json.dumps(tree, indent=1).encode() + b"\n"
+
+    def write(self, folder: Path) -> None:
+        """Write both files, so that they survive a power failure; dlemu.json last."""
         with replacing(folder / FILES) as partial, open(partial, "wb") as file:
             np.save(file, self.files)
             os.fsync(file.fileno())
         sync_folder(folder)
-        write_atomically(folder / MANIFEST, json.dumps(tree, indent=1).encode() + b"\n")
+        write_atomically(folder / MANIFEST, self.to_json())
         sync_folder(folder)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of the dataset in `folder`; None if it has none."""
+def read_manifest(
+    folder: Path, access: Access | None = None, *, with_files: bool = True
+) -> Manifest | None:
+    """Return the manifest of the dataset in `folder`; None if it has none.
+
+    `access` is that of a bucket. Without `with_files` its second object is not read: `files` is
+    empty.
+    """
     path = folder / MANIFEST
-    tree = _read_json(path)
+    tree = _read_json(path, access)
     if tree is None:
         return None
     try:
@@ -133,7 +146,9 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise ValueError("num_samples or num_bytes is not that of the files")
     except ValueError as error:
         raise _damaged(path, error) from None
-    files = _read_files(folder / FILES, recipe.layout.num_files)
+    files = np.zeros(0, FILE_TYPE)
+    if with_files:
+        files = _read_files(folder / FILES, recipe.layout.num_files, access)
     return Manifest(recipe, files, stored.num_bytes, workload=stored.workload)
 
 
@@ -141,18 +156,29 @@ def _known(workload: str | None) -> dict[str, str]:
     return {"workload": workload} if workload else {}
 
 
-def _read_files(path: Path, num_files: int) -> NDArray[np.void]:
+def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np.void]:
     """Return each file's bytes and checksum."""
     try:
-        check_regular(path)
-        files = np.lib.format.open_memmap(path, mode="r")
+        if in_bucket(path):
+            files: NDArray[np.void] = np.load(io.BytesIO(_read(path, access)))
+        else:
+            check_regular(path)
+            files = np.lib.format.open_memmap(path, mode="r")
         if files.dtype != FILE_TYPE or files.shape != (num_files,):
             raise ValueError(f"it does not fit {MANIFEST}")
         return files
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing; {REMEDY}") from None
     # All that NumPy raises for a damaged header.
-    except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, TokenError) as error:
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        ArithmeticError,
+        MemoryError,
+        TokenError,
+        EOFError,
+    ) as error:
         raise _damaged(path, error) from None
 
 
@@ -166,20 +192,24 @@ class Plan:
     workload: str | None = None
     """As in the manifest."""
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON, atomically."""
+    def to_json(self) -> bytes:
+        """Return it as it is written."""
         tree = {
             "manifest": self.recipe.version,
             "dataset": self.recipe.to_tree(),
             "extends": self.extends,
             **_known(self.workload),
         }
-        write_atomically(path, json.dumps(tree).encode())
+        return json.dumps(tree).encode()
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, atomically."""
+        write_atomically(path, self.to_json())
 
 
-def read_plan(path: Path) -> Plan | None:
+def read_plan(path: Path, access: Access | None = None) -> Plan | None:
     """Return the plan of an unfinished dataset; None if there is none."""
-    tree = _read_json(path)
+    tree = _read_json(path, access)
     if tree is None:
         return None
     if isinstance(tree, dict) and "dataset" not in tree:  # the first version
@@ -223,10 +253,24 @@ def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
     return check
 
 
-def _read_json(path: Path) -> Any:
+def _read(path: Path, access: Access | None) -> bytes:
+    """Return the bytes of a file, or of an object.
+
+    Raises:
+        OSError: it is missing, or cannot be read.
+    """
+    if not isinstance(path, ObjectPath):
+        return read_regular(path)
+    try:
+        return store_of(access or Access.of(), 0, path.bucket).get_whole(path.key)
+    except MissingError:
+        raise FileNotFoundError(path) from None
+
+
+def _read_json(path: Path, access: Access | None) -> Any:
     """Return the JSON value in a file; None if the file is not there."""
     try:
-        tree = from_json(read_regular(path))
+        tree = from_json(_read(path, access))
     except FileNotFoundError:
         return None
     except ValueError as error:

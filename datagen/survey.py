@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen.listing import WORK, left_behind, walk
-from dlemu.datagen.manifest import read_manifest
+from dlemu.datagen.manifest import MANIFEST, read_manifest
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
@@ -83,8 +83,8 @@ def find_dataset(
 
 def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
     """Return the dataset; with `auto`, one with more files than the workload's will do."""
-    folder = workload.data_folder
-    manifest = read_manifest(folder)
+    folder, access = workload.data_folder, workload.access
+    manifest = read_manifest(folder, access, with_files=access is None)
     if manifest is not None:
         have = manifest.layout.num_files
         if auto:
@@ -97,7 +97,13 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
             workload = workload.with_keys({"dataset.num_files_train": have})
         manifest.check(layout_of(workload), folder)
         dataset = Dataset.of(workload)
-        return replace(dataset, notes=_amount_of(workload, dataset.layout))
+        return replace(dataset, notes=_amount_of(workload, dataset.layout), access=access)
+    if access is not None:
+        raise DatasetError(
+            f"{folder} has no {MANIFEST}, which says what lies there: objects are never listed in "
+            f"a run; generate it, or copy a whole folder of dlemu datagen there: "
+            f"{datagen_command(workload, workload.num_files)}"
+        )
     if not folder.is_dir():
         raise DatasetError(
             f"dataset.data_folder {folder} is not there; generate it: "

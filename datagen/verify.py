@@ -10,16 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, piece_buffer
+from dlemu.datagen.bucket import Bucket, check_objects, repair_objects
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
 from dlemu.datagen.write import FileWriter, direct_if_possible, writing
+from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.formats import format_of
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.regular import open_regular, read_regular
 from dlemu.units import round_up
+from dlemu.workload.objects import Access, ObjectPath
 from dlemu.world.world import World
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
@@ -53,17 +56,22 @@ def verify(
     repair: bool = False,
     world: World,
     on_progress: OnProgress | None = None,
+    access: Access | None = None,
 ) -> list[Fault]:
     """Return the files that do not fit the manifest, by path; all ranks call it and get the same.
 
     Sizes are compared by listing the folder; with `full` every byte is read and compared. With
-    `repair` damaged and missing files are written again; no other file is touched.
+    `repair` damaged and missing files are written again; no other file is touched. `access` is that
+    of a bucket.
 
     Raises:
         DatasetError: there is no manifest, or it is damaged, or a datagen writes there.
         RunError: the disk is full.
         PeerError: another rank failed.
     """
+    if isinstance(folder, ObjectPath):
+        assert access is not None
+        return _verify_objects(Bucket(folder, access), full, repair, world, on_progress)
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
     if not repair:
@@ -75,8 +83,43 @@ def verify(
         return _repair(folder, manifest, faults, world, on_progress)
 
 
-def _manifest(folder: Path) -> Manifest:
-    manifest = read_manifest(folder)
+def _verify_objects(
+    bucket: Bucket, full: bool, repair: bool, world: World, on_progress: OnProgress | None
+) -> list[Fault]:
+    """Do what `verify` does, in a bucket."""
+    manifest = world.on_first(lambda: _manifest(bucket.folder, bucket.access))
+    faults = world.on_first(lambda: _compare_objects(bucket, manifest))
+    if full:
+        faults += [Fault(*each) for each in check_objects(bucket, manifest, world, on_progress)]
+    bad = [fault.file for fault in faults if fault.file is not None]
+    if repair and bad:
+        refused = repair_objects(bucket, manifest, bad, world, on_progress)
+        faults = [
+            replace(fault, problem=f"{fault.problem} ({refused[fault.file]})")
+            if fault.file in refused
+            else replace(fault, repaired=fault.file is not None)
+            for fault in faults
+        ]
+    return sorted(faults)
+
+
+def _compare_objects(bucket: Bucket, manifest: Manifest) -> list[Fault]:
+    """Return the objects of another size than the manifest's, missing ones, and strays."""
+    layout, wanted = manifest.layout, _wanted_sizes(bucket.folder, manifest)
+    found, faults = bucket.sizes(), []
+    for file, sizes in enumerate(wanted.T.tolist()):
+        names = (layout.path(file), *layout.index_paths(file))
+        for name, size in zip(names, sizes, strict=True):
+            got = found.pop(name, None)
+            if got is None:
+                faults.append(Fault(name, "is missing", file))
+            elif got != size:
+                faults.append(Fault(name, f"has {got} bytes, should have {size}", file))
+    return faults + [Fault(name, _STRAY) for name in found]
+
+
+def _manifest(folder: Path, access: Access | None = None) -> Manifest:
+    manifest = read_manifest(folder, access)
     if manifest is None:
         raise DatasetError(
             f"{folder} has no manifest, so nothing says what its files should be; dlemu verify "
@@ -107,15 +150,9 @@ def _find(
 
 def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
     """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
-    layout, recipe = manifest.layout, manifest.recipe
-    stored = manifest.files["bytes"]
-    # The sum first: with a damaged number of samples, file_sizes() could need too much memory.
-    if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
-        raise DatasetError(
-            f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
-        )
+    layout, wanted = manifest.layout, _wanted_sizes(folder, manifest)
     listing = list_files(folder, layout)
-    [found], wanted = listing.found, recipe.all_sizes()
+    [found] = listing.found
     sized = found == wanted
     faults = [Fault(path, _STRAY) for path in listing.strays]
     faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
@@ -125,6 +162,17 @@ def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_],
         problem = f"has {found[row, file]} bytes, should have {wanted[row, file]}"
         faults.append(Fault(path, "is missing" if found[row, file] < 0 else problem, file))
     return sized, faults
+
+
+def _wanted_sizes(folder: Path, manifest: Manifest) -> Samples:
+    """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
+    recipe, stored = manifest.recipe, manifest.files["bytes"]
+    # The sum first: with a damaged number of samples, file_sizes() could need too much memory.
+    if stored.sum() != manifest.num_bytes or not np.array_equal(stored, recipe.file_sizes()):
+        raise DatasetError(
+            f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
+        )
+    return recipe.all_sizes()
 
 
 class _Differs(Exception):

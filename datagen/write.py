@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, piece_buffer
+from dlemu.datagen.bucket import generate_objects
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import (
@@ -42,6 +43,7 @@ from dlemu.storage.atomic import replacing, sync_folder
 from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _LOCK_SECONDS = 2.0
@@ -66,6 +68,8 @@ def generate(
         PeerError: another rank failed.
     """
     wanted, folder = Recipe.of(workload), workload.data_folder
+    if in_bucket(folder):
+        return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
         todo = world.on_first(lambda: prepare(folder, wanted, workload.made_from))

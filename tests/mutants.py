@@ -250,7 +250,9 @@ def _wait(pid: int, seconds: float) -> int | None:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
-    os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # on a busy host it may have no group yet
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
 

@@ -21,18 +21,20 @@ MAY_IMPORT = {
     "host": "",
     "workload": "",
     "storage": "host",
+    "objects": "storage workload",
     "formats": "workload",
     "dataset": "workload host world",
     "gpu": "host storage",
-    "datagen": "dataset formats storage workload world",
+    "datagen": "dataset formats host objects storage workload world",
     "tier": "dataset formats host storage workload world",
-    "loaders": "datagen dataset formats gpu host storage tier workload",
-    "results": "host storage workload",
+    "loaders": "datagen dataset formats gpu host objects storage tier workload",
+    "results": "host objects storage workload",
     "reports": "checkpoint host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
-    "run": "checkpoint datagen dataset gpu host loaders results storage tier workload world",
+    "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
+    "world",
     "training": "datagen dataset gpu loaders results workload world",
-    "sizing": "datagen dataset host loaders results run storage tier workload world",
+    "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
     "steptime": "results workload",
@@ -45,7 +47,7 @@ MAY_IMPORT = {
 SPEAKERS = {"cli", "run", "sizing", "world.ending", "__main__"}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
-OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow"}
+OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow", "obstore"}
 MAY_NEED = {
     "loaders.pytorch": {"torch"},
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},

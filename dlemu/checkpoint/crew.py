@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
 from dlemu.checkpoint.writer import Stopped
-from dlemu.host.devices import PROC, read_text
+from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.world.world import World
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class Watch(Protocol):
 
     def at(self, path: str) -> None: ...
 
+    def longest_at(self) -> str: ...
+
     def barrier(self) -> None: ...
 
 
@@ -44,8 +47,9 @@ class Crew(Generic[T]):
     All ranks call `run`. They meet about once a second: so a rank that fails ends the others soon.
     """
 
-    def __init__(self, tools: Sequence[Tool], world: World, watch: Watch) -> None:
+    def __init__(self, tools: Sequence[Tool], folder: Path, world: World, watch: Watch) -> None:
         self._tools, self._world, self._watch = tools, world, watch
+        self._movement = Movement(tools, folder)
         self._pool = ThreadPoolExecutor(max(1, len(tools)), thread_name_prefix="accelerator")
         self.bytes_done = 0
         """By all ranks, since the crew was made."""
@@ -81,22 +85,21 @@ class Crew(Generic[T]):
 
     def _wait(self, futures: Sequence[Future[tuple[float, T]]]) -> None:
         """Wait until all ranks have ended, or one has failed."""
-        pause, progress = _FIRST_MEETING, (-1, -1)
+        pause = _FIRST_MEETING
         finished = False
         while not finished:
             due = time.perf_counter() + pause
             done, pending = wait(futures, pause, FIRST_EXCEPTION)
             _raise_first(done)
-            now = (sum(tool.bytes_done for tool in self._tools), unwritten_bytes())
-            if now != progress:  # also the page cache's way to the drive, in a long fsync
-                progress = now
+            if self._movement.seen():
                 self._watch.at("")
+            own = self._movement.bytes_done
             if self._world.num_ranks == 1:
-                finished, self.bytes_done = not pending, now[0]
+                finished, self.bytes_done = not pending, own
                 continue
             if not pending:
                 time.sleep(max(0.0, due - time.perf_counter()))
-            states = self._world.all_gather((now[0], not pending))
+            states = self._world.all_gather((own, not pending))
             self.bytes_done = sum(num_bytes for num_bytes, _ in states)
             finished = all(ended for _, ended in states)
             pause = min(2 * pause, _MEETING)
@@ -109,7 +112,34 @@ def _raise_first(done: set[Future[tuple[float, T]]]) -> None:
         raise error
 
 
-def unwritten_bytes() -> int:
+class Movement:
+    """Tells whether tools get on: they move bytes, or in a long fsync the drive takes some.
+
+    The drives under the folder tell the latter. Where none is seen (a network file system) it is
+    what the host's page cache holds that is not written yet, whoever wrote it.
+    """
+
+    def __init__(self, tools: Sequence[Tool], folder: Path) -> None:
+        self._tools = tools
+        self._devices = devices_under(folder)
+        self._last = (-1, -1)
+        self.bytes_done = 0
+        """By all tools, at the last look."""
+
+    def seen(self) -> bool:
+        """Return whether anything moved since the last call."""
+        self.bytes_done = sum(tool.bytes_done for tool in self._tools)
+        before, self._last = self._last, (self.bytes_done, self._on_drives())
+        return self._last != before
+
+    def _on_drives(self) -> int:
+        if not self._devices:
+            return _unwritten_bytes()
+        counted = [device.counters() for device in self._devices]
+        return sum((each.written_bytes or 0) for each in counted if each is not None)
+
+
+def _unwritten_bytes() -> int:
     """Return the bytes of the host's files that are not on a drive yet."""
     words = read_text(PROC / "meminfo").split()
     known = dict(pairwise(words))

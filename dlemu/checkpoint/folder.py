@@ -145,42 +145,44 @@ def _steps_in(folder: Path) -> list[Path]:
 
 
 def forget(folder: Path) -> None:
-    """Remove the record, once no checkpoint is left, and the folder if nothing is in it."""
+    """Remove the record, once no checkpoint is left."""
     if _steps_in(folder):  # another rank still removes its own
         return
     with suppress(OSError):
         os.unlink(folder / RECORD)
-    with suppress(OSError):
-        folder.rmdir()
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder and those above it.
+def check_room(
+    folder: Path, old: Record | None, num_bytes: int, checkpoints: int, host: str
+) -> str:
+    """Return why the drive has no room for checkpoints of `num_bytes` each; "" if it has.
 
-    Raises:
-        WorkloadError: it cannot be made.
+    The folder need not be there. What the old record names will be removed, so it is room.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkloadError(
-            f"checkpoint.checkpoint_folder {folder} cannot be made ({error.strerror}); name another"
-        ) from None
-
-
-def check_room(folder: Path, num_bytes: int, checkpoints: int, host: str) -> str:
-    """Return why the drive has no room for checkpoints of `num_bytes` each; "" if it has."""
-    needed, free = num_bytes * checkpoints + _ROOM, shutil.disk_usage(folder).free
+    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    needed = num_bytes * checkpoints + _ROOM
+    free = shutil.disk_usage(there).free + (_held_bytes(folder, old) if old else 0)
     if needed <= free:
         return ""
     keep = "checkpoint.keep=1" if checkpoints > 2 else ""
     scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 2 * num_bytes > free else ""
     remedy = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
     return (
-        f"{folder} on host {host} has {format_bytes(free)} free, "
+        f"{folder} on host {host} has room for {format_bytes(free)}, "
         f"{counted(checkpoints, 'checkpoint')} of {format_bytes(num_bytes)} need "
         f"{format_bytes(needed)}; free space, or add {remedy}"
     )
+
+
+def _held_bytes(folder: Path, record: Record) -> int:
+    """Return the bytes that the drive gets back when what the record names is removed."""
+    held = 0
+    for step in _steps_in(folder):
+        for name, _ in record.files:
+            for path in (step / name, partial_path(step / name)):
+                with suppress(OSError):
+                    held += 512 * path.lstat().st_blocks
+    return held
 
 
 def _scale(free: int, num_bytes: int) -> float:

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from dlemu.checkpoint.crew import Watch, unwritten_bytes
+from dlemu.checkpoint.crew import Movement, Watch
 from dlemu.checkpoint.folder import remove, step_folder
 from dlemu.checkpoint.opening import Opened, Say, folder_of, opened
 from dlemu.checkpoint.plan import Files, Plan
@@ -27,8 +27,8 @@ from dlemu.datagen.content import Content
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under
 from dlemu.results.checkpoints import CheckpointFields
-from dlemu.results.metrics import step_seconds
 from dlemu.results.records import Steps
+from dlemu.results.sums import step_seconds
 from dlemu.units import counted, format_bytes
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload
@@ -220,6 +220,7 @@ class RunCheckpoints:
                     fsync=section.fsync,
                 )
                 self._writers[accelerator] = enter(writer)
+        self._movement = Movement(list(self._writers.values()), folder.path)
         if self._writers:
             self._pool = enter(ThreadPoolExecutor(len(self._writers), "checkpoint"))
         for writer in self._writers.values():  # they stop before the pool waits for them
@@ -250,13 +251,15 @@ class RunCheckpoints:
             stage = self._watch.computing(clock.sleep_until, clock)
             stage(clock.now() + self._staging_seconds)
         assert self._folder is not None
-        self._begin_write(step_folder(self._folder.path, step, epoch + 1))
-        if not section.asynchronous:
-            self._end_write()
-        self._watch.barrier(patient=True)
-        stall = clock.now() - begin
-        self._report.stalls.append(stall)
-        self._delete_old()
+        path = step_folder(self._folder.path, step, epoch + 1)
+        with self._watch.phase("while writing a checkpoint", lambda: str(path)):
+            self._begin_write(path)
+            if not section.asynchronous:
+                self._end_write()
+            self._watch.barrier(patient=True)
+            stall = clock.now() - begin
+            self._report.stalls.append(stall)
+            self._delete_old()
         return stall
 
     @contextmanager
@@ -320,10 +323,10 @@ class RunCheckpoints:
         write = self._under_way
         if write is None:
             return
-        with self._watch.phase("while writing a checkpoint"):
+        with self._watch.phase("while writing a checkpoint", lambda: str(write.path)):
             while wait(write.futures, _LOOK_SECONDS).not_done:
-                if write.has_moved():
-                    self._watch.at(str(write.path))
+                if self._movement.seen():
+                    self._watch.at("")
         end = write.begin
         for future in write.futures:
             try:
@@ -360,18 +363,12 @@ class _Write:
     futures: list[Future[tuple[WriteTimes, float]]] = field(default_factory=list)
     total: int = 0
     """Bytes of this rank's files."""
-    _seen: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self._before = self._bytes_done()
 
     def _bytes_done(self) -> int:
         return sum(writer.bytes_done for writer in self.writers)
-
-    def has_moved(self) -> bool:
-        """Return whether bytes were written since the last call, or came nearer to the drive."""
-        before, self._seen = self._seen, (self._bytes_done(), unwritten_bytes())
-        return self._seen != before
 
     @property
     def share(self) -> float:

@@ -53,7 +53,7 @@ class CheckpointJob:
         self._checkpoint, self._output = workload.checkpoint, workload.output
         self._folder, self._keeps, self._direct = folder.path, folder.keeps, folder.direct
         self._plan, self._record = plan, folder.record
-        self._world, self._watch = world, watch
+        self._world, self._watch = self._all = world, watch
         self._content = Content(folder.record.seed)
         mount = mount_under(folder.path)
         self._file_system = mount.kind if mount else ""
@@ -75,11 +75,11 @@ class CheckpointJob:
         with ExitStack() as stack:
             stack.enter_context(self._removed_on_failure())
             writers = [self._writer(a, stack) for a in self._plan.accelerators]
-            crew = stack.enter_context(Crew[WriteTimes](writers, self._world, self._watch))
+            crew = stack.enter_context(Crew[WriteTimes](writers, self._folder, *self._all))
             for step in range(1, number + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
-                with self._watch.phase(f"while preparing checkpoint {step}"):
+                with self._watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
                     if self._keeps:
                         folder.mkdir(exist_ok=True)
                         sync_folder(self._folder)
@@ -107,7 +107,7 @@ class CheckpointJob:
         entries: list[Entry] = []
         with ExitStack() as stack:
             readers = [stack.enter_context(self._reader()) for _ in self._plan.accelerators]
-            crew = stack.enter_context(Crew[ReadTimes](readers, self._world, self._watch))
+            crew = stack.enter_context(Crew[ReadTimes](readers, self._folder, *self._all))
             for turn in range(number):
                 step = steps[turn % len(steps)]
                 if turn >= len(steps):  # it was read before, and is in memory again
@@ -194,7 +194,7 @@ class CheckpointJob:
         """Let all accelerators work between two barriers; return the fields on rank 0."""
         time.sleep(self._checkpoint.time_between_checkpoints)
         self.progress.does(doing, crew, self._plan.num_bytes)
-        with self._watch.phase(f"while {doing}"):
+        with self._watch.phase(f"while {doing}", self._watch.longest_at):
             if self.observer is not None:
                 self.observer.mark(f"{doing} start")
             self._watch.barrier()

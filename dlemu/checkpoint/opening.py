@@ -16,13 +16,12 @@ from dlemu.checkpoint.folder import (
     check_own,
     check_room,
     forget,
-    make_folder,
     read_record,
     remove_steps,
 )
 from dlemu.checkpoint.plan import Plan
 from dlemu.errors import RunError, WorkloadError
-from dlemu.storage.locks import locked
+from dlemu.results.folders import hold
 from dlemu.storage.probe import probe_writing
 from dlemu.units import counted
 from dlemu.workload.model import Workload
@@ -73,7 +72,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
     with ExitStack() as stack:
 
         def take(record: Record | None) -> Record:
-            return stack.enter_context(_taken(path, record, workload, plan, say))
+            return stack.enter_context(_taken(path, record, workload, plan, world, say))
 
         record = world.on_first(lambda: take(None))
         sees = world.local_rank != 0 or _sees(path, record)
@@ -81,23 +80,18 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
         keeps = world.rank == 0 or (not shared and world.local_rank == 0)
         if not sees:
             take(record)
-        own = world.host_index
-        here = (f.num_bytes for f in plan.files if shared or plan.hosts[f.rank] == own)
-        lacks = _lacks(workload, path, sum(here), world.host) if keeps else ""
+        if shared and world.num_hosts > 1:
+            world.on_first(lambda: _check_room(workload, path, None, plan.num_bytes, world.host))
         direct = _direct(path, key.odirect)
-        told = world.all_gather((lacks, direct))
-        refusing = [rank for rank, (line, can) in enumerate(told) if line or can is None]
-        if refusing:
-            if keeps and key.num_checkpoints_write:
-                forget(path)
-            if world.rank != refusing[0]:  # one rank says it
+        told = world.all_gather(direct)
+        if None in told:
+            if world.rank != told.index(None):  # one rank says it
                 world.barrier()
             raise WorkloadError(
-                lacks
-                or f"{path} does not take O_DIRECT; leave out checkpoint.odirect=true, or write "
+                f"{path} does not take O_DIRECT; leave out checkpoint.odirect=true, or write "
                 "checkpoint.odirect=auto"
             )
-        yield Opened(path, record, shared, keeps, direct=all(each for _, each in told))
+        yield Opened(path, record, shared, keeps, direct=all(told))
 
 
 def examine(workload: Workload, plan: Plan, host: str) -> float:
@@ -106,10 +100,10 @@ def examine(workload: Workload, plan: Plan, host: str) -> float:
     Raises as `opened` does, as far as it can be told without making the folder.
     """
     path = folder_of(workload)
-    check_own(path, read_record(path))
+    old = read_record(path)
+    check_own(path, old)
+    _check_room(workload, path, old, plan.num_bytes, host)
     there = next(each for each in (path, *path.absolute().parents) if each.is_dir())
-    if lacks := _lacks(workload, there, plan.num_bytes, host):
-        raise WorkloadError(lacks)
     try:
         return probe_writing(there, seconds=1.0)
     except OSError as error:
@@ -119,12 +113,19 @@ def examine(workload: Workload, plan: Plan, host: str) -> float:
         ) from None
 
 
-def _lacks(workload: Workload, path: Path, num_bytes: int, host: str) -> str:
-    """Return why there is no room for the checkpoints of this host; "" if there is."""
+def _check_room(
+    workload: Workload, path: Path, old: Record | None, num_bytes: int, host: str
+) -> None:
+    """Refuse checkpoints for which this host has no room. Those of the old record will go.
+
+    Raises:
+        WorkloadError: there is too little.
+    """
     key = workload.checkpoint
     number = key.num_checkpoints_write
     number = number if key.keep is None else min(number, key.keep + 1)
-    return check_room(path, num_bytes, number, host) if number else ""
+    if number and (lacks := check_room(path, old, num_bytes, number, host)):
+        raise WorkloadError(lacks)
 
 
 def _sees(path: Path, record: Record) -> bool:
@@ -136,39 +137,33 @@ def _sees(path: Path, record: Record) -> bool:
 
 @contextmanager
 def _taken(
-    path: Path, record: Record | None, workload: Workload, plan: Plan, say: Say
+    path: Path, record: Record | None, workload: Workload, plan: Plan, world: World, say: Say
 ) -> Iterator[Record]:
     """Yield the record of what is written, or read, in the folder of this host.
 
     `record` is that of rank 0, None on it.
     """
     writes = workload.checkpoint.num_checkpoints_write > 0
-    made = not path.exists()
     old = read_record(path)
     if not writes:
         _check_known(path, old, plan, record)
     check_own(path, old)
-    make_folder(path)
-    try:
-        with locked(path):
-            if not writes:
-                assert old is not None
-                yield old
-                return
-            if old is not None and (removed := remove_steps(path, old)):
-                say(f"removed: {counted(removed, 'checkpoint')} of an earlier command")
-            new = record or _new_record(workload, plan)
+    # Of a shared folder these are not all bytes, but what is refused here has removed nothing.
+    own = (file.num_bytes for file in plan.files if plan.hosts[file.rank] == world.host_index)
+    _check_room(workload, path, old, sum(own), world.host)
+    with hold(path, "", key="checkpoint.checkpoint_folder"):
+        if not writes:
+            assert old is not None
+            yield old
+            return
+        if old is not None and (removed := remove_steps(path, old)):
+            say(f"removed: {counted(removed, 'checkpoint')} of an earlier command")
+        new = record or _new_record(workload, plan)
+        try:
             new.write(path)
             yield new
-    except BlockingIOError:
-        raise WorkloadError(
-            f"checkpoint.checkpoint_folder {path} is in use by another dlemu; wait for its end, or "
-            "name another"
-        ) from None
-    finally:
-        if made:
-            with suppress(OSError):  # it holds checkpoints
-                path.rmdir()
+        finally:
+            forget(path)
 
 
 def _new_record(workload: Workload, plan: Plan) -> Record:

@@ -151,7 +151,7 @@ class Conditions:
 
 def find_limit(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
     """Return `name`, `evidence` and `advice` of what decided the durations."""
-    suspects = (_memory, _generation, _host_cpu, _one_rank)
+    suspects = (_memory, _generation, _host_cpu, _one_rank, _others_on_cpu)
     for suspect in suspects:
         found = suspect(kind, entries, conditions)
         if found is not None:
@@ -212,6 +212,16 @@ def waited_share(entries: Sequence[Entry]) -> float:
 def _host_cpu(
     kind: Kind, entries: Sequence[Entry], conditions: Conditions
 ) -> dict[str, str] | None:
+    return _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, "")
+
+
+def _others_on_cpu(
+    kind: Kind, entries: Sequence[Entry], conditions: Conditions
+) -> dict[str, str] | None:
+    return _busy_cpus(entries, conditions, ", most of it not by dlemu's own threads")
+
+
+def _busy_cpus(entries: Sequence[Entry], conditions: Conditions, by: str) -> dict[str, str] | None:
     shares: dict[str, list[float]] = {}
     for entry in entries:
         for host, counted in entry["counted"].items():
@@ -220,8 +230,21 @@ def _host_cpu(
     busy = max(((fmean(each), host) for host, each in shares.items()), default=(0.0, ""))
     if busy[0] < _CPU_BUSY:
         return None
-    evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time"
-    return _limit("host cpu", evidence, "more CPUs, or checkpoint.odirect=true, which copies less")
+    evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time{by}"
+    less = "" if conditions.bypasses else ", or checkpoint.odirect=true, which copies less"
+    return _limit("host cpu", evidence, f"more CPUs{less}")
+
+
+def _needs_cpu(entry: Entry) -> bool:
+    """Return whether CPU time can explain half of the duration, on the slowest host.
+
+    The threads of all its accelerators together must have run, or stood ready, for so long.
+    """
+    counted = entry["counted"].get(entry["slowest"]["host"])
+    if counted is None or None in (counted["process_cpu_seconds"], counted["runqueue_seconds"]):
+        return True
+    spent: float = counted["process_cpu_seconds"] + counted["runqueue_seconds"]
+    return spent >= entry["seconds"] / 2
 
 
 def _one_rank(

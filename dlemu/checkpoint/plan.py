@@ -57,7 +57,8 @@ class Plan:
             hosts += [place[0]] * len(part)
             if place == (world.host_index, world.local_rank):
                 own = part
-        shift = hosts.count(hosts[0]) if len(set(hosts)) > 1 else 0
+        # By the largest host's number: so nobody reads its own host's, where half are elsewhere.
+        shift = max(map(hosts.count, set(hosts))) if len(set(hosts)) > 1 else 0
         return cls(share, files, own, tuple(hosts), shift)
 
     @property

@@ -133,7 +133,7 @@ def _details(told: Summary) -> Iterator[str]:
 
 def _parts(entries: Sequence[Entry]) -> str:
     """Return the shares of the mean accelerator's time: "open 0.1%, write 61.0%, fsync 38.9%"."""
-    whole = max(1e-9, sum(entry["seconds"] for entry in entries))
+    whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = [name for name in entries[0]["parts"] if name not in ("generation", "waited")]
     sums = {name: sum(entry["parts"][name] for entry in entries) for name in names}
     shown = [f"{name} {100 * value / whole:.1f}%" for name, value in sums.items() if value]

@@ -19,7 +19,7 @@ from dlemu.terminal import (
     log_to,
     say,
 )
-from dlemu.workload.compose import compose_words, known_workloads
+from dlemu.workload.compose import compose_words, known_workloads, without_secrets
 from dlemu.world.world import World
 
 DRY_RUN = "--dry-run"
@@ -116,13 +116,21 @@ class Command:
                 return None, parsed
             workload = self._workload(parsed, world)
             if "--cfg" not in parsed.options:
-                begin_log(workload.output.log, [self.place.partition(":")[2], *words])
+                self._begin_log(workload.output.log, without_secrets(words))
         except DlemuError as error:
             complain(str(error))
             return None
         if workload.ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(workload.ignored)}")
         return workload, parsed
+
+    def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
+        try:
+            begin_log(path, [self.place.partition(":")[2], *words])
+        except OSError as error:
+            raise WorkloadError(
+                f"output.log {path} cannot be written ({error.strerror}); name another file"
+            ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
         from dlemu.workload.idle import idle_keys
@@ -153,6 +161,11 @@ class Command:
         if not words.others:
             return None
         word = words.others[0]
+        if "://" in word:
+            raise WorkloadError(
+                f"{word} alone does not say which workload to take; write workload=NAME "
+                f"dataset.data_folder={word}"
+            )
         if not (Path(word).is_dir() or self._names_folder(word)):
             wanted = f"workload={word}" if word in known_workloads() else "key=value"
             raise WorkloadError(f"{word!r} is no override; write {wanted}")

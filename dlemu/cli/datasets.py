@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.progress import show_files, shows
 from dlemu.cli.words import Words
 from dlemu.terminal import Answer, say, shown_line
 from dlemu.units import counted
 from dlemu.world.world import World
+
+if TYPE_CHECKING:
+    from dlemu.workload.objects import Access
 
 
 def datasize(workload: Any, world: World, words: Words) -> int:
@@ -60,10 +63,17 @@ def verify(workload: Any, world: World, words: Words) -> int:
     """check a data folder by its manifest; --full its content too, --repair mends it"""
     from dlemu.datagen import verify as find_faults
 
-    folder = Path(words.others[0]) if workload is None else workload.data_folder
+    folder, access = _folder_to_verify(workload, world, words)
     full, repair = ("--full" in words.options), ("--repair" in words.options)
     with show_files("verify", on=shows(workload, world)) as progress:
-        faults = find_faults(folder, full=full, repair=repair, world=world, on_progress=progress)
+        faults = find_faults(
+            folder,
+            full=full,
+            repair=repair,
+            world=world,
+            on_progress=progress,
+            access=access,
+        )
     if world.rank == 0:
         for fault in faults:
             again = ", written again" if fault.repaired else ""
@@ -71,6 +81,18 @@ def verify(workload: Any, world: World, words: Words) -> int:
         checked = "sizes and content" if full else "sizes"
         say(Answer(f"{folder}: {_found(faults)}; {checked} were checked"))
     return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _folder_to_verify(workload: Any, world: World, words: Words) -> tuple[Path, "Access | None"]:
+    """Return the data folder, and how its bucket is reached if it lies in one."""
+    from dlemu.workload.objects import Access, object_path
+
+    if workload is not None:
+        return workload.data_folder, world.on_first(lambda: workload.access)
+    named = words.others[0]
+    if "://" not in named:
+        return Path(named), None
+    return object_path(named), world.on_first(Access.of)
 
 
 def _found(faults: Sequence[Any]) -> str:

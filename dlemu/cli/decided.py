@@ -2,6 +2,7 @@
 
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 
 def decided(workload: Workload) -> str:
@@ -35,14 +36,17 @@ def _reading(workload: Workload) -> str:
         reader.piece_bytes if workload.dataset.num_samples_per_file == 1 else reader.transfer_size
     )
     cache = {True: "O_DIRECT", "auto": "O_DIRECT where it works", False: "the page cache"}
-    how = f"reads of {format_bytes(size)}, {reader.io_depth} at a time"
+    how = f"reads of {format_bytes(size)}, {reader.io_depth} at a time, through "
+    how += cache[reader.odirect]
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        how = f"{counted(reader.gets_in_flight, 'GET')} in flight each"
     if reader.decode == "library":
-        how = "the format's library"
+        how = f"the format's library, through {cache[reader.odirect]}"
     hand = "each batch put into one array" if workload.hands_over else "bytes dropped"
     why = "" if reader.hand_over else f", the default for {reader.data_loader}"
     return (
         f"loader {reader.data_loader}, {counted(reader.num_streams, 'reader')} an accelerator, "
-        f"{how}, through {cache[reader.odirect]}; {hand}{why}"
+        f"{how}; {hand}{why}"
     )
 
 

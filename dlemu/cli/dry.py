@@ -39,6 +39,7 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     _introduce(workload, world, tell)
     missing = len(found.todo.missing)
     tell(f"write:    {counted(missing, 'file')}, {format_bytes(found.num_bytes)}")
+    _cache_of_new(workload, found.todo.recipe.layout, tell)
     _judge(size, found.todo.recipe.layout.num_files, world, tell)
     if found.changes:
         found.check_space(folder)
@@ -64,13 +65,18 @@ def _run(workload: Any, world: World, tell: Any) -> None:
         f"{format_bytes(found.epoch_bytes)} each, "
         f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
     )
+    _cache(found.cache, tell)
     if found.workload.workflow.checkpoint:
         from dlemu.checkpoint.in_run import planned_in_run
 
         tell(f"write:    {planned_in_run(found.workload, found.num_accelerators, found.num_steps)}")
     _readers(found, tell)
     _judge(found.size, found.layout.num_files, world, tell)
-    tell(f"time:     {_about(found.seconds)}{_by(found.bytes_per_second, 'read')}")
+    slow = found.workload.origin.read_bandwidth
+    by = _by(found.bytes_per_second, "read")
+    if slow and found.bytes_per_second == slow:
+        by = f" (origin emulated at {format_rate(slow)})"
+    tell(f"time:     {_about(found.seconds)}{by}")
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
@@ -79,7 +85,8 @@ def _size(workload: Any, world: World, tell: Any) -> None:
     from dlemu.sizing.measured import settle
     from dlemu.sizing.targets import find_jobs
 
-    for _, job in world.on_first(lambda: find_jobs(workload, tell)):
+    jobs = world.on_first(lambda: find_jobs(workload, tell))
+    for target, job in jobs:
         settled, layout, _ = world.on_first(partial(settle, job, world))
         enough = SizeCheck(settled, layout, measure_memory(settled, world))
         alone = {"num_accelerators": world.num_ranks, "output.folder": None}
@@ -91,13 +98,62 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         most = min(settled.size.max_accelerators, enough.most_accelerators)
         first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
         _introduce(settled, world, tell)
+        if len(jobs) > 1:
+            tell(f"target:   {target.name}")
         tell(
             f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
             f"{expected:.1f} accelerators take; the files are enough for {most}"
         )
-        _search(one, first, max(1, enough.num_steps(first)), tell)
+        _cache(one.cache, tell)
+        num_steps = max(1, enough.num_steps(first))
+        _search(one, first, num_steps, tell)
+        if settled.workflow.checkpoint:
+            from dlemu.checkpoint.in_run import planned_in_run
+
+            tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
         _judge(one.size, layout.num_files, world, tell)
         enough.check(first, expected=expected)
+
+
+def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
+    """Show what the cache would do in a run on a dataset that may not be there yet.
+
+    What the run would refuse, datagen does not.
+    """
+    from dlemu.dataset.layout import Dataset
+    from dlemu.dataset.rule import num_accelerators
+    from dlemu.errors import DlemuError
+    from dlemu.tier.forecast import forecast_tier
+    from dlemu.tier.host import check_tier, has_tier
+    from dlemu.world.world import Alone
+
+    if has_tier(workload):
+        total = num_accelerators(workload, Alone())
+        try:
+            check_tier(workload)
+            _cache(forecast_tier(Dataset(workload, layout), Alone(), range(total), total), tell)
+        except DlemuError as error:
+            tell(f"cache:    dlemu run would refuse it: {error}")
+
+
+def _cache(cache: Any, tell: Any) -> None:
+    """Show a cache and what its first epochs would read."""
+    if cache is None:
+        return
+    tell(f"cache:    {cache.introduction}")
+    epochs = cache.epochs
+    for number, epoch in enumerate(epochs, 1):
+        if number > 1 and epoch == epochs[number - 2]:
+            continue
+        alike = len(set(epochs[number - 1 :])) == 1
+        more = " and later" if alike and number < cache.num_epochs else ""
+        tell(
+            f"          epoch {number}{more}: planned hits {100 * epoch.hit_share:.1f}%, "
+            f"{format_bytes(epoch.hit)} from the cache, {format_bytes(epoch.origin)} from the "
+            f"origin, {format_bytes(epoch.written)} written to the cache"
+        )
+    for note in cache.notes:
+        tell(f"note:     {note}")
 
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> None:

@@ -93,9 +93,12 @@ USAGES: dict[str, Usage] = {
             "dlemu predict workload=unet3d_h100 drive=d7_ps1010 origin.read_bandwidth=2GB "
             "cache.capacity=0.8",
             "dlemu predict workload=dlrm_dcnv2_h100 drive=d3_s4520 drives=2 predict.minutes=true",
+            "dlemu predict workload=unet3d_b200 server.read_bandwidth=60GB client.nic_gbps=100 "
+            "num_hosts=4",
         ),
         "workload drive drives drive.read_bandwidth predict.calibration predict.accelerators "
-        "predict.minutes cache.capacity cache.policy origin.read_bandwidth num_hosts metric.au",
+        "predict.minutes cache.capacity cache.policy origin.read_bandwidth server.read_bandwidth "
+        "client.nic_gbps num_hosts metric.au",
     ),
     "checkpoint": Usage(
         "model=NAME checkpoint.checkpoint_folder=FOLDER [key=value ...]",
@@ -181,6 +184,8 @@ READERS: dict[str, str] = {
     "cache.devices": "run",
     "origin": "run size",
     "origin.read_bandwidth": "run size predict",
+    "client.nic_gbps": "run size predict",
+    "server.read_bandwidth": "size predict",
     "checkpoint": "run size checkpoint",
     **dict.fromkeys(
         (

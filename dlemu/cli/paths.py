@@ -38,7 +38,7 @@ them. The same command goes on where it was interrupted.
                            host_direct_gpu_copy, cufile; also host_threads, host_io_uring
   file_size=2GiB           of each worker's file; less where space is short
   output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg,
-                           targets.csv
+                           targets.csv; wear.jsonl if 100 MB were written
   progress=on              off: do not show on stderr what is being measured
   --json                   print the content of paths.json, and nothing else
   --csv FILE               append a row for each cell; --label TEXT goes into a column

@@ -12,7 +12,7 @@ from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.reports.rows import render_rows
 from dlemu.reports.stored import Result, find_results, read_result
-from dlemu.results.records import SUMMARY, map_steps, plain, read_summary
+from dlemu.results.records import SUMMARY, plain, read_summary
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
 
@@ -61,7 +61,7 @@ def _series(folders: Sequence[Path], path: Path) -> int:
         raise WorkloadError("--series takes one run: dlemu report FOLDER --series FILE")
     folder = folders[0]
     read_summary(folder)  # of no run, it names what is missing
-    write_series(folder, path, dict(map_steps(folder)))
+    write_series(folder, path)
     say(f"series: {shown_line(str(path))}")
     return 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.compose import refuse_tilde
+from dlemu.workload.compose import refuse_tilde, without_secrets
 
 _KEY = re.compile(r"[+~]*[\w.@]*", re.ASCII)
 
@@ -55,9 +55,9 @@ class Words:
 
     @property
     def as_typed(self) -> list[str]:
-        """All words again, sorted by kind, for a command that is printed."""
+        """All words again, sorted by kind, for a command that is printed; no secrets."""
         options = [f"{name}={value}" if value else name for name, value in self.options.items()]
-        return [*self.others, *self.overrides, *options]
+        return [*self.others, *without_secrets(self.overrides), *options]
 
     @property
     def values(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import Access
 from dlemu.workload.sections import BARE, INDEXED, ColumnSection, DatasetSection, FormatName
 
 Samples = NDArray[np.int64]
@@ -309,6 +310,8 @@ class Dataset:
     layout, and every length is checked against it; else they come from each file's header."""
     notes: tuple[str, ...] = ()
     """Lines about the dataset, for a run's report."""
+    access: Access | None = None
+    """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
     cache_state: str = ""
     """File that the readers of this host share if they read through a cache (`tier.state`)."""
 

@@ -1,7 +1,7 @@
 """The counters of a host at one moment, and what it did between two of them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.limits import Throttling
+from dlemu.host.network import NetworkCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 
 N = TypeVar("N", int, float)
@@ -35,6 +36,8 @@ class Observation:
     """Memory of the processes; None in most observations, because measuring it is slow."""
     page_cache_bytes: int | None = None
     """Memory of the host that holds files, tmpfs included; None in observations of older runs."""
+    network: NetworkCounters | None = None
+    """Of the interfaces that `network.find_links` names; None in observations of older runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,10 @@ class IntervalSummary:
     throttled_seconds: float | None
     max_pss_bytes: int | None
     """Most memory at one observation (proportional set size); None if it was never measured."""
+    device_reads: dict[str, int] = field(default_factory=dict)
+    """By name of the drive, the bytes of `device_read_bytes`."""
+    network: NetworkCounters | None = None
+    """What the network interfaces and TCP counted meanwhile, for any process."""
 
     @property
     def process_cpu_share(self) -> float | None:
@@ -90,14 +97,15 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
         for name, now in last.devices.items()
         if name in first.devices
     }
-    reads = [now.read_bytes - begun.read_bytes for begun, now in devices.values()]
+    reads = {name: now.read_bytes - then.read_bytes for name, (then, now) in devices.items()}
+    begun, ended = first.network, last.network
     before, after = first.processes, last.processes
     host = _host_shares(first.host, last.host)
     throttled = [t.seconds if t else None for t in (first.throttling, last.throttling)]
     return IntervalSummary(
         seconds=seconds,
         devices={name: _busy_share(*pair, seconds) for name, pair in devices.items()},
-        device_read_bytes=sum(reads) if reads else None,
+        device_read_bytes=sum(reads.values()) if reads else None,
         network_read_bytes=_growth(first.network_read_bytes, last.network_read_bytes),
         process_read_bytes=_growth(before.read_bytes, after.read_bytes),
         process_rchar=_growth(before.rchar, after.rchar),
@@ -110,6 +118,8 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
         max_pss_bytes=max(
             (o.pss_bytes for o in observations if o.pss_bytes is not None), default=None
         ),
+        device_reads=reads,
+        network=None if begun is None or ended is None else ended.since(begun),
     )
 
 

@@ -1,4 +1,4 @@
-"""Observes a host while a job runs: the counters of its drives, CPUs and processes."""
+"""Observes a host while a job runs: the counters of its drives, network, CPUs and processes."""
 
 import json
 import threading
@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
 from dlemu.host.intervals import Observation
 from dlemu.host.limits import cgroup_folders, cpu_throttling, page_cache_bytes, usable_cpus
+from dlemu.host.network import NetworkCounters, find_links, read_network
 from dlemu.host.processes import ProcessTree, read_host_cpu
 
 T = TypeVar("T")
@@ -54,6 +55,9 @@ class HostObserver:
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
         """CPU time that the observing thread has used."""
+        network = read_network(proc=proc)
+        self.links = find_links(network.nics, sys=sys) if network else {}
+        """The host's network interfaces, and their bits per second; None where unknown."""
         self._mount = mount_under(folder, proc=proc)
         self._pids, self._path, self._period, self._proc = pids, path, period, proc
         self._tree = ProcessTree(proc)
@@ -144,10 +148,15 @@ class HostObserver:
             throttling=cpu_throttling(self._cgroups),
             pss_bytes=pss_bytes,
             page_cache_bytes=page_cache_bytes(proc=self._proc),
+            network=self._network(),
         )
         self.observations.append(observation)
         self._write(asdict(observation))
         return observation
+
+    def _network(self) -> NetworkCounters | None:
+        network = read_network(proc=self._proc)
+        return None if network is None else network.only(self.links)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:

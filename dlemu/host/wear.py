@@ -70,7 +70,7 @@ class WearFields(TypedDict, total=False):
     percentage_used: int | None
     """Of the drive with the highest."""
     file_bytes_written: int | None
-    """Bytes of the files that were written; None where no files were."""
+    """Bytes of the files that dlemu wrote; None where they are not known (a cache's)."""
     file_system_amplification: float | None
     """Block bytes / file bytes: metadata, journal, the copies and the parity of a RAID."""
     drive_writes_per_day: float | None
@@ -105,11 +105,11 @@ class WearWatch:
         self._before = self._look()
         self._began = time.monotonic()
 
-    def finish(self, *, file_bytes: int | None = None, endurance: int | None = None) -> WearFields:
+    def finish(self, *, file_bytes: int | None = 0, endurance: int | None = None) -> WearFields:
         """Return what was written since `start`.
 
         Args:
-            file_bytes: what was written into files meanwhile, if that is known.
+            file_bytes: what was written into files meanwhile; None: that is not known.
             endurance: bytes that each of the drives may take in its life (drive.endurance).
         """
         now = self._look()
@@ -206,7 +206,7 @@ def _add_ratios(wear: WearFields) -> None:
     wear["file_system_amplification"] = block / files if block is not None and files else None
     if wear["file_system_amplification"] is None:
         why = missing.get("block_bytes_written", "") if files else "no file was written"
-        missing["file_system_amplification"] = why
+        missing["file_system_amplification"] = why if files is not None else "not known"
     # Log 02h also has what other hosts wrote; the block layer is there on every drive.
     written = block if host is None else host
     capacity = sum(drive["capacity_bytes"] for drive in wear["drives"])

@@ -29,8 +29,10 @@ from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
+from dlemu.objects.counts import GetCounts
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,15 @@ class TellsPaths(Protocol):
 
 
 @runtime_checkable
+class TellsGets(Protocol):
+    """A loader that can read from a bucket, and counts its requests."""
+
+    def gets(self) -> GetCounts:
+        """Return what all requests so far came to."""
+        ...
+
+
+@runtime_checkable
 class SharesMemory(Protocol):
     """A loader that hands all batches over in the same arrays, which its user may pin."""
 
@@ -147,6 +158,8 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
     _find_loader(workload)
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        _check_objects(workload)
     if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
         raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
     decodes = workload.dataset.format == "parquet" and workload.reader.decode == "library"
@@ -158,6 +171,23 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     if workload.dali.device == "gpu":
         import_module("dlemu.loaders.dali.loader").find_gpus(workload)
     make_room(workload, num_accelerators)
+
+
+def _check_objects(workload: Workload) -> None:
+    """Refuse what does not read from a bucket."""
+    reader, folder = workload.reader, workload.data_folder
+    if not issubclass(cast(type, _find_loader(workload)), TellsGets):
+        raise WorkloadError(
+            f"reader.data_loader={reader.data_loader} does not read {folder}: use "
+            "reader.data_loader=threads, or tensorflow for tf.data's order (obstore, which reads "
+            "from buckets, does not survive the fork of a worker)"
+        )
+    if reader.decode == "library":
+        raise WorkloadError(
+            f"reader.decode=library opens files by name, and {folder} is a bucket; leave it out"
+        )
+    if find_spec("obstore") is None:
+        raise WorkloadError(f"{folder} needs obstore: pip install 'dlemu[s3]'")
 
 
 def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:

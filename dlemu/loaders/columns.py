@@ -19,7 +19,8 @@ from dlemu.formats.parquet import TAIL_BYTES, Amount, Ranges, read_footer
 from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.library import CountedFile
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
-from dlemu.storage.extents import File, extent_reader
+from dlemu.objects.reader import ObjectReader
+from dlemu.storage.extents import ExtentReader, File
 from dlemu.workload.model import Workload
 
 
@@ -43,19 +44,14 @@ class _OpenFile:
 class ColumnReader:
     """Reads the columns of one worker's rows."""
 
-    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
+    def __init__(self, source: Source, rows: Rows, note: Note, storage: ExtentReader) -> None:
         reader = source.workload.reader
         self._source, self._layout, self._rows, self._note = source, source.layout, rows, note
         self._gap, self._decodes = reader.coalesce_gap, reader.decode == "library"
         parquet = format_of(source.layout)
         assert isinstance(parquet, Parquet)
         self._parquet = parquet
-        self._storage = extent_reader(
-            direct=source.direct,
-            piece_bytes=reader.transfer_size,
-            io_depth=reader.io_depth,
-            max_open=1,
-        )
+        self._storage = storage
         self._opened: _OpenFile | None = None
         self._decode_seconds = 0.0
         self._known: tuple[Ranges, list[tuple[list[int], list[int]]]] | None = None
@@ -112,7 +108,11 @@ class ColumnReader:
             return self._opened
         self.close()
         self._note(READING, number)
-        file = self._storage.open(f"{self._source.dataset.folder}/{self._layout.path(number)}")
+        path = f"{self._source.dataset.folder}/{self._layout.path(number)}"
+        if isinstance(self._storage, ObjectReader):
+            sizes = self._layout.sizes(self._layout.samples_of(number))
+            self._storage.know(path, int(self._parquet.file_bytes(sizes[None])[0]))
+        file = self._storage.open(path)
         try:
             self._opened = self._find(number, file)
         except DlemuError as error:

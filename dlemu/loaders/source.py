@@ -16,9 +16,11 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.loaders.checksums import CHECKSUMS
+from dlemu.objects.reader import WHOLE_BYTES
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 Memory = NDArray[np.uint8]
 
@@ -90,6 +92,8 @@ class Source:
                 "reader.hand_over=batch needs reader.decode=library for parquet files: without "
                 "decoding there are bytes of columns, and no rows"
             )
+        if in_bucket(dataset.folder):
+            return cls(dataset, False, keep)
         odirect = False if reader.decode == "library" else reader.odirect
         direct = settle_direct(dataset.folder / layout.path(0), odirect)
         return cls(dataset, direct, keep)
@@ -291,9 +295,12 @@ def readers_memory(dataset: Dataset, num_accelerators: int) -> int:
     source = Source(dataset, direct=False, keep=int(dataset.workload.hands_over))
     row_bytes = row_bytes_of(source, num_accelerators)
     one = dataset.layout.samples_per_file == 1
-    piece = round_up(int(reader.piece_bytes if one else reader.transfer_size))
+    piece = reader.io_depth * round_up(int(reader.piece_bytes if one else reader.transfer_size))
+    if in_bucket(dataset.folder):
+        whole = dataset.layout.samples_per_file * dataset.layout.mean_bytes
+        piece = reader.gets_in_flight * round(min(reader.range_bytes or WHOLE_BYTES, whole))
     batches = Slots.num_bytes(source, row_bytes) if row_bytes else 0
-    return num_accelerators * (batches + reader.num_streams * reader.io_depth * piece)
+    return num_accelerators * (batches + reader.num_streams * piece)
 
 
 def sample_bytes(source: Source) -> int:

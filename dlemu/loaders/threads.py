@@ -33,6 +33,7 @@ from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
 from dlemu.loaders.worker import SampleReader, make_batch
+from dlemu.objects.counts import GetCounts
 from dlemu.storage.buffers import aligned_buffer
 
 
@@ -196,7 +197,9 @@ class ThreadsLoader:
             self._crew.put(may_go_on)
 
     def waiting_for(self) -> str:
-        return describe(self.busy())
+        access = self._source.dataset.access
+        servers = f" from {', '.join(access.endpoints[:4])}" if access is not None else ""
+        return f"{describe(self.busy())}{servers}"
 
     def busy(self) -> list[tuple[float, str]]:
         """Return what each busy worker does, as `Activity.busy` does."""
@@ -206,6 +209,11 @@ class ThreadsLoader:
 
     def pids(self) -> list[int]:
         return []
+
+    def gets(self) -> GetCounts:
+        """Return what all requests to a bucket so far came to."""
+        streams = (stream for column in self._columns for stream in column.streams)
+        return sum((stream.reader.gets for stream in streams), GetCounts())
 
     def memory(self) -> list[NDArray[np.uint8]]:
         return [column.slots.data for column in self._columns if column.slots is not None]

@@ -24,9 +24,12 @@ from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
-from dlemu.storage.extents import HEAD_BYTES, File, Part, extent_reader
+from dlemu.loaders.storage import by_record, open_storage
+from dlemu.objects.counts import GetCounts
+from dlemu.objects.reader import ObjectFile, ObjectReader
+from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
 from dlemu.tier.reader import TierReader
-from dlemu.workload.sections import BARE, INDEXED
+from dlemu.workload.sections import INDEXED
 
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
@@ -37,23 +40,23 @@ class _InPlaceReader:
     """Finds samples in files, checks headers and checksums, and reads the payloads."""
 
     def __init__(
-        self, source: Source, rows: Rows, note: Note, tier: TierReader | None, *, max_open: int
+        self,
+        source: Source,
+        rows: Rows,
+        note: Note,
+        tier: TierReader | None,
+        storage: ExtentReader,
     ) -> None:
-        """`tier` opens the files if there is a cache."""
+        """`tier` opens the files if there is a cache; `storage` reads them."""
         reader, layout = source.workload.reader, source.layout
-        piece_bytes = reader.piece_bytes if layout.samples_per_file == 1 else reader.transfer_size
         self._source, self._layout = source, layout
         self._rows, self._note, self._tier = rows, note, tier
         self._format = format_of(layout)
         self._folder = str(source.dataset.folder)
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
-        self._storage = extent_reader(
-            direct=source.direct,
-            piece_bytes=piece_bytes,
-            io_depth=reader.io_depth,
-            max_open=max_open,
-        )
+        self._storage = storage
+        self._objects = storage if isinstance(storage, ObjectReader) else None
         self._decode_seconds = 0.0
         self._read_before = 0
 
@@ -82,6 +85,17 @@ class _InPlaceReader:
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{self._layout.path(number)}"
+
+    def _keep_open(self, number: int) -> File:
+        path = self._path(number)
+        if self._objects is not None:
+            self._objects.know(path, self._file_bytes(number))
+        return self._storage.keep_open(path)
+
+    def _file_bytes(self, number: int) -> int:
+        """Return the bytes of a file that dlemu wrote."""
+        sizes = self._layout.sizes(self._layout.samples_of(number))
+        return int(self._format.file_bytes(sizes[None])[0])
 
     def _visit(self, number: int, visit: int) -> File:
         """Open a file for a visit through the cache."""
@@ -131,6 +145,8 @@ class _WholeFileReader(_InPlaceReader):
     def read(self, task: Task) -> Iterator[None]:
         places = repeat(None) if task.places is None else task.places.T.tolist()
         visits = repeat(-1) if task.visits is None else task.visits.tolist()
+        if self._objects is not None:
+            self._objects.begin(self._objects_of(task))
         for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
             self._note(READING, sample)
             if visit < 0:
@@ -146,6 +162,14 @@ class _WholeFileReader(_InPlaceReader):
                 finally:
                     self._end_visit(file, visit, 1)
             yield
+
+    def _objects_of(self, task: Task) -> Iterator[ObjectFile]:
+        """Yield what is known of a batch's objects, which dlemu wrote."""
+        assert task.places is not None
+        offsets, lengths, sizes = task.places
+        wanted = sizes if self._checksum is not None else offsets + lengths
+        known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
+        return (ObjectFile(self._path(file), size, most) for file, size, most in known)
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:
@@ -184,9 +208,14 @@ class _RunReader(_InPlaceReader):
     """Reads runs of samples that follow one another in a file of many."""
 
     def __init__(
-        self, source: Source, rows: Rows, note: Note, tier: TierReader | None, *, max_open: int
+        self,
+        source: Source,
+        rows: Rows,
+        note: Note,
+        tier: TierReader | None,
+        storage: ExtentReader,
     ) -> None:
-        super().__init__(source, rows, note, tier, max_open=max_open)
+        super().__init__(source, rows, note, tier, storage)
         self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._opened: _OpenFile | None = None
         self._checked: set[bytes] = set()
@@ -227,7 +256,7 @@ class _RunReader(_InPlaceReader):
         """Return an open file, and where its samples lie."""
         self._note(READING, number)
         if visit < 0:
-            file = self._storage.keep_open(self._path(number))
+            file = self._keep_open(number)
         elif self._opened is not None and self._opened.visit == visit:
             file = self._opened.file
         else:
@@ -328,8 +357,10 @@ class _RunReader(_InPlaceReader):
 class _RecordReader(_InPlaceReader):
     """Reads samples of bare files one by one, wherever they lie: each with one call."""
 
-    def __init__(self, source: Source, rows: Rows, note: Note, *, max_open: int) -> None:
-        super().__init__(source, rows, note, None, max_open=max_open)
+    def __init__(
+        self, source: Source, rows: Rows, note: Note, storage: ExtentReader, *, max_open: int
+    ) -> None:
+        super().__init__(source, rows, note, None, storage)
         self._places: dict[int, Places] = {}
         self._most_places = max_open
 
@@ -341,7 +372,7 @@ class _RecordReader(_InPlaceReader):
         for samples in np.split(task.fetch[order], ends):
             number = int(samples[0]) // layout.samples_per_file
             self._note(READING, number)
-            file = self._storage.keep_open(self._path(number))
+            file = self._keep_open(number)
             offsets, lengths = self._extents(number, file, layout.place_of(samples))
             parts: Sequence[Part] = lengths
             if self._rows.slots is not None:
@@ -407,20 +438,26 @@ class SampleReader:
         self._rows = Rows(slots, resize=workload.dataset.record_length_bytes_resize)
         self._reader: LibraryReader | ColumnReader | _InPlaceReader
         self._tier: TierReader | None = None
+        number = accelerator * workload.reader.num_streams + worker
         if source.dataset.cache_state:
-            row = accelerator * workload.reader.num_streams + worker
-            self._tier = TierReader(source.dataset, row=row, direct=source.direct)
+            self._tier = TierReader(source.dataset, row=number, direct=source.direct)
         tier = self._tier
-        if source.layout.format == "parquet":
-            self._reader = ColumnReader(source, self._rows, note, max_open=max_open)
-        elif workload.reader.decode == "library":
+        decodes = workload.reader.decode == "library" and source.layout.format != "parquet"
+        storage = None
+        if decodes:
             self._reader = LibraryReader(source, self._rows, note, tier)
-        elif source.layout.samples_per_file == 1:
-            self._reader = _WholeFileReader(source, self._rows, note, tier, max_open=1)
-        elif source.layout.format in BARE and workload.reader.access == "random":
-            self._reader = _RecordReader(source, self._rows, note, max_open=max_open)
         else:
-            self._reader = _RunReader(source, self._rows, note, tier, max_open=max_open)
+            storage = open_storage(source, number=number, max_open=max_open)
+            if source.layout.format == "parquet":
+                self._reader = ColumnReader(source, self._rows, note, storage)
+            elif source.layout.samples_per_file == 1:
+                self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
+            elif by_record(source):
+                self._reader = _RecordReader(source, self._rows, note, storage, max_open=max_open)
+            else:
+                self._reader = _RunReader(source, self._rows, note, tier, storage)
+        self.gets = storage.counts if isinstance(storage, ObjectReader) else GetCounts()
+        """Requests so far, where the data folder is a bucket."""
         self._note = note
         self._seed = workload.train.seed
         self._accelerator, self._worker = accelerator, worker

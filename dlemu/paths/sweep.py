@@ -30,6 +30,7 @@ from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
+from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
@@ -37,6 +38,8 @@ from dlemu.world.ending import last_act
 
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
+WEAR = "wear.jsonl"
+"""Keeps what was written to the drives, a line for each command that wrote enough to tell."""
 _LARGEST_FILE = 2 << 30
 """Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
 _SMALLEST_FILE = 16 << 20
@@ -215,6 +218,7 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
                     written += _written(cell)
         wear = watch.finish(file_bytes=written)
         if has_writes(wear):
+            JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
             on_event(wear_line(wear))
     return [*_alike_elsewhere(known, all_asked), *(known[each] for each in all_asked)]
 

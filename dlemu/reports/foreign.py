@@ -18,9 +18,10 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.reports.dlio_steps import Definition, DlioSteps, read_object, read_output, steps_of
 from dlemu.reports.rows import ResultRow
 from dlemu.results.judgement import EXIT_STATUS, judge_run
-from dlemu.results.metrics import Edition, Metrics, measure
+from dlemu.results.metrics import Metrics, measure
 from dlemu.results.records import SUMMARY
 from dlemu.results.summary import Verdict
+from dlemu.results.sums import Edition
 from dlemu.results.text import verdict_line
 from dlemu.units import counted
 from dlemu.workload.compose import read_yaml, set_key

@@ -17,18 +17,19 @@ from dlemu.reports.foreign import is_foreign, read_foreign
 from dlemu.reports.rows import ResultRow
 from dlemu.reports.sizings import ANSWER, is_sizing, read_sizing
 from dlemu.results.judgement import EXIT_STATUS, describe_end
-from dlemu.results.metrics import epochs_of_all, measure_run
+from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     CONFIG,
     SUMMARY,
     UNFINISHED,
+    map_steps,
     read_config,
-    read_steps,
     read_summary,
 )
 from dlemu.results.several import judge_runs, render_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, Summary
+from dlemu.results.sums import Rule, sum_all
 from dlemu.results.text import render_run
 from dlemu.units import counted
 from dlemu.workload.model import Workload
@@ -244,12 +245,12 @@ def _read_run(
     workload = read_config(folder, keys)
     if not ended and not any(folder.glob("steps.*.npy")):
         raise _no_verdict(folder, summary)
-    steps = read_steps(folder)
+    sums = sum_all(((str(rank), steps) for rank, steps in map_steps(folder)), Rule.of(workload))
     if not ended:
-        steps = epochs_of_all(steps, summary["num_accelerators"])
-        if len(steps) == 0:
+        sums = sums.of_all(summary["num_accelerators"])
+        if not sums.epochs:
             raise _no_verdict(folder, summary)
-    metrics = measure_run(workload, steps)
+    metrics = measure_sums(sums)
     if metrics.num_accelerators != summary["num_accelerators"]:
         raise RunError(
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "

@@ -11,8 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from dlemu.host.network import NetworkUse
+from dlemu.objects.counts import GetCounts
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.losses import Losses, told
+from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
@@ -33,10 +36,24 @@ _VARIES = 1.3
 """The same readers may be this many times as fast after a run: drives vary, and are shared."""
 _SLOWER = 1.5
 """A rank has slow reads if its batches take this many times as long to make as other ranks'."""
+_LINK_FULL = 0.9
+"""Share of a link's rate from which on it is full: frames of 1500 bytes leave 5 % for headers."""
+_CARRIED = 0.5
+"""A link is a limit of reads only if it received this share of the bytes that were read."""
+_LOSSY = 0.001
+"""Share of TCP segments that were lost or came late, from which on the evidence tells of it."""
 
 
 LimitName = Literal[
-    "storage", "host cpu", "loader", "barrier", "oversleep", "checkpoints", "none", "unclear"
+    "storage",
+    "network",
+    "host cpu",
+    "loader",
+    "barrier",
+    "oversleep",
+    "checkpoints",
+    "none",
+    "unclear",
 ]
 
 
@@ -76,6 +93,8 @@ class HostEvidence:
     num_workers: int
     max_pss_bytes: int = 0
     """Most memory that ranks and workers held."""
+    network: NetworkUse | None = None
+    """None where the kernel shows no network interface."""
 
     @property
     def lacked_seconds(self) -> float | None:
@@ -111,6 +130,8 @@ class Evidence:
     reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
+    gets: GetCounts | None = None
+    """Requests to the bucket; None where the data folder is a folder."""
     checkpoints: CheckpointCost | None = None
     """What checkpoints cost the steps; None where none were written."""
 
@@ -126,7 +147,7 @@ def find_limit(evidence: Evidence) -> Limit:
     if parts.total < _CEILING:
         lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
         return Limit("none", f"{lost}; this is the ceiling")
-    for suspect in (_checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _reads):
+    for suspect in _SUSPECTS:
         limit = suspect(evidence)
         if limit is None:
             continue
@@ -299,6 +320,59 @@ def _loader(evidence: Evidence) -> Limit | None:
     )
 
 
+def _network(evidence: Evidence) -> Limit | None:
+    """Return `network` where reads were waited for and came over links that were full."""
+    full = [host for host in evidence.hosts if _link_is_full(evidence, host)]
+    if not full:
+        return None
+    host = max(full, key=lambda each: _received(each).received_share or 0.0)
+    use = _received(host)
+    explains = _part(evidence, evidence.losses.parts.read)
+    others = f", and of {len(full) - 1} other hosts" if len(full) > 1 else ""
+    received = format_rate(use.received_bytes_per_second)
+    return Limit(
+        "network",
+        f"{use.nic} of host {host.host} received {received}, {100 * (use.received_share or 0):.0f}%"
+        f" of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
+        f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
+        f"{_busy(evidence)}{_cpus(evidence)}",
+        "use faster or more links, more hosts, or fewer accelerators a host; nothing is said about "
+        "the storage",
+        explains * len(full) / len(evidence.hosts),
+    )
+
+
+def _received(host: HostEvidence) -> NetworkUse:
+    assert host.network is not None, "asked only of hosts whose link is full"
+    return host.network
+
+
+def _link_is_full(evidence: Evidence, host: HostEvidence) -> bool:
+    """Return whether a host's link was at its rate while its workers read, with what they read."""
+    use = host.network
+    if use is None or use.received_share is None:
+        return False
+    share = use.received_share / _share_with_reads(evidence)
+    return (
+        share >= _LINK_FULL
+        and use.received_bytes_per_second >= _CARRIED * host.read_bytes_per_second
+    )
+
+
+def _lost_segments(evidence: Evidence) -> str:
+    """Return that TCP lost segments, for the end of a clause; "" where it lost hardly any."""
+    uses = [host.network for host in evidence.hosts if host.network is not None]
+    words = ""
+    for name, what in (
+        ("unordered_share", "of the TCP segments received came out of order"),
+        ("resent_share", "of those sent were sent again"),
+    ):
+        most = max((getattr(use, name) or 0.0 for use in uses), default=0.0)
+        if most >= _LOSSY:
+            words += f"; {100 * most:.1f}% {what}"
+    return words
+
+
 def _reads(evidence: Evidence) -> Limit | None:
     """Return `storage` where reads were slow, or `loader` if more readers would read faster."""
     explains = _part(evidence, evidence.losses.parts.read)
@@ -306,7 +380,10 @@ def _reads(evidence: Evidence) -> Limit | None:
         return None
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    gets = evidence.gets
     device = next((host.device for host in evidence.hosts if host.device), "the storage")
+    if gets is not None:
+        device = "the bucket"
     got = f"{device} gave {format_rate(given / _share_with_reads(evidence))}"
     if len(evidence.hosts) > 1:
         got += f" to {len(evidence.hosts)} hosts"
@@ -333,15 +410,38 @@ def _reads(evidence: Evidence) -> Limit | None:
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
-    shares = [host.device_busy_share for host in evidence.hosts]
-    known = [share for share in shares if share is not None]
-    busy = f"; {device} was busy {100 * max(known):.0f}% of the time" if known else ""
+    advice = "use more or faster drives, or fewer accelerators"
+    busy = _busy(evidence)
+    if gets is not None:
+        busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
+        advice = (
+            f"raise reader.gets_in_flight (now {evidence.reader.gets_in_flight}) or "
+            f"reader.read_threads (now {evidence.reader.read_threads}), use more servers "
+            "(storage.endpoint_url), or fewer accelerators"
+        )
+    # Drives of the host read nothing over the network, whatever else its links carry.
+    lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
     return Limit(
         "storage",
-        f"{got}; {_lost(evidence)}{busy}{_cpus(evidence)}",
-        "use more or faster drives, or fewer accelerators",
+        f"{got}; {_lost(evidence)}{busy}{lossy}{_cpus(evidence)}",
+        advice,
         explains * (1 - saved),
     )
+
+
+_SUSPECTS = (
+    _checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _network, _reads,
+)  # fmt: skip
+"""The order in which limits are tried."""
+
+
+def _busy(evidence: Evidence) -> str:
+    """Return how busy the busiest drive was, for the end of a clause; "" where none is seen."""
+    drives = [(host.device_busy_share, host.device) for host in evidence.hosts]
+    share, name = max(
+        ((share, name) for share, name in drives if share is not None), default=(0, "")
+    )
+    return f"; {name} was busy {100 * share:.0f}% of the time" if name else ""
 
 
 def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
@@ -429,7 +529,7 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
             ways.append("reader.data_loader=threads")
         if reader.decode == "library":
             ways.append("reader.decode=raw")
-        elif reader.odirect is False and not evidence.direct:
+        elif reader.odirect is False and not evidence.direct and evidence.gets is None:
             ways.append("reader.odirect=true")
     listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
     return f"{listed}; nothing is said about the storage"

@@ -19,6 +19,8 @@ class HostCounts(Protocol):
     """The cache of one host, as `tier.host` counts it; a dataclass."""
 
     @property
+    def host(self) -> str: ...
+    @property
     def capacity_bytes(self) -> int: ...
     @property
     def dataset_bytes(self) -> int: ...
@@ -59,7 +61,19 @@ def cache_fields(
         preload=_preload([host.preload for host in hosts]),
         pays_from_epoch=None,
         endurance_bytes=endurance * workload.drives if endurance else None,
+        hosts=[_of_host(host) for host in hosts if host.capacity_bytes],
     )
+
+
+def _of_host(host: HostCounts) -> Mapping[str, Any]:
+    hit = [epoch.hit for epoch in host.epochs]
+    return {
+        "host": host.host,
+        "capacity_bytes": host.capacity_bytes,
+        "hit_share_per_epoch": _shares(hit, [epoch.asked for epoch in host.epochs]),
+        "hit_bytes_per_epoch": hit,
+        "planned_hit_bytes_per_epoch": [epoch.planned_hit for epoch in host.epochs],
+    }
 
 
 def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float | None]:

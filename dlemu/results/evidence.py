@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
-from dlemu.results.blocks import CheckpointCost, left_out
+from dlemu.objects.counts import GetCounts
+from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.cached import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
-from dlemu.results.records import Steps
-from dlemu.results.summary import CacheWatched, Measured
+from dlemu.results.objects import objects_fields
+from dlemu.results.summary import CacheWatched, Measured, NetworkFields
+from dlemu.results.sums import Sums
 from dlemu.results.watched import stored_bytes as stored_behind
 from dlemu.results.watched import watched_fields
 from dlemu.storage.path_bytes import PathBytes
@@ -52,41 +55,47 @@ class HostReport:
     wear: WearFields | None = None
     watched: list[PlaceCounts] = field(default_factory=list)
     """Of each epoch; empty where no place is watched."""
+    links: dict[str, int | None] = field(default_factory=dict)
+    """The host's network interfaces, and their bits per second; None where unknown."""
+    network_name: str = ""
+    """Equal for hosts that share their network interfaces; "" where that is not known."""
+    machine: str = ""
+    """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
 
 
 def combine(
     workload: Workload,
     hosts: list[HostReport],
-    names: list[str],
-    steps: Sequence[Steps],
+    sums: Sums,
     paths: PathBytes,
+    gets: GetCounts | None = None,
     checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
-    The steps must be whole, as `measure_run` checks. `names` has each accelerator's rank.
+    The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
+    requests to a bucket, None where the data folder is none.
     """
-    everything = np.concatenate(steps)
-    seen = [_host_evidence(host, everything, len(hosts)) for host in hosts]
-    measured = _measured(hosts, seen, everything, paths)
+    read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
+    gbps = workload.client.nic_gbps
+    seen = [_host_evidence(host, read / len(hosts), gbps) for host in hosts]
+    measured = _measured(hosts, seen, sums, paths)
     evidence = Evidence(
-        losses=find_losses(
-            everything,
-            names,
-            window=left_out(workload.metric),
-            preprocess_seconds=workload.reader.preprocess_time.mean,
-        ),
+        losses=find_losses(sums),
         hosts=seen,
         read_seconds=measured["read_seconds"],
         worker_seconds=measured["worker_seconds"],
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        gets=gets,
         checkpoints=checkpoints,
     )
-    wear = [host.wear for host in hosts if host.wear is not None]
+    if gets is not None:
+        every = [epoch for host in hosts for epoch in host.epochs]
+        measured["objects"] = objects_fields(gets, every)
     endurance = workload.drive.endurance if workload.drive is not None else None
-    measured["wear"] = combine_hosts(wear, endurance=endurance)
+    measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
     return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
 
@@ -97,11 +106,12 @@ def _cached_share(stored: int | None, read: int) -> float | None:
 
 
 def _measured(
-    hosts: list[HostReport], seen: list[HostEvidence], steps: Steps, paths: PathBytes
+    hosts: list[HostReport], seen: list[HostEvidence], sums: Sums, paths: PathBytes
 ) -> Measured:
     """Return what summary.json has of the hosts."""
     numbers = range(len(hosts[0].epochs))
-    read = [int(steps["num_bytes"][steps["epoch"] == epoch].sum()) for epoch in numbers]
+    of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
+    read = [of_epochs.get(epoch, 0) for epoch in numbers]
     watched = _watched(hosts, read)
     stored = [
         _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
@@ -113,7 +123,6 @@ def _measured(
     resident = _total([host.resident_before for host in hosts])
     if paths.mode == "none":  # the loader has no other path than through the host
         paths = PathBytes(host=sum(read))
-    epochs = [epoch for host in hosts for epoch in host.epochs]
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
     cpu = _total([each.host_cpu_share for each in seen])
@@ -121,15 +130,16 @@ def _measured(
         storage_read_bytes=total,
         path=paths.mode,
         path_bytes=asdict(paths),
-        device_read_bytes=_total([epoch.device_read_bytes for epoch in epochs]),
+        device_read_bytes=_device_bytes(hosts),
+        network=_network_fields(hosts),
         page_cache_share=_cached_share(total, sum(read)),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
         host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),
         hosts=[asdict(each) for each in seen],
-        read_seconds=float(steps["read"].sum()),
-        decode_seconds=float(steps["decode"].sum()),
-        hand_over_seconds=float(steps["hand_over"].sum()),
+        read_seconds=sum(each.read for each in sums.epochs),
+        decode_seconds=sum(each.decode for each in sums.epochs),
+        hand_over_seconds=sum(each.hand_over for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
     if watched is not None:
@@ -152,6 +162,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     share = shares[0]
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    if "objects" in measured:  # which no page cache keeps
+        return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     if unseen:
@@ -168,8 +180,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEvidence:
-    """Return one host's counters over all epochs."""
+def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> HostEvidence:
+    """Return one host's counters over all epochs; loaders read `mean_bytes` on a host."""
     seconds = sum(epoch.seconds for epoch in host.epochs)
     busiest: dict[str, float] = {}
     for epoch in host.epochs:
@@ -184,8 +196,7 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
         seconds=seconds,
         device=device,
         device_busy_share=None if device is None else busiest[device],
-        read_bytes_per_second=(stored if stored else int(steps["num_bytes"].sum()) / num_hosts)
-        / seconds,
+        read_bytes_per_second=(stored if stored else mean_bytes) / seconds,
         probe=host.probe,
         cpu_share=None if cpu is None else cpu / (usable * seconds),
         host_cpu_share=_weighted(host.epochs, [e.host_cpu_share for e in host.epochs]),
@@ -195,7 +206,62 @@ def _host_evidence(host: HostReport, steps: Steps, num_hosts: int) -> HostEviden
         usable_cpus=usable,
         num_workers=host.num_workers,
         max_pss_bytes=max((epoch.max_pss_bytes or 0 for epoch in host.epochs), default=0),
+        network=None
+        if (counted := _network(host)) is None
+        else network_use(counted, seconds, host.links, gbps),
     )
+
+
+def _network(host: HostReport) -> NetworkCounters | None:
+    """Return what a host's network counted over all epochs; None where it did not."""
+    counts = [epoch.network for epoch in host.epochs if epoch.network is not None]
+    if not counts or len(counts) < len(host.epochs):
+        return None
+    return sum(counts[1:], counts[0])
+
+
+def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
+    """Return what all hosts' networks counted together; interfaces that hosts share count once."""
+    counts = {host.network_name or str(number): _network(host) for number, host in enumerate(hosts)}
+    known = [count for count in counts.values() if count is not None]
+    if not known or len(known) < len(counts):
+        return None
+    total = sum(known[1:], known[0])
+    return NetworkFields(
+        received_bytes=total.received_bytes,
+        sent_bytes=total.sent_bytes,
+        sent_segments=total.sent_segments,
+        resent_segments=total.resent_segments,
+        received_segments=total.received_segments,
+        unordered_segments=total.unordered_segments,
+    )
+
+
+def _device_bytes(hosts: list[HostReport]) -> int | None:
+    """Return the bytes that all drives gave; what hosts of one machine share counts once."""
+    most: dict[tuple[str, str], int] = {}
+    for number, host in enumerate(hosts):
+        if any(epoch.device_read_bytes is None for epoch in host.epochs):
+            return None
+        for name in {name for epoch in host.epochs for name in epoch.device_reads}:
+            read = sum(epoch.device_reads.get(name, 0) for epoch in host.epochs)
+            key = (host.machine or str(number), name)
+            most[key] = max(most.get(key, 0), read)
+    return sum(most.values())
+
+
+def _wear(hosts: list[HostReport]) -> list[WearFields]:
+    """Return each host's wear; a drive that hosts of one machine share stays with the first."""
+    found: set[tuple[str, str]] = set()
+    kept = []
+    for number, host in enumerate(hosts):
+        if host.wear is None:
+            continue
+        own = {(host.machine or str(number), drive["name"]): drive for drive in host.wear["drives"]}
+        drives = [drive for key, drive in own.items() if key not in found]
+        found.update(own)
+        kept.append(WearFields(**{**host.wear, "drives": drives}))
+    return kept
 
 
 def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:

@@ -120,5 +120,8 @@ def _loader(summary: Summary, workload: Workload | None) -> str:
     if workload is not None:
         reader = workload.reader
         parts.append(f"{counted(reader.read_threads, 'worker')} for each accelerator")
-        parts.append("O_DIRECT" if reader.odirect is True else "through the page cache")
+        if (summary.get("place") or {}).get("file_system") == "s3":
+            parts.append(f"{reader.gets_in_flight} GETs in flight each")
+        else:
+            parts.append("O_DIRECT" if reader.odirect is True else "through the page cache")
     return ", ".join(part for part in parts if part)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.host.place import find_place
+from dlemu.host.place import Place, find_place
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import Access
 
 
 class PlaceFields(TypedDict, total=False):
@@ -50,9 +51,17 @@ class DatasetFields(TypedDict, total=False):
     format: str
 
 
-def place_fields(folder: Path, *, host: str, num_hosts: int = 1) -> PlaceFields:
-    """Return the facts about a folder's storage and this host; the folder may be missing."""
+def place_fields(
+    folder: Path, *, host: str, num_hosts: int = 1, access: Access | None = None
+) -> PlaceFields:
+    """Return the facts about a folder's storage and this host; the folder may be missing.
+
+    `access` is that of a bucket.
+    """
     place = find_place(folder)
+    if access is not None:
+        servers = ", ".join(access.endpoints)
+        place = Place("s3", f"{folder}", servers, drives=(), is_root=False)
     try:
         memory = host_memory_bytes()[0]
     except OSError:
@@ -100,7 +109,7 @@ def introduction(
     return header(
         {
             "workload": workload.name,
-            "place": place_fields(folder, host=host, num_hosts=num_hosts),
+            "place": place_fields(folder, host=host, num_hosts=num_hosts, access=workload.access),
             "dataset": dataset_fields(folder, dataset.format, files, size),
         }
     )

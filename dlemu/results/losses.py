@@ -5,16 +5,12 @@ the latest accelerator shows why a step was long: it waited for its batch, or it
 longer than asked.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.results.blocks import counted
-from dlemu.results.records import Steps
-
-_Values = NDArray[np.float64]
+from dlemu.results.sums import RankSums, Sums, making_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,82 +67,66 @@ class Losses:
     """Sum over all batches of the seconds in which a batch was made or waited for."""
 
 
-def find_losses(
-    steps: Steps, rank_names: Sequence[str], *, window: tuple[int, int], preprocess_seconds: float
-) -> Losses:
-    """Return the losses in the steps that count; `window` is as in `blocks.left_out`.
-
-    `steps` must be whole: each accelerator has each step once. `rank_names` has the rank of each
-    accelerator; a worker sleeps `preprocess_seconds` for each sample.
-    """
-    steps = steps.ravel()
-    steps = steps[np.lexsort((steps["step"], steps["accelerator"], steps["epoch"]))]
-    epochs = [
-        steps[steps["epoch"] == epoch].reshape(len(rank_names), -1)
-        for epoch in np.unique(steps["epoch"])
-    ]
-    inside = np.concatenate([each[:, counted(each, *window)] for each in epochs], axis=1)
+def find_losses(sums: Sums) -> Losses:
+    """Return the losses in the steps that count; the sums are whole, as `measure_sums` checks."""
+    inside = np.concatenate([each.steps[each.window] for each in sums.epochs])
+    accelerators = len(sums.epochs[0].accelerators)
+    # Mean over accelerators of the time of these steps.
+    seconds = float((inside["seconds"] - inside["overhead"]).sum()) / accelerators
     return Losses(
-        parts=_parts(inside, preprocess_seconds),
-        ranks=_ranks(inside, np.asarray(rank_names)),
-        making_seconds=float(_making(steps, preprocess_seconds).sum()),
+        parts=_parts(inside, seconds, accelerators, sums.rule.preprocess_seconds),
+        ranks=_ranks(sums, seconds),
+        making_seconds=sum(each.making for each in sums.epochs),
     )
 
 
-def _parts(steps: Steps, preprocess_seconds: float) -> Parts:
-    """Return the parts of (accelerators, steps) records."""
-    seconds = (steps["wait"] + steps["compute"] + steps["barrier"]).mean(axis=0)
-    latest = (steps["wait"] + steps["compute"]).argmax(axis=0)
-    last = steps[latest, np.arange(steps.shape[1])]
+def _parts(
+    last: NDArray[np.void], seconds: float, accelerators: int, preprocess_seconds: float
+) -> Parts:
+    """Return the parts; `last` has the latest accelerator of each step."""
     # A worker may begin with a batch before it is waited for. The wait is divided as all of the
     # time in which the batch was made.
-    of_wait = last["wait"] / np.maximum(_making(last, preprocess_seconds), 1e-9)
-    asked = steps["computation_time"].mean(axis=0)
+    of_wait = last["wait"] / np.maximum(making_seconds(last, preprocess_seconds), 1e-9)
     lost = {
         "read": of_wait * last["read"],
         "decode": of_wait * last["decode"],
         "hand_over": of_wait * last["hand_over"],
         "preprocess": of_wait * preprocess_seconds * last["num_samples"],
         "oversleep": last["compute"] - last["computation_time"],
-        "uneven": last["computation_time"] - asked,
+        "uneven": last["computation_time"] - last["asked"] / accelerators,
         "meeting": last["barrier"],
     }
-    total = max(float(seconds.sum()), 1e-9)
+    total = max(seconds, 1e-9)
     shares = {name: float(part.sum()) / total for name, part in lost.items()}
     waited = float(last["wait"].sum()) / total
     known = sum(shares[name] for name in ("read", "decode", "hand_over", "preprocess"))
     return Parts(**shares, elsewhere=max(0.0, waited - known))
 
 
-def _making(steps: Steps, preprocess_seconds: float) -> _Values:
-    """Return how long each batch was made or waited for, whichever is longer."""
-    known = steps["read"] + steps["decode"] + steps["hand_over"]
-    known = known + preprocess_seconds * steps["num_samples"]
-    longest: _Values = np.maximum(known, steps["wait"])
-    return longest
-
-
-def _ranks(steps: Steps, names: NDArray[np.str_]) -> tuple[RankLosses, ...]:
-    """Return each rank's losses in (accelerators, steps) records."""
-    ranks = list(dict.fromkeys(names.tolist()))
-    ready = steps["wait"] + steps["compute"]
-    ends = np.array([ready[names == rank].max(axis=0) for rank in ranks])
-    seconds = max(float((ready + steps["barrier"]).mean(axis=0).sum()), 1e-9)
-    saved = np.zeros(len(ranks))
-    if len(ranks) > 1:
-        second, first = np.sort(ends, axis=0)[-2:]
-        np.add.at(saved, ends.argmax(axis=0), (first - second) / seconds)
-    late = steps["compute"] - steps["computation_time"]
-    making = steps["read"] + steps["decode"] + steps["hand_over"]
+def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
+    """Return each rank's losses."""
+    found: dict[str, list[RankSums]] = {}
+    for each in sums.epochs:
+        for rank in each.ranks:
+            found.setdefault(rank.name, []).append(rank)
+    saved = dict.fromkeys(found, 0.0)
+    if len(found) > 1:
+        for each in sums.epochs:
+            steps = each.steps[each.window]
+            sooner = (steps["ready"] - steps["ready_else"]) / max(seconds, 1e-9)
+            sooner = np.bincount(steps["rank"], sooner, len(each.ranks))
+            for rank, share in zip(each.ranks, sooner.tolist(), strict=True):
+                saved[rank.name] += share
     return tuple(
         RankLosses(
-            name=rank,
-            saved=float(saved[number]),
-            wait_seconds=float(steps["wait"][names == rank].mean()),
-            late_seconds=float(late[names == rank].mean()),
-            making_seconds=float(making[names == rank].mean()),
+            name=name,
+            saved=saved[name],
+            wait_seconds=sum(rank.wait for rank in ranks) / count,
+            late_seconds=sum(rank.late for rank in ranks) / count,
+            making_seconds=sum(rank.making for rank in ranks) / count,
         )
-        for number, rank in enumerate(ranks)
+        for name, ranks in found.items()
+        if (count := sum(rank.num_steps for rank in ranks))
     )
 
 

@@ -7,20 +7,17 @@ accelerators and its samples/s the sum; the job's value is the mean over epochs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.blocks import CheckpointCost, blocks_of, checkpoint_cost, counted, left_out
+from dlemu.results.blocks import CheckpointCost, checkpoint_cost
 from dlemu.results.records import Steps
+from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
 from dlemu.workload.model import Workload
 
-Edition = Literal["v1.0", "v2.0", "v3.0"]
 _Values = NDArray[np.float64]
-_UNCOUNTED_STEPS = 2
-"""Steps whose samples edition v2.0 leaves out of samples/s (DLIO 2.0, compute_metrics_train)."""
 
 
 def passes(au_percentage: float, threshold: float) -> bool:
@@ -148,160 +145,79 @@ def measure(
 ) -> Metrics:
     """Return the metrics of a run from the records of all its accelerators.
 
-    The `exclude_` numbers count in edition v2.0 only; v1.0 always leaves out the first step.
+    Of several arrays each has whole accelerators. The `exclude_` numbers count in edition v2.0
+    only; v1.0 always leaves out the first step.
 
     Raises:
         RunError: a step of an accelerator is missing or there twice.
         WorkloadError: an epoch has too few steps for the window.
     """
-    if not isinstance(steps, np.ndarray):
-        steps = np.concatenate([np.asarray(part).ravel() for part in steps])
-    if len(steps) == 0:
+    if edition == "v1.0":
+        exclude_start_steps, exclude_end_steps = 1, 0
+    rule = Rule(edition=edition, start=exclude_start_steps, end=exclude_end_steps)
+    parts = [steps] if isinstance(steps, np.ndarray) else steps
+    return measure_sums(sum_all((("", part) for part in parts), rule))
+
+
+def measure_sums(sums: Sums) -> Metrics:
+    """Return the metrics of a run from the sums over all its accelerators; raises as `measure`."""
+    if not sums.epochs:
         raise WorkloadError(
             "no step was run, so there is nothing to measure; raise train.epochs or "
             "dataset.num_files_train"
         )
-    # Several times as fast as np.sort(order=…), which compares records field by field.
-    steps = steps.ravel()
-    steps = steps[np.lexsort((steps["step"], steps["accelerator"], steps["epoch"]))]
-    num_accelerators = int(steps["accelerator"].max()) + 1
-    if edition == "v1.0":
-        exclude_start_steps, exclude_end_steps = 1, 0
-    records = [
-        _by_accelerator(steps[steps["epoch"] == epoch], num_accelerators)
-        for epoch in np.unique(steps["epoch"])
-    ]
-    epochs = [
-        _measure_epoch(each, counted(each, exclude_start_steps, exclude_end_steps), edition)
-        for each in records
-    ]
-    num_out = exclude_start_steps + exclude_end_steps
-    return Metrics(edition, num_accelerators, tuple(epochs), num_out, checkpoint_cost(records))
+    numbers = [each.accelerators["accelerator"] for each in sums.epochs]
+    num_accelerators = max((int(each.max()) + 1 for each in numbers if len(each)), default=0)
+    for each, found in zip(sums.epochs, numbers, strict=True):
+        if not each.whole or not np.array_equal(np.sort(found), np.arange(num_accelerators)):
+            raise RunError(
+                f"epoch {each.epoch}: not every accelerator has the steps 0 to "
+                f"{each.num_steps - 1}, each once; the run did not end, or a steps.<rank>.npy is "
+                "missing"
+            )
+    epochs = tuple(_measure_epoch(each, sums.rule) for each in sums.epochs)
+    num_out = sums.rule.start + sums.rule.end
+    cost = checkpoint_cost(sums.epochs)
+    return Metrics(sums.rule.edition, num_accelerators, epochs, num_out, cost)
 
 
 def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     """Return a run's metrics by the edition that its workload asks for; raises as `measure`."""
-    start, end = left_out(workload.metric)
-    return measure(
-        steps,
-        edition=workload.metric.edition,
-        exclude_start_steps=start,
-        exclude_end_steps=end,
-    )
+    parts = [steps] if isinstance(steps, np.ndarray) else steps
+    return measure_sums(sum_all((("", part) for part in parts), Rule.of(workload)))
 
 
-def step_seconds(steps: Steps) -> _Values:
-    """Return the time of each step; they add up to the epoch's."""
-    seconds: _Values = steps["wait"] + steps["overhead"] + steps["compute"] + steps["barrier"]
-    return seconds
-
-
-def credited_seconds(steps: Steps, edition: Edition) -> _Values:
-    """Return the part of each step that counts as utilised."""
-    seconds: _Values = steps["computation_time" if edition == "v1.0" else "compute"]
-    return seconds
-
-
-def epochs_of_all(steps: Steps, num_accelerators: int) -> Steps:
-    """Return the records of the epochs that all accelerators have ended.
-
-    A rank writes whole epochs only. Where a run did not end, some ranks may have ended more.
-    """
-    pairs = np.unique(np.stack([steps["epoch"], steps["accelerator"]]), axis=1)
-    epochs, num_present = np.unique(pairs[0], return_counts=True)
-    return steps[np.isin(steps["epoch"], epochs[num_present == num_accelerators])]
-
-
-def _by_accelerator(steps: Steps, num_accelerators: int) -> Steps:
-    """Return an epoch's sorted records as (accelerators, steps); refuse what is not whole."""
-    num_steps = int(steps["step"].max()) + 1
-    whole = len(steps) == num_accelerators * num_steps
-    if whole:
-        steps = steps.reshape(num_accelerators, num_steps)
-        whole = bool(
-            (steps["step"] == np.arange(num_steps)).all()
-            and (steps["accelerator"] == np.arange(num_accelerators)[:, None]).all()
-        )
-    if not whole:
-        raise RunError(
-            f"epoch {steps['epoch'].flat[0]}: not every accelerator has the steps 0 to "
-            f"{num_steps - 1}, each once; the run did not end, or a steps.<rank>.npy is missing"
-        )
-    return steps
-
-
-def _by_rule(
-    steps: Steps, window: NDArray[np.bool_], edition: Edition
-) -> tuple[_Values, _Values] | None:
-    """Return (accelerators,) AU and samples/s of a block; None if it is too short for the rule.
-
-    `steps` are (accelerators, steps) records, `window` the (steps,) of them that count.
-    """
-    # Edition v2.0 leaves out the samples of two steps, whatever its window is.
-    if not window.any() or (edition != "v1.0" and len(window) <= _UNCOUNTED_STEPS):
-        return None
-    seconds = step_seconds(steps)
-    inside = seconds[:, window].sum(axis=1)
-    if edition == "v1.0":
-        samples_per_second = steps["num_samples"].sum(axis=1) / seconds.sum(axis=1)
-    else:
-        # With its defaults the published code counts n - 2 steps over the time of n - 1. We do the
-        # same, so that results can be compared; `true_samples_per_second` is correct.
-        num_samples = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
-        samples_per_second = num_samples / inside
-    return 100 * credited_seconds(steps, edition)[:, window].sum(
-        axis=1
-    ) / inside, samples_per_second
-
-
-def _measure_epoch(steps: Steps, window: NDArray[np.bool_], edition: Edition) -> EpochMetrics:
-    """Return the metrics of (accelerators, steps) records; `window` has the steps that count."""
-    blocks = blocks_of(steps)
-    found = [_by_rule(steps[:, block], window[block], edition) for block in blocks]
-    long_enough = [
-        (block.stop - block.start, *each)
-        for block, each in zip(blocks, found, strict=True)
-        if each is not None
-    ]
-    num_steps, epoch = steps.shape[1], int(steps["epoch"][0, 0])
-    if not long_enough:
-        raise _too_short(epoch, num_steps, len(blocks), int((~window).sum()), edition)
-    # As the published code does: a block weighs as much as its steps, the first included.
-    weights = np.array([num for num, _, _ in long_enough], np.float64)
-    weights /= weights.sum()
-    au, samples_per_second = (
-        weights @ np.stack(column) for column in list(zip(*long_enough, strict=True))[1:]
-    )
-    # (accelerators, steps)
-    seconds = step_seconds(steps)
-    whole, inside = seconds.sum(axis=1), seconds[:, window].sum(axis=1)
-    stall = float(steps["stall"].max(axis=0).sum())
-    num_samples = steps["num_samples"].sum(axis=1)
-    over = (steps["compute"] - steps["computation_time"])[:, window]
-    window_total = inside.sum()
+def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
+    """Return the metrics of an epoch."""
+    blocks, window = sums.blocks, sums.window
+    if not any(is_long_enough(window[block], rule.edition) for block in blocks):
+        num_out = int((~window).sum())
+        raise _too_short(sums.epoch, sums.num_steps, len(blocks), num_out, rule.edition)
+    rows = sums.accelerators[np.argsort(sums.accelerators["accelerator"])]
+    au, num_samples, seconds = rows["au"], rows["num_samples"], rows["seconds"]
+    stall = float(sums.steps["stall"].sum())
+    num_counted, total = int(window.sum()), rows["inside"].sum()
     return EpochMetrics(
-        epoch=epoch,
-        num_steps=num_steps,
+        epoch=sums.epoch,
+        num_steps=sums.num_steps,
         num_blocks=len(blocks),
-        num_counted=int(window.sum()),
+        num_counted=num_counted,
         au_percentage=float(au.mean()),
-        samples_per_second=float(samples_per_second.sum()),
-        whole_epoch_au_percentage=float(
-            (100 * steps["computation_time"].sum(axis=1) / whole).mean()
-        ),
-        true_samples_per_second=float((num_samples / (whole + stall)).sum()),
-        first_step_seconds=float(seconds[:, 0].mean()),
-        seconds=float(whole.max()) + stall,
+        samples_per_second=float(rows["samples_per_second"].sum()),
+        whole_epoch_au_percentage=float((100 * rows["asked"] / seconds).mean()),
+        true_samples_per_second=float((num_samples / (seconds + stall)).sum()),
+        first_step_seconds=float(rows["first_step"].mean()),
+        seconds=float(seconds.max()) + stall,
         num_samples=int(num_samples.sum()),
-        read_bytes=int(steps["num_bytes"].sum()),
-        num_reads=int(steps["num_reads"].sum()),
-        wait_seconds=float(steps["wait"][:, window].mean()),
-        wait_share=float(steps["wait"][:, window].sum() / window_total),
-        overhead_share=float(steps["overhead"][:, window].sum() / window_total),
-        barrier_share=float(steps["barrier"][:, window].sum() / window_total),
-        oversleep_share=float(over.sum() / window_total),
+        read_bytes=int(rows["num_bytes"].sum()),
+        num_reads=int(rows["num_reads"].sum()),
+        wait_seconds=float(rows["wait"].mean() / num_counted),
+        wait_share=float(rows["wait"].sum() / total),
+        overhead_share=float(rows["overhead"].sum() / total),
+        barrier_share=float(rows["barrier"].sum() / total),
+        oversleep_share=float(rows["late"].sum() / total),
         accelerator_au=au,
-        accelerator_wait=steps["wait"][:, window].mean(axis=1),
+        accelerator_wait=rows["wait"] / num_counted,
     )
 
 

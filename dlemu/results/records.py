@@ -12,7 +12,6 @@ Whatever writes here raises RunError if the disk is full or read-only.
 """
 
 import errno
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.storage.atomic import append_whole, partial_path, write_atomically
+from dlemu.storage.atomic import append_whole, partial_path, replacing, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.workload.compose import read_yaml, set_key
 from dlemu.workload.model import Workload, check_workload
@@ -90,7 +89,14 @@ def dump_workload(workload: Workload) -> str:
     tree = plain(workload.model_dump(mode="json"))
     for key in ("given", "ignored", "made_from"):
         tree.pop(key, None)
+    for key in ("access_key_id", "secret_access_key"):
+        tree["storage"].pop(key, None)
     return yaml.safe_dump(tree, sort_keys=False)
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    """Return the file with a rank's records."""
+    return folder / f"steps.{rank}.npy"
 
 
 def host_file(folder: Path, rank: int) -> Path:
@@ -98,13 +104,15 @@ def host_file(folder: Path, rank: int) -> Path:
     return folder / f"host.{rank}.jsonl"
 
 
-def write_steps(folder: Path, rank: int, steps: Steps) -> None:
-    """Write a rank's records, whole or not at all."""
-    array = io.BytesIO()  # NumPy's own writing to a file hides the error's cause
-    np.save(array, steps)
-    path = folder / f"steps.{rank}.npy"
-    with named(path):
-        write_atomically(path, array.getbuffer(), sync=False)
+def write_steps(folder: Path, rank: int, *parts: Steps) -> None:
+    """Write a rank's records, of any shape, one part after the other; whole or not at all."""
+    path = steps_file(folder, rank)
+    header = {"descr": STEP.descr, "fortran_order": False, "shape": (sum(p.size for p in parts),)}
+    # NumPy's own writing to a file hides an error's cause.
+    with named(path), replacing(path) as partial, partial.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
 
 
 def read_steps(folder: Path) -> Steps:
@@ -126,6 +134,16 @@ def map_steps(folder: Path) -> list[tuple[int, Steps]]:
     if not paths:
         raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
     return [(_rank_of(path), _map(path)) for path in paths]
+
+
+def map_rank(folder: Path, rank: int) -> Steps | None:
+    """Return one rank's records, mapped from its file; None if it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = steps_file(folder, rank)
+    return _map(path) if path.exists() else None
 
 
 def _rank_of(path: Path) -> int:

@@ -4,9 +4,9 @@ It is made from the records that a run leaves anyway: host.<rank>.jsonl and step
 """
 
 import csv
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
-from dlemu.results.records import SUMMARY, Steps, host_file, read_summary, write_text
+from dlemu.results.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
+from dlemu.storage.atomic import replacing
 
 SERIES = "series.csv"
 COLUMNS = (
@@ -42,31 +43,39 @@ _WRAP = 1 << 32
 """The kernel's times of drives wrap around at so many milliseconds."""
 
 
-def write_series(folder: Path, path: Path, steps: Mapping[int, Steps]) -> None:
-    """Write the series of a run's folder; `steps` are the records of each rank, any shape.
+def write_series(folder: Path, path: Path) -> None:
+    """Write the series of a run's folder.
 
     Raises:
-        RunError: the folder has no host.<rank>.jsonl, one is damaged, or `path` cannot be written.
+        RunError: the folder has no host.<rank>.jsonl, a file is damaged, or `path` cannot be
+            written.
     """
     files = (file.name.split(".")[1] for file in folder.glob("host.*.jsonl"))
     ranks = sorted(int(number) for number in files if number.isdecimal())
     if not ranks:
         raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
     names = _names(folder, ranks)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
     began: float | None = None
-    for rank, name in zip(ranks, names, strict=True):
-        try:
-            to_unix, observations = _read(host_file(folder, rank))
-            if began is None and observations:
-                began = to_unix + observations[0].time
-            offset = to_unix - (began or 0.0)
-            writer.writerows(_rows(name, observations, steps.get(rank), offset))
-        except DAMAGE as error:
-            raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
-    write_text(path, text.getvalue())
+    with (
+        named(path),
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for rank, name in zip(ranks, names, strict=True):
+            steps = map_rank(folder, rank)
+            try:
+                to_unix, observations = _read(host_file(folder, rank))
+                if began is None and observations:
+                    began = to_unix + observations[0].time
+                offset = to_unix - (began or 0.0)
+                rows = list(_rows(name, observations, steps, offset))
+            except DAMAGE as error:
+                raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
+            writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _names(folder: Path, ranks: Sequence[int]) -> list[str]:

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from dlemu.results.blocks import left_out
-from dlemu.results.metrics import credited_seconds, step_seconds
 from dlemu.results.records import Steps
+from dlemu.results.sums import credited_seconds, left_out, step_seconds
 from dlemu.workload.sections import MetricSection
 
 _RECENT_SECONDS = 5.0

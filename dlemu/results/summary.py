@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from dlemu.host.wear import WearFields
 from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
+from dlemu.results.objects import ObjectsMeasured
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -73,6 +74,9 @@ class CacheMeasured(TypedDict):
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
+    hosts: Sequence[Mapping[str, Any]]
+    """Of each host: host, capacity_bytes, and its own hit_share_per_epoch, hit_bytes_per_epoch and
+    planned_hit_bytes_per_epoch. Empty without a cache."""
 
 
 class CacheWatched(TypedDict):
@@ -95,6 +99,20 @@ class CacheWatched(TypedDict):
     seconds_per_epoch: Sequence[float]
 
 
+class NetworkFields(TypedDict):
+    """What the hosts' network interfaces and TCP counted; segments are None where nobody counts."""
+
+    received_bytes: int
+    """By any process, with the headers of Ethernet; the next one likewise."""
+    sent_bytes: int
+    sent_segments: int | None
+    """Of TCP, as the next three."""
+    resent_segments: int | None
+    received_segments: int | None
+    unordered_segments: int | None
+    """Received before one that was sent earlier: at a reader, a sign of lost segments."""
+
+
 class Measured(TypedDict, total=False):
     """What was counted during the epochs. A value is None where nobody can tell."""
 
@@ -105,7 +123,9 @@ class Measured(TypedDict, total=False):
     path_bytes: Mapping[str, Any]
     """The fields of PathBytes."""
     device_read_bytes: int | None
-    """Of all drives under the data folder, whoever read."""
+    """Of all drives under the data folder, whoever read; a drive that hosts share counts once."""
+    network: NetworkFields | None
+    """Over all hosts; interfaces that they share count once. None where a host has none."""
     page_cache_share: float | None
     """Share (0-1) of the bytes that came from memory."""
     page_cache_share_per_epoch: Sequence[float | None]
@@ -134,6 +154,8 @@ class Measured(TypedDict, total=False):
     """AU of each epoch with its first step, 0 to 100."""
     first_step_seconds: Sequence[float]
     """Of each epoch, mean over accelerators."""
+    objects: ObjectsMeasured
+    """Only where the data folder is a bucket."""
     cache: CacheMeasured | CacheWatched
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 

@@ -1,8 +1,8 @@
 """The report of a run as text: the table, the verdict, and its reasons."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -10,11 +10,12 @@ from dlemu.results.cache import cache_lines
 from dlemu.results.checkpoints import checkpoint_lines
 from dlemu.results.judgement import UNKNOWN, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics, passes
+from dlemu.results.objects import objects_line
 from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import CacheWatched, Measured, Summary
 from dlemu.results.watched import watched_lines
 from dlemu.results.wear import has_writes, wear_line
-from dlemu.units import counted, format_bytes
+from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 
 _Row = tuple[str, Callable[[EpochMetrics, float], float], str]
@@ -28,6 +29,9 @@ ROWS: list[_Row] = [
     ("first step (s)", lambda e, _: e.first_step_seconds, ".3f"),
     ("wait for a batch (ms)", lambda e, _: 1e3 * e.wait_seconds, ".2f"),
 ]
+
+_HALF_FULL = 0.5
+"""Share of a link's rate from which on the report shows it."""
 
 
 def rows_of(workload: Workload, metrics: Metrics) -> list[_Row]:
@@ -88,7 +92,9 @@ def report_run(
             remarks.append(f"try: {limit['advice']}")
     remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
     if summary:  # not a loop of one's own
-        remarks += [*_path_line(summary), *_below(workload, metrics)]
+        remarks += [*_path_line(summary), *_network_lines(summary), *_below(workload, metrics)]
+        if asked := summary.get("measured", Measured()).get("objects"):
+            remarks.append(objects_line(asked))
         wear = summary.get("measured", Measured()).get("wear")
         remarks += [wear_line(wear)] if wear is not None and has_writes(wear) else []
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]
@@ -120,6 +126,41 @@ def _path_line(summary: Summary) -> list[str]:
     ]
     guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
     return [f"path: {measured['path']} ({'; '.join(parts)}{guess})"]
+
+
+def _network_lines(summary: Summary) -> list[str]:
+    """Return what the network of the host with the fullest link did, where that matters.
+
+    It does if no drive is seen under the data folder, or if a link was half full.
+    """
+    hosts = [
+        (host, host["network"])
+        for host in summary.get("measured", Measured()).get("hosts") or ()
+        if host.get("network")
+    ]
+    if not hosts:
+        return []
+    host, use = max(hosts, key=lambda each: _fullest(each[1]))
+    in_memory = summary.get("place", {}).get("in_memory")
+    if _fullest(use)[0] < _HALF_FULL and (host.get("device") or in_memory):
+        return []
+    rates = " and ".join(
+        f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
+    )
+    if use["gbps"] is None:
+        link = f"; the rate of {use['nic']} is not known, client.nic_gbps=... tells it"
+    else:
+        link = f", {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s ({use['nic']})"
+    return [f"network: host {host['host']} {rates}{link}"]
+
+
+def _fullest(use: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the share of a link's rate in its busier direction, and its bytes per second."""
+    ways = ("received", "sent")
+    return (
+        max(use[f"{way}_share"] or 0.0 for way in ways),
+        max(use[f"{way}_bytes_per_second"] for way in ways),
+    )
 
 
 def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> str:

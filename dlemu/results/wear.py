@@ -7,6 +7,8 @@ from dlemu.host.wear import WearFields
 from dlemu.units import counted, format_bytes, format_rate
 
 _YEAR = 365 * 86_400
+_OWN = 1.5
+"""More bytes of the drive than this for a byte of the files were not written for these files."""
 
 
 class Sustained(TypedDict):
@@ -102,7 +104,8 @@ def _written(wear: WearFields) -> str:
     text = f"{format_bytes(block if host is None else host)} written to {names}"
     amplification = wear["file_system_amplification"]
     if amplification is not None:
-        text += f" ({amplification:.2f} x the files' bytes)"
+        others = "; the writes of other programs count" if amplification > _OWN else ""
+        text += f" ({amplification:.2f} x the files' bytes{others})"
     if media is not None and wear["waf"] is not None:
         return f"{text}, {format_bytes(media)} to flash, WAF {wear['waf']:.2f}"
     return text

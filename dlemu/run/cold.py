@@ -12,6 +12,7 @@ from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import ceil_div, format_seconds
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _SAMPLED = 4096
@@ -40,6 +41,8 @@ def make_cold(
         RunError: output.drop_all_caches is set, and this process is not allowed to.
     """
     output = workload.output
+    if in_bucket(workload.data_folder):  # no page cache keeps objects; a server's memory may
+        return
     mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
     if output.drop_caches and workload.cache.origin is not None and not output.drop_all_caches:
         with watchdog.phase("in the cold start of the origin", watchdog.longest_at):

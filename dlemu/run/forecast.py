@@ -4,15 +4,19 @@ import math
 from dataclasses import dataclass
 
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import make_plan
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.loaders.source import readers_memory
+from dlemu.objects.probe import probe_objects
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
 from dlemu.storage.probe import probe_rate
+from dlemu.tier.forecast import TierForecast, forecast_tier
+from dlemu.tier.host import has_tier
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import ObjectPath
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 1.0
@@ -35,6 +39,8 @@ class RunForecast:
     """Of the readers on the host of rank 0."""
     bytes_per_second: float | None
     """Of the storage, by the probe; None: nothing could be read."""
+    cache: TierForecast | None
+    """None: there is no cache, and no emulated origin."""
 
     @property
     def num_epochs(self) -> int:
@@ -48,10 +54,17 @@ class RunForecast:
 
     @property
     def seconds(self) -> float:
-        """Of all epochs: computing or reading, whichever takes longer."""
+        """Of all epochs: computing or reading, whichever takes longer. Hits take no time."""
         compute = self.num_steps * self.workload.train.computation_time.mean
-        reading = self.epoch_bytes / self.bytes_per_second if self.bytes_per_second else math.inf
-        return self.num_epochs * max(compute, reading)
+        if not self.bytes_per_second:
+            return math.inf
+        epochs, cache = self.workload.train.epochs, self.cache
+        num_bytes = [
+            self.epoch_bytes if cache is None else cache.origin_bytes(epoch)
+            for epoch in range(epochs)
+        ]
+        runs = self.num_epochs // epochs
+        return runs * sum(max(compute, num / self.bytes_per_second) for num in num_bytes)
 
 
 def forecast_run(
@@ -72,9 +85,10 @@ def forecast_run(
         check_free(workload)
     dataset = find_dataset(workload, world)
     total = num_accelerators(workload, world)
-    own = len(accelerators_of(world.rank, world.num_ranks, total))
-    memory = readers_memory(dataset, own) if own else 0
+    own = accelerators_of(world.rank, world.num_ranks, total)
+    memory = readers_memory(dataset, len(own)) if own else 0
     memories = world.all_gather((world.host_index, memory))
+    cache = forecast_tier(dataset, world, own, total) if has_tier(dataset.workload) else None
 
     def rest() -> RunForecast:
         layout = dataset.layout
@@ -87,14 +101,31 @@ def forecast_run(
             num_steps=plan.num_steps,
             size=size,
             memory_bytes=sum(each for host, each in memories if host == world.host_index),
-            bytes_per_second=read_rate(dataset.workload, layout, readers),
+            bytes_per_second=_origin_rate(dataset, readers),
+            cache=cache,
         )
 
     return world.on_first(rest)
 
 
-def read_rate(workload: Workload, layout: Layout, num_readers: int) -> float | None:
+def _origin_rate(dataset: Dataset, num_readers: int) -> float | None:
+    """Return what a probe reads in a second; of an emulated origin no more than it gives."""
+    rate, emulated = read_rate(dataset, num_readers), dataset.workload.origin.read_bandwidth
+    return min(rate, emulated) if rate and emulated else rate
+
+
+def read_rate(dataset: Dataset, num_readers: int) -> float | None:
     """Return bytes per second that so many threads get in a second; None: nothing was read."""
+    num_readers = min(num_readers, _MOST_READERS)
+    return probe_dataset(dataset, num_readers=num_readers, seconds=_PROBE_SECONDS)
+
+
+def probe_dataset(dataset: Dataset, *, num_readers: int, seconds: float) -> float | None:
+    """Return bytes per second that threads get from a dataset's files or objects."""
+    layout, folder, access = dataset.layout, dataset.folder, dataset.access
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
-    paths = [workload.data_folder / layout.path(file) for file in files]
-    return probe_rate(paths, num_readers=min(num_readers, _MOST_READERS), seconds=_PROBE_SECONDS)
+    paths = [folder / layout.path(file) for file in files]
+    if access is not None:
+        objects = [path for path in paths if isinstance(path, ObjectPath)]
+        return probe_objects(access, objects, num_readers=num_readers, seconds=seconds)
+    return probe_rate(paths, num_readers=num_readers, seconds=seconds)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import partial, reduce
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -39,25 +39,28 @@ from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
-from dlemu.results.metrics import Metrics, epochs_of_all, measure_run
+from dlemu.results.metrics import Metrics, measure_run, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
     host_file,
-    read_steps,
+    map_steps,
+    named,
+    steps_file,
     write_config,
     write_steps,
     write_summary,
-    write_text,
 )
 from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import CacheMeasured, Measured, RunsSummary, Summary, time_of_day
+from dlemu.results.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
 from dlemu.run.live import Live
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
 from dlemu.run.watchdog import Watchdog
+from dlemu.storage.atomic import write_atomically
 from dlemu.terminal import complain, say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.units import format_rate
@@ -65,6 +68,8 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
 
 Say = Callable[[str], None]
+_PORTION_BYTES = 1 << 28
+"""Of records that rank 0 takes from other hosts at a time."""
 
 
 def check_job(workload: Workload, world: World) -> None:
@@ -167,7 +172,8 @@ class _Run:
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
         if self.layout is not None:
-            self._dataset = Dataset(workload, self.layout)
+            access = world.on_first(lambda: workload.access)
+            self._dataset = Dataset(workload, self.layout, access=access)
         else:
             self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
         self._workload = self._dataset.workload
@@ -178,7 +184,10 @@ class _Run:
         if world.rank == 0:
             folder, layout = self._workload.data_folder, self._dataset.layout
             self._summary["place"] = place_fields(
-                folder, host=world.host, num_hosts=world.num_hosts
+                folder,
+                host=world.host,
+                num_hosts=world.num_hosts,
+                access=self._dataset.access,
             )
             self._summary["dataset"] = dataset_fields(
                 folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
@@ -211,13 +220,13 @@ class _Run:
             world.barrier()
             yield folder
 
-    def _replay_and_gather(self) -> tuple[list[Steps], Reports] | None:
-        """Run the epochs; return the steps of all ranks and what hosts saw, on rank 0."""
+    def _replay_and_gather(self) -> tuple[Sums, Reports] | None:
+        """Run the epochs; return the sums over all steps and what hosts saw, on rank 0."""
         try:
-            monitor, own = self._replay()
-            steps = self._world.gather(own)
-            self._collect(steps)
-            reports = monitor.gather()
+            monitor, parts = self._replay()
+            sums = gather_sums(self._workload, self._world, parts)
+            self._collect()
+            reports = monitor.gather(self._written_bytes())
             if self._tier is not None:
                 self._cached = cache_fields(
                     self._workload, emulates(self._workload), self._tier.gather()
@@ -235,10 +244,10 @@ class _Run:
         except BaseException as error:
             self._record(error)
             raise
-        return None if steps is None or reports is None else (steps, reports)
+        return None if sums is None or reports is None else (sums, reports)
 
-    def _replay(self) -> tuple[RunMonitor, Steps]:
-        """Start cold and run the epochs; return what was seen and (steps,) of this rank."""
+    def _replay(self) -> tuple[RunMonitor, list[Steps]]:
+        """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
         on_gpu = _compute_on_gpu(workload, len(self._own), clock)
@@ -263,22 +272,22 @@ class _Run:
                 )
                 for epoch in range(workload.train.epochs):
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
-                    parts.append(steps.ravel())
+                    parts.append(steps)
                     with self._writing():
-                        write_steps(self._folder, world.rank, np.concatenate(parts))
+                        write_steps(self._folder, world.rank, *parts)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
                     self._live.does("waiting for the last checkpoint")
                     self._gather_checkpoints(self._checkpoints)
                 self._live.does("gathering the results")
-                own = np.concatenate(parts)
-                lost = own["wait"].sum() + own["barrier"].sum()
-                share = lost / max(lost + own["compute"].sum(), 1e-9)
-                most = max(world.all_gather(float(share)))
+                lost = sum(float(each["wait"].sum() + each["barrier"].sum()) for each in parts)
+                computed = sum(float(each["compute"].sum()) for each in parts)
+                share = lost / max(lost + computed, 1e-9)
+                most = max(world.all_gather(share))
                 with watchdog.phase("while probing the drive"):
                     monitor.probe(most)
-        return monitor, own
+        return monitor, parts
 
     @contextmanager
     def _opened_tier(self) -> Iterator[None]:
@@ -327,6 +336,7 @@ class _Run:
             yield None
             return
         steps = [self._plan(epoch).num_steps for epoch in range(workload.train.epochs)]
+        _check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -338,6 +348,16 @@ class _Run:
         if reports is not None:
             fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
             self._summary["checkpoints"] = fields
+
+    def _written_bytes(self) -> int | None:
+        """Return the bytes of all ranks' files on rank 0, 0 on the others; None: they are unknown.
+
+        They are the checkpoints'. What a cache writes is not counted.
+        """
+        if self._tier is not None:
+            return None
+        checkpoints = self._summary.get("checkpoints")
+        return 0 if checkpoints is None else checkpoints["written_bytes"]
 
     def _replay_epoch(
         self,
@@ -383,27 +403,30 @@ class _Run:
                 self._tier.end(watchdog.at)
         return steps
 
-    def _collect(self, parts: Sequence[Steps] | None) -> None:
+    def _collect(self) -> None:
         """Write the records of hosts that do not share rank 0's folder."""
         world, folder = self._world, self._folder
         if world.num_hosts == 1:
             return
         seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
-        own = host_file(folder, world.rank)
-        unseen = world.local_rank == 0 and own.name not in seen
-        hosts = world.gather(own.read_text(encoding="utf-8") if unseen else None)
-        for rank, (steps, lines) in enumerate(zip(parts or (), hosts or (), strict=True)):
-            if f"steps.{rank}.npy" not in seen:
-                write_steps(folder, rank, steps)
-            if lines is not None:
-                write_text(host_file(folder, rank), lines)
+        own = [steps_file(folder, world.rank)]
+        if world.local_rank == 0:
+            own.append(host_file(folder, world.rank))
+        own = [path for path in own if path.name not in seen]
+        sizes = world.all_gather(sum(path.stat().st_size for path in own))
+        for ranks in portions(sizes, _PORTION_BYTES):
+            sent = {path.name: path.read_bytes() for path in own if world.rank in ranks}
+            for files in world.gather(sent) or ():
+                for name, content in files.items():
+                    with named(folder / name):
+                        write_atomically(folder / name, content, sync=False)
 
-    def _judge(self, steps: Sequence[Steps], reports: Reports) -> Outcome:
+    def _judge(self, sums: Sums, reports: Reports) -> Outcome:
         """Write and return the outcome, on rank 0."""
         try:
-            metrics = measure_run(self._workload, steps)
-            hosts, names, paths = reports
-            seen = combine(self._workload, hosts, names, steps, paths, metrics.checkpoints)
+            metrics = measure_sums(sums)
+            hosts, paths, gets = reports
+            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
@@ -423,7 +446,7 @@ class _Run:
             if self._cached is not None:
                 add_cache(summary, self._cached, metrics)
             self._summary = with_metrics(summary, self._workload, metrics)
-            self._write_series(steps)
+            self._write_series()
             self._summary["end"] = time_of_day()
             with self._writing():
                 write_summary(self._folder, self._summary)
@@ -432,11 +455,11 @@ class _Run:
             raise
         return Outcome(self._folder, metrics, self._summary)
 
-    def _write_series(self, steps: Sequence[Steps]) -> None:
+    def _write_series(self) -> None:
         """Write series.csv; a run is not lost because of it."""
         try:
             with self._writing():
-                write_series(self._folder, self._folder / SERIES, dict(enumerate(steps)))
+                write_series(self._folder, self._folder / SERIES)
         except RunError as error:
             self._summary["notes"] = [*self._summary["notes"], f"no {SERIES}: {error}"]
 
@@ -451,8 +474,9 @@ class _Run:
         if self._world.rank != 0:
             return
         with suppress(DlemuError):
-            steps = epochs_of_all(read_steps(self._folder), self._summary["num_accelerators"])
-            metrics = measure_run(self._workload, steps)
+            parts = ((str(rank), steps) for rank, steps in map_steps(self._folder))
+            sums = sum_all(parts, Rule.of(self._workload))
+            metrics = measure_sums(sums.of_all(self._summary["num_accelerators"]))
             summary = with_metrics(self._summary, self._workload, metrics)
             text = report_run(self._workload, metrics, summary).text
             self._say(f"\n{text}\nresults: {self._folder}")
@@ -467,6 +491,48 @@ class _Run:
             num_accelerators=self._num_accelerators,
             epoch=epoch,
         )
+
+
+def gather_sums(workload: Workload, world: World, parts: Sequence[Steps]) -> Sums | None:
+    """Return the sums over the steps of all ranks on rank 0, None on the others.
+
+    `parts` are this rank's records. The records of others stay where they are.
+    """
+    ends: Ends = {}
+    if workload.workflow.checkpoint:
+        own = reduce(both_ends, map(ends_of, parts), ends)
+        ends = world.broadcast(world.reduce(own, both_ends) or own)
+    name, rule = f"rank {world.rank} on host {world.host}", Rule.of(workload)
+    sums = (sum_up(part, rule, ends, name) for part in parts)
+    return world.reduce(reduce(Sums.joined, sums, Sums(rule, ())), Sums.joined)
+
+
+def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Yield the ranks in portions of at most so many bytes, or of one rank.
+
+    `sizes` has the bytes of each rank. Ranks without any may be in none.
+    """
+    first, so_far = 0, 0
+    for rank, size in enumerate([*sizes, 0]):
+        last = rank == len(sizes)
+        if so_far and (last or so_far + size > most):
+            yield range(first, rank)
+            first, so_far = rank, 0
+        so_far += size
+
+
+def _check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
+    """Refuse a run whose checkpoints leave the rule no step to count.
+
+    Raises:
+        WorkloadError: they are too close together.
+    """
+    for epoch, steps in enumerate(num_steps):
+        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        records = new_steps(epoch, np.ones((steps, 1)))
+        records["compute"] = 1.0
+        records["stall"][np.array(due, int) - 1] = 1.0
+        measure_run(workload, records.ravel())
 
 
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
@@ -548,7 +614,7 @@ def _summary_start(workload: Workload, world: World, started: str, notes: Sequen
 def versions() -> dict[str, str]:
     """Return the versions of dlemu, Python, the kernel and the libraries that read."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "nvidia-dali-cuda130"):
+    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,10 +11,12 @@ from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
-from dlemu.loaders import Loader, TellsPaths
+from dlemu.loaders import Loader, TellsGets, TellsPaths
+from dlemu.objects.counts import GetCounts
 from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
 from dlemu.run.watchdog import Watchdog
@@ -23,6 +24,7 @@ from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe, probe_readers
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 2.4
@@ -31,8 +33,8 @@ _SAMPLED_FILES = 512
 _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
-Reports = tuple[list[HostReport], list[str], PathBytes]
-"""Of all hosts; the rank of each accelerator, with its host; and all ranks' bytes."""
+Reports = tuple[list[HostReport], PathBytes, GetCounts | None]
+"""Of all hosts; all ranks' bytes; their requests, None where the data folder is no bucket."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class RunMonitor:
         self._epochs: list[IntervalSummary] = []
         self._begun = 0
         self._probe: Probe | None = None
-        self._paths = PathBytes()
+        self._paths, self._gets = PathBytes(), GetCounts()
+        self._in_bucket = in_bucket(self._workload.data_folder)
         cache = self._workload.cache
         own = [] if cache.folder is None else [Path(cache.folder)]
         written = [*own, *map(Path, cache.devices)]
@@ -127,6 +130,8 @@ class RunMonitor:
             watchdog.at(str(folder))
             mount = mount_under(folder)
             self._file_system = "" if mount is None else mount.kind
+            if self._in_bucket:
+                self._file_system = "s3"
             if world.local_rank != 0:
                 return self
             observer = HostObserver(folder, lambda: self._pids, self._path, also=self._also)
@@ -157,6 +162,8 @@ class RunMonitor:
         """Mark an epoch's end."""
         if isinstance(self._loader, TellsPaths):
             self._paths = self._loader.path_bytes()
+        if isinstance(self._loader, TellsGets):
+            self._gets = self._loader.gets()
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -204,7 +211,7 @@ class RunMonitor:
         if self._observer is None or lost_share <= 0.02:
             return
         if (
-            self._has_cache or self._places
+            self._has_cache or self._places or self._in_bucket
         ):  # files of the origin say nothing about what readers got
             return
         outstanding = min(self._num_host_workers * self._workload.reader.io_depth, _MOST_READERS)
@@ -220,10 +227,14 @@ class RunMonitor:
         folder = self._workload.data_folder
         return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
 
-    def gather(self) -> Reports | None:
-        """Return on rank 0 what all hosts saw, None on the others."""
+    def gather(self, written: int | None = None) -> Reports | None:
+        """Return on rank 0 what all hosts saw, None on the others.
+
+        `written` are the bytes of the files that were written on this rank's account, if known.
+        """
         with self._watchdog.phase("while reading the drives' counters"):
-            wear = self._wear.finish() if self._observer is not None else None
+            first = self._observer is not None
+            wear = self._wear.finish(file_bytes=written) if first else None
         report = HostReport(
             host=self._world.host,
             epochs=self._epochs,
@@ -235,15 +246,17 @@ class RunMonitor:
             file_system=self._file_system,
             wear=wear,
             watched=self._watched,
+            links={} if self._observer is None else self._observer.links,
+            network_name=network_name(),
+            machine=machine_name(),
         )
         hosts = self._world.gather(report if self._observer is not None else None)
-        name = f"rank {self._world.rank} on host {self._world.host}"
-        names = self._world.gather([name] * self._num_accelerators)
-        paths = self._world.gather(self._paths)
-        if hosts is None or names is None or paths is None:
+        paths = self._world.reduce(self._paths, PathBytes.__add__)
+        gets = self._world.reduce(self._gets, GetCounts.__add__)
+        if hosts is None or paths is None:
             return None
-        reports = [host for host in hosts if host is not None]
-        return reports, list(chain(*names)), sum(paths, PathBytes())
+        asked = gets if self._in_bucket else None
+        return [host for host in hosts if host is not None], paths, asked
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:
@@ -254,7 +267,11 @@ class RunMonitor:
                 f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
                 "mpirun --bind-to none gives them all"
             )
-        if self._workload.reader.odirect == "auto" and not self._loader.direct:
+        if (
+            self._workload.reader.odirect == "auto"
+            and not self._loader.direct
+            and not self._in_bucket
+        ):
             yield (
                 f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
                 "reads went through the page cache"

@@ -63,15 +63,20 @@ class Sized(Sizing):
 
     def __str__(self) -> str:
         """Return the answer, what it rests on, and what to know about it."""
-        runs = ", ".join(f"{au:.2f}" for au in self.au_percentages)
+        runs = ", ".join(f"{p.au_percentage:.2f}%{_with_stalls(p)}" for p in self.shown)
         which = "confirming runs" if self.confirmations else "last run"
         evidence = [p.evidence for p in self.points if p.limit == self.limit and p.evidence]
         lines = [
             self.line,
             f"at {self.shown[-1].num_accelerators}: {format_rate(self.read_bytes_per_second)}, "
-            f"{self.samples_per_second:.1f} samples/s, AU of the {which} {runs}%",
+            f"{self.samples_per_second:.1f} samples/s, AU of the {which} {runs}",
             ". ".join([f"limit: {self.limit}", *evidence[-1:]]),
         ]
+        if self.workload.workflow.checkpoint:
+            lines.append(
+                "checkpoints: each run wrote its own; the rule's AU leaves out the stalls, in "
+                "which all accelerators waited for a checkpoint"
+            )
         if not self.at_least and self.real_accelerators is None:
             lines.append("no N*: the runs do not agree on where AU meets the threshold")
         if self.read_ahead_share is not None:
@@ -108,13 +113,19 @@ def describe_event(event: Event) -> str:
         cached = f", {share:.0%} from memory" if share >= 0.05 else ""
         number, noun = counted(point.num_accelerators, "accelerator").split()
         lines.append(
-            f"{number:>4} {noun}: AU {point.au_percentage:6.2f}%, "
+            f"{number:>4} {noun}: AU {point.au_percentage:6.2f}%{_with_stalls(point)}, "
             f"{point.samples_per_second:.1f} samples/s, "
             f"{format_rate(point.read_bytes_per_second)}{cached}, limit: {point.limit}, "
             f"{format_seconds(point.seconds)}"
         )
     lines.append(f"     {'done' if event.next is None else f'next {event.next}'}: {event.reason}")
     return "\n".join(lines)
+
+
+def _with_stalls(point: Point) -> str:
+    """Return what the rule leaves out where checkpoints were taken: " (81.20% with stalls)"."""
+    whole = point.au_with_stalls_percentage
+    return "" if whole is None else f" ({whole:.2f}% with stalls)"
 
 
 def _answer(sized: Sized) -> str:

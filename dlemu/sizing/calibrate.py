@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
@@ -36,6 +36,7 @@ from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _IN_MEMORY = Path("/dev/shm")
@@ -133,6 +134,11 @@ def _find_target(workload: Workload) -> Layout | None:
     """Return the layout of the target's dataset; None: there is no target."""
     if workload.dataset.data_folder is None:
         return None
+    if in_bucket(workload.data_folder):
+        raise WorkloadError(
+            f"dlemu calibrate reads files, and {workload.data_folder} is a bucket; leave "
+            "dataset.data_folder out to calibrate the host alone"
+        )
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
@@ -227,7 +233,8 @@ class _Runs:
         with self._live.doing("probing the drive"):
             rate = self._world.on_first(
                 lambda: (
-                    cold_rate(workload, layout, _PROBE_READERS, _PROBE_SECONDS) or workload.demand
+                    cold_rate(Dataset(workload, layout), _PROBE_READERS, _PROBE_SECONDS)
+                    or workload.demand
                 )
             )
         batches = layout.num_samples // workload.reader.batch_size

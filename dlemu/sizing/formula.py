@@ -5,11 +5,14 @@ For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
     demand = batch_bytes / t_c
     AU(N)  = min( t_c / (t_c + o + σ (ln N + 0.577)),       step: overhead and barrier
                   drives · S / ((1 − h) · N · demand),      storage, helped by the page cache
+                  server / ((1 − h) · N · demand),          what its servers give together
+                  hosts · L / ((1 − h) · N · demand),       what the hosts' links carry
                   hosts · C / (N · demand) )                what the hosts can move
 
     o  overhead of a step that nothing overlaps, seconds
     σ  jitter of a step, seconds: the last of N accelerators is σ (ln N + 0.577) late at the barrier
     S  read rate of a drive, h the share of the bytes that the page cache serves
+    L  payload of one host's links (client.nic_gbps)
     C  read rate of one host with this workload and loader
 
 The datasheet gives S; one calibration measures the rest (`Calibration`). Every term has an error,
@@ -38,6 +41,9 @@ measured: the largest in a published cell at its AU ceiling (printed by `benchma
 DLIO_CORE_SECONDS = {"npz": (1.2, 4.3), "tfrecord": (2.6, 6.4)}
 """CPU cores of a host x seconds that DLIO needs for a GB in published results: the cheapest host,
 and the dearest of those whose drives were fast enough (printed by `benchmarks.published`)."""
+LINK_PAYLOAD = (1448 / 1538, 8948 / 9038)
+"""Share of a link's rate that is payload, in TCP over Ethernet with frames of 1500 and 9000 bytes:
+a frame has 52 bytes of headers of IP and TCP, and costs 38 more on the wire."""
 EXTRAPOLATED_ABOVE = 400
 """The barrier term was compared with measurements up to 411 accelerators."""
 
@@ -154,6 +160,10 @@ class PredictionInput:
     num_drives: int = 1
     """Drives over all hosts."""
     num_hosts: int = 1
+    nic_gbps: float | None = None
+    """Gb/s of all links of one host, in each direction; None: taken as unlimited, as the next."""
+    server_read_bytes_per_second: float | None = None
+    """What the storage's servers give together."""
     accelerators: int | None = None
     """Number to predict AU and rate for; None: the most that pass."""
     published_host: PublishedHost | None = None
@@ -167,16 +177,23 @@ class PredictionInput:
     def of(cls, workload: Workload, drive: Drive) -> Self:
         """Return the input for a workload that reads `workload.drives` such drives.
 
+        Where server.read_bandwidth is given, the drives may have no rate: then they are no limit.
+
         Raises:
             WorkloadError: the drive's rate is not given, or a number is not above 0.
         """
+        server = workload.server.read_bandwidth
         return cls(
             computation_time=workload.train.computation_time.mean,
             batch_bytes=workload.bytes_per_step,
             threshold=100 * workload.metric.au,
-            drive_read_bytes_per_second=drive.read_rate,
+            drive_read_bytes_per_second=math.inf
+            if drive.read_bandwidth is None and server is not None
+            else drive.read_rate,
             num_drives=workload.drives,
             num_hosts=workload.num_hosts,
+            nic_gbps=workload.client.nic_gbps,
+            server_read_bytes_per_second=server,
             accelerators=workload.predict.accelerators,
             published_host=_published_host(workload),
         )
@@ -234,8 +251,11 @@ class Prediction:
     read_low: float
     read_high: float
     limit: str
-    """`storage`, `host cpu`, `step overhead` or `barrier`; `none`: AU is at its ceiling. Where the
-    deciding figure was itself limited: by what."""
+    """`storage`, `server`, `network`, `host cpu`, `step overhead` or `barrier`; `none`: AU is at
+    its ceiling. Where the deciding figure was itself limited: by what."""
+    feeds: dict[str, float]
+    """Accelerators that each of storage, server, network and host feeds, as a real number; without
+    those that are taken as unlimited."""
     calibrated: bool
     """False: from the datasheet alone, no host was measured."""
     extrapolated: bool
@@ -268,6 +288,11 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
         read_low=running * low.au(running) * job.demand,
         read_high=running * high.au(running) * job.demand,
         limit=limit,
+        feeds={
+            name: number / (job.threshold / 100)
+            for name, number in mean.feeds.items()
+            if not math.isinf(number)
+        },
         calibrated=calibration is not None,
         extrapolated=running > EXTRAPOLATED_ABOVE,
         published_figure=None if job.published_host is None else _published_figure(low, high),
@@ -295,6 +320,9 @@ class _Terms:
     """Accelerators that the storage feeds at AU 100 %."""
     hosts: float
     """Accelerators that the hosts feed at AU 100 %."""
+    server: float
+    """The same for the storage's servers, and for the hosts' links; infinite if not given."""
+    links: float
     computation_time: float
     overhead: float
     jitter: float
@@ -326,20 +354,40 @@ class _Terms:
             low, high = job.published_host.low, job.published_host.high
             # The geometric mean: the ends are factors apart.
             host = {-1: low, 0: math.sqrt(low * high), 1: high}[sign]
-        storage = job.num_drives * drive / (1 - cached) / job.demand
+        missed = job.demand * (1 - cached)
+        storage = job.num_drives * drive / missed
         hosts = job.num_hosts * host / job.demand
+        server = math.inf if (rate := job.server_read_bytes_per_second) is None else rate / missed
+        link = math.inf if job.nic_gbps is None else job.nic_gbps * 1e9 / 8
         # A figure that something else limited is no upper bound.
         return cls(
             storage=math.inf
             if sign > 0 and drive_bound_by
             else storage * (1 + sign * storage_error),
             hosts=math.inf if sign > 0 and host_bound_by else hosts * (1 + sign * host_error),
+            server=server * (1 + sign * ERROR),
+            links=job.num_hosts * link * LINK_PAYLOAD[sign > 0] / missed,
             computation_time=job.computation_time,
             overhead=overhead,
             jitter=jitter,
             storage_bound_by=drive_bound_by,
             hosts_bound_by=host_bound_by,
         )
+
+    @property
+    def feeds(self) -> dict[str, float]:
+        """Accelerators that each resource feeds at AU 100 %, by its name as a limit."""
+        return {
+            "host cpu": self.hosts,
+            "storage": self.storage,
+            "server": self.server,
+            "network": self.links,
+        }
+
+    @property
+    def fed(self) -> float:
+        """Accelerators that all of these feed at AU 100 %."""
+        return min(self.feeds.values())
 
     def late(self, num_accelerators: float) -> float:
         """Return how many seconds the last accelerator is late at the barrier."""
@@ -352,7 +400,7 @@ class _Terms:
 
     def au(self, num_accelerators: int) -> float:
         """Return AU, 0 to 1."""
-        rate = min(self.storage, self.hosts) / num_accelerators
+        rate = self.fed / num_accelerators
         return min(self.ceiling(num_accelerators), rate)
 
     def most(self, threshold: float) -> float:
@@ -362,13 +410,13 @@ class _Terms:
             met = math.exp(min(700.0, spare / self.jitter - np.euler_gamma))
         else:
             met = math.inf if spare >= 0 else 0.0
-        return min(self.storage / threshold, self.hosts / threshold, met)
+        return min(self.fed / threshold, met)
 
     def number(self, threshold: float) -> int | None:
         """Return the most accelerators that pass a threshold in percent; None: unlimited."""
         # `metrics.passes` rounds to two decimals: AU may be up to 0.005 below the threshold.
         real = self.most(max(round(threshold, 2) - 0.005, threshold / 2) / 100)
-        if math.isinf(min(self.storage, self.hosts)) and real > EXTRAPOLATED_ABOVE:
+        if math.isinf(self.fed) and real > EXTRAPOLATED_ABOVE:
             return None
         number = math.floor(real)
         if number > 0 and not passes(100 * self.au(number), threshold):
@@ -378,10 +426,10 @@ class _Terms:
     def limit(self, num_accelerators: int, threshold: float) -> tuple[str, bool]:
         """Return the smallest term, or what limited its figure: then more may be possible, True."""
         ceiling = self.ceiling(num_accelerators)
-        if min(self.storage, self.hosts) / num_accelerators < ceiling:
-            if self.storage < self.hosts:
-                return self.storage_bound_by or "storage", self.storage_bound_by is not None
-            return self.hosts_bound_by or "host cpu", self.hosts_bound_by is not None
+        if self.fed / num_accelerators < ceiling:
+            name = min(self.feeds, key=lambda each: self.feeds[each])
+            bound_by = {"storage": self.storage_bound_by, "host cpu": self.hosts_bound_by}.get(name)
+            return bound_by or name, bound_by is not None
         if passes(100 * ceiling, threshold):
             return "none", False
         late = self.late(num_accelerators) > self.overhead

@@ -62,6 +62,9 @@ def settings_of(workload: Workload, world: World) -> dict[str, Any]:
     """Return, by dotted key, what the runs of a search depend on."""
     tree = workload.model_dump(mode="json", include=set(_SECTIONS))
     settings: dict[str, Any] = {"num_ranks": world.num_ranks, "num_hosts": world.num_hosts}
+    if workload.workflow.checkpoint:
+        settings["workflow.checkpoint"] = True
+        tree |= workload.model_dump(mode="json", include={"model", "checkpoint"})
     for section, keys in tree.items():
         settings |= {f"{section}.{key}": value for key, value in keys.items()}
     return {key: value for key, value in settings.items() if key not in _MAY_CHANGE}

@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from dlemu.checkpoint.in_run import planned_in_run
+from dlemu.checkpoint.shares import share_of
 from dlemu.datagen import read_manifest
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
@@ -293,11 +295,16 @@ class _Search:
             self._say(f"going on after {counted(len(self._log.points), 'run')} in {self._folder}")
         elif self._enough.most_accelerators:
             self._say(describe_plan(self._enough, self._first, self._expected))
+        if workload.workflow.checkpoint:
+            steps = self._enough.num_steps(self._first)
+            told = planned_in_run(workload, self._first, steps)
+            self._say(f"     written in the first run: {told}")
 
 
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
-    manifest = read_manifest(workload.data_folder)
+    access = workload.access
+    manifest = read_manifest(workload.data_folder, access, with_files=access is None)
     if manifest is None:
         raise DatasetError(
             f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
@@ -320,12 +327,18 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
             f"{most + 1} need {need} open files in a rank, more than a process may have here; use "
             f"more ranks, or raise the limit as root: ulimit -n {need}"
         )
+    if workload.workflow.checkpoint and workload.checkpoint.mode == "subset":
+        most = share_of(workload.model, None, "subset").total
+        if most < workload.size.max_accelerators:
+            workload = workload.with_keys({"size.max_accelerators": most})
+            bound = f"the model is spread over {most}, and each writes its own files"
     return workload, manifest.layout, bound
 
 
 def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     metrics, found = outcome.metrics, outcome.summary["limit"]
+    cost = metrics.checkpoints
     limit, evidence = found["name"], found["evidence"]
     if in_memory and limit_in_memory(limit) != limit:
         limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
@@ -338,6 +351,7 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
         evidence=evidence,
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
+        au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
     )
 
 

@@ -10,7 +10,7 @@ from dlemu.results.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
-from dlemu.units import format_rate, html_table
+from dlemu.units import counted, format_rate, html_table
 from dlemu.workload.model import Drive, Workload
 
 _OF_A_HOST = 8
@@ -34,7 +34,7 @@ class Predicted(Prediction):
 
     workload: Workload
     drive: Drive
-    """One of the `workload.drives` drives."""
+    """One of the `workload.drives` drives; without a rate where only the server's is known."""
 
     @property
     def pass_bytes(self) -> float | None:
@@ -71,9 +71,10 @@ class Predicted(Prediction):
 
     def __str__(self) -> str:
         """Return number, range, AU, rate and limit, and what they rest on."""
-        head = f"{self.workload.name} on {self.workload.drives} x {self.drive.name}"
+        head = f"{self.workload.name} on {self._storage()}"
         rows = [f"{name}{value:>{35 - len(name)}}   {band}" for name, value, band in self._rows()]
         lines = [f"{head}, {self._source()}", "", *rows, "", f"limit: {self.limit}"]
+        lines += self._compared()
         if self.at_least:
             lines.append(
                 "at least: what was measured was held back by something other than the storage, so "
@@ -131,8 +132,35 @@ class Predicted(Prediction):
             )
         return rows
 
+    def _storage(self) -> str:
+        workload, rate = self.workload, self.workload.server.read_bandwidth
+        known = self.drive.read_bandwidth is not None
+        drives = [f"{workload.drives} x {self.drive.name}"] if known else []
+        server = [] if rate is None else [f"a server of {format_rate(rate)}"]
+        return " behind ".join([*drives, *server])
+
+    def _compared(self) -> list[str]:
+        """Return what each resource feeds, if a server or the hosts' links are among them."""
+        workload = self.workload
+        gbps = workload.client.nic_gbps
+        if gbps is None and workload.server.read_bandwidth is None:
+            return []
+        fed = ", ".join(f"{name} {number:.1f}" for name, number in sorted(self.feeds.items()))
+        lines = [f"accelerators that each feeds: {fed}"]
+        if gbps is not None:
+            links = f"{counted(workload.num_hosts, 'host')} x {gbps:g} Gb/s"
+            asked = format_rate(workload.demand)
+            lines.append(
+                f"one accelerator asks for {asked}, {800 * workload.demand / (gbps * 1e9):.0f}% of "
+                f"a host's links ({links})"
+            )
+        return lines
+
     def _source(self) -> str:
         """Return what the prediction rests on."""
+        if self.drive.read_bandwidth is None:
+            host = "the host taken as unlimited" if not self.calibrated else "host calibrated"
+            return f"by the server's rate, {host}"
         if self.published_figure is not None:
             cpus = self.workload.predict.host_cpus
             return f"drive by its datasheet, hosts of {cpus} cores that run DLIO"
@@ -149,8 +177,9 @@ def predict(workload: Workload) -> Predicted:
         workload = dlemu.load_workload("unet3d_h100", {"drive": "d7_ps1010", "drives": 4})
         print(dlemu.predict(workload).num_accelerators)
 
-    The rates come from the keys drive and drives, or from predict.calibration, a file of `dlemu
-    calibrate`. No storage is read. Where output.folder is set, predict.json is written there.
+    The rates come from the keys drive, drives and server.read_bandwidth, or from
+    predict.calibration, a file of `dlemu calibrate`. No storage is read. Where output.folder is
+    set, predict.json is written there.
 
     Raises:
         WorkloadError: no drive is given, the calibration does not fit, a number is not above 0, or
@@ -211,14 +240,19 @@ def _pass_bytes(workload: Workload) -> float:
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:
-    """Return the drive to predict for and the host's calibration; None: not given."""
-    calibration = _calibration(workload)
+    """Return the drive to predict for and the host's calibration; None: not given.
+
+    Where only the server's rate is given, the drive has none.
+    """
+    calibration, drive = _calibration(workload), workload.drive
+    if drive is None and workload.server.read_bandwidth is not None:
+        drive = Drive(name="server")
     if calibration is None:
-        return workload.drive, None
+        return drive, None
     if workload.drive is None:
         rate = calibration.drive_read_bytes_per_second
         if rate is None:
-            return None, calibration
+            return drive, calibration
         # Not validated: a slow drive's rate looks like a rate whose unit was forgotten.
         name, rate = "calibrated drive", max(1, round(rate))
         return Drive.model_construct(name=name, read_bandwidth=rate), calibration

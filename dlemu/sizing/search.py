@@ -59,6 +59,8 @@ class Point:
     """What the limit was concluded from."""
     page_cache_share: float | None = None
     """Share of the bytes that came from memory, 0 to 1; None: the kernel does not tell."""
+    au_with_stalls_percentage: float | None = None
+    """AU with all waiting for checkpoints counted; None: the run took none."""
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,23 @@
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command
+from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
-from dlemu.storage.probe import probe_rate, probe_writing
+from dlemu.storage.probe import probe_writing
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import Access, in_bucket
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64
-_PROBE_FILES = 512
 START_SECONDS = 3.0
 """About how long a run takes beside its steps."""
 _WRITE_SECONDS = 1.0
@@ -34,31 +36,33 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
     if drive is not None:
-        expected = predict(PredictionInput.of(workload, drive), calibration).real_accelerators
+        job = PredictionInput.of(workload, drive)
+        job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
+        expected = predict(job, calibration).real_accelerators
         say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
     else:
-        own = 0.0
+        own, access = 0.0, world.on_first(lambda: workload.access)
         if world.local_rank == 0:
-            own = probed_rate(workload, enough.layout)
+            own = probed_rate(workload, enough.layout, access)
         rate = math.fsum(world.all_gather(own))
         expected = rate / workload.demand / workload.metric.au
+        whose = " from the origin" if workload.cache.folder is not None else ""
         say(
-            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}, as "
+            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}{whose}, as "
             f"much as {expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
         )
     return max(1, min(math.floor(expected) + 1, most)), expected
 
 
-def probed_rate(workload: Workload, layout: Layout) -> float:
+def probed_rate(workload: Workload, layout: Layout, access: Access | None = None) -> float:
     """Return bytes per second that PROBE_READERS threads get from the dataset's files."""
-    return cold_rate(workload, layout, PROBE_READERS, _PROBE_SECONDS)
+    dataset = Dataset(workload, layout, access=access)
+    return cold_rate(dataset, PROBE_READERS, _PROBE_SECONDS)
 
 
-def cold_rate(workload: Workload, layout: Layout, num_readers: int, seconds: float) -> float:
+def cold_rate(dataset: Dataset, num_readers: int, seconds: float) -> float:
     """Return bytes per second that threads get from the dataset's files; 0: nothing was read."""
-    files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
-    paths = [workload.data_folder / layout.path(file) for file in files]
-    return probe_rate(paths, num_readers=num_readers, seconds=seconds) or 0.0
+    return probe_dataset(dataset, num_readers=num_readers, seconds=seconds) or 0.0
 
 
 def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
@@ -102,6 +106,8 @@ def write_rate(workload: Workload) -> float | None:
     """Return bytes per second that datagen may write: the drive's figure, else a short probe's."""
     if workload.drive is not None and workload.drive.write_bandwidth is not None:
         return float(workload.drive.write_bandwidth * workload.drives)
+    if in_bucket(workload.data_folder):
+        return None
     with suppress(OSError):  # the folder need not be writable for a search
         return probe_writing(workload.data_folder, seconds=_WRITE_SECONDS)
     return None

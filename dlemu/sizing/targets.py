@@ -82,7 +82,7 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
     targets: list[Target] = []
     seen: dict[str, set[str]] = {}
     for number, (name, folder) in enumerate(zip(names, folders, strict=True)):
-        if not Path(folder).is_dir():
+        if "://" not in folder and not Path(folder).is_dir():
             there = {"dataset.data_folder": folder, "storage.storage_root": "./"}
             made = datagen_command(
                 workload.with_keys(there), "auto", num_accelerators=FIRST_DATASET
@@ -91,7 +91,9 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
                 f"{key}: {folder} is no folder; this writes a dataset there, for "
                 f"{FIRST_DATASET} accelerators: {made}"
             )
-        devices = {device.name for device in devices_under(Path(folder))}
+        devices = set()
+        if "://" not in folder:
+            devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
             if shared := ", ".join(sorted(devices & others)):
                 say(f"warning: {name} and {other} share {shared}: one drive, twice")
@@ -108,16 +110,16 @@ def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
         given = {key: value_of(tree, key) for key in workload.given}
         # A key without a value here has no effect (`Workload.ignored`).
         workload = load_workload(name, {k: v for k, v in given.items() if v is not None})
-    folder = Path(target.folder)
-    # A target may hold the dataset of each workload in a folder of that name.
-    if (folder / workload.name).is_dir():
-        folder /= workload.name
     if workload.train.computation_time.mean == 0:
         raise WorkloadError(
             f"train.computation_time of {workload.name} must be above 0 for a search: accelerators "
             "that do not compute are never busy"
         )
-    return workload.with_keys({"dataset.data_folder": str(folder), "storage.storage_root": "./"})
+    place = target.folder
+    # A target may hold the dataset of each workload in a folder of that name.
+    if "://" not in place and Path(place, workload.name).is_dir():
+        place = str(Path(place, workload.name))
+    return workload.with_keys({"dataset.data_folder": place, "storage.storage_root": "./"})
 
 
 def _names_of(folders: Sequence[str]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class File:
 
 
 @dataclass(slots=True)
-class _Leftover:
+class Leftover:
     """Bytes that were read before they were asked for; the next read takes them from memory."""
 
     file: File
@@ -72,7 +72,7 @@ class _Piece:
     """Result of a helper thread; None: the caller reads."""
 
 
-class _Parts:
+class Parts:
     """A queue of parts. A part may be cut in two when the next bytes are taken."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -83,7 +83,7 @@ class _Parts:
 
     def put_back(self, parts: list[Part], *, skip: int) -> None:
         """Put parts back to the front, without their first `skip` bytes."""
-        again = _Parts(parts)
+        again = Parts(parts)
         again.take(skip)
         self._left.extendleft(reversed(again._left))
 
@@ -121,7 +121,7 @@ class ExtentReader:
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
         self._head = self._buffers[0] if self.direct else memoryview(bytearray(HEAD_BYTES))
-        self._leftover: _Leftover | None = None
+        self._leftover: Leftover | None = None
         self._open: OrderedDict[str, File] = OrderedDict()
         self._max_open = max_open
 
@@ -160,7 +160,7 @@ class ExtentReader:
         want = min(file.num_bytes, len(memory))
         into = memory[: round_up(want)] if self.direct else memory
         got = self._fetch(file, _Piece(0, want, memory, [into], []))
-        self._leftover = _Leftover(file, 0, got, memory)
+        self._leftover = Leftover(file, 0, got, memory)
         return memory[: min(got, HEAD_BYTES)]
 
     def read(
@@ -183,7 +183,7 @@ class ExtentReader:
                 f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted; "
                 f"it is cut short: dlemu verify lists what is damaged"
             )
-        wanted = _Parts(parts)
+        wanted = Parts(parts)
         start = offset
         left = self._leftover
         if left is not None and left.file is file and left.start <= start < left.stop:
@@ -267,7 +267,7 @@ class ExtentReader:
             self.close_file(self._open.popitem()[1])
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
+        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
     ) -> None:
         """Read the bytes from `start` to `stop`, none of which is in memory yet."""
         raise NotImplementedError
@@ -311,7 +311,7 @@ class _Buffered(ExtentReader):
         on this file system."""
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
+        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
     ) -> None:
         begin = perf_counter()
         if check is None and self._cached_flags is not None:
@@ -337,7 +337,7 @@ class _Buffered(ExtentReader):
             self._read_piece(file, into, start, self._piece_bytes - room, check)
         self.read_seconds += perf_counter() - begin
 
-    def _take_cached(self, file: File, start: int, parts: _Parts) -> int:
+    def _take_cached(self, file: File, start: int, parts: Parts) -> int:
         """Read what is in the page cache, in few calls; return the offset where that ends.
 
         The storage sees nothing of these calls, so they need not have the size of a piece.
@@ -407,7 +407,7 @@ class _InPieces(ExtentReader):
         super().close()
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool, check: Check | None
+        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
     ) -> None:
         self._leftover = None
         under_way: deque[_Piece] = deque()
@@ -440,7 +440,7 @@ class _InPieces(ExtentReader):
         return sum(read.result() for read in reads)
 
     def _cut(
-        self, file: File, start: int, stop: int, parts: _Parts, *, ahead: bool
+        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool
     ) -> Iterator[_Piece]:
         """Yield the pieces of an extent, in order."""
         begin, end = start, stop
@@ -462,7 +462,7 @@ class _InPieces(ExtentReader):
         """Have a piece read, and its bytes in the parts."""
         got = self._fetch(file, piece)
         if self.direct:
-            self._leftover = _Leftover(file, piece.start, piece.start + got, piece.memory)
+            self._leftover = Leftover(file, piece.start, piece.start + got, piece.memory)
             self._copy(piece.memory[piece.skipped :], piece.parts, check)
         elif check is not None:
             for memory in piece.into:

@@ -6,9 +6,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -60,27 +61,30 @@ def probe_rate(
 
     Reads bypass the page cache if the file system allows that. None if nothing could be read.
     """
+    pieces = partial(_random_pieces, paths)
+    return rate_of(pieces, num_readers=num_readers, seconds=seconds, seed=seed)
+
+
+def rate_of(
+    read_pieces: Callable[[np.random.Generator], Iterator[int]],
+    *,
+    num_readers: int,
+    seconds: float,
+    seed: int = 0,
+) -> float | None:
+    """Return bytes per second of threads; `read_pieces` reads and yields the bytes of a piece."""
     came: list[tuple[float, int]] = []
     begun, ended = threading.Event(), threading.Event()
 
     def read(reader: int) -> None:
         generator = np.random.default_rng((seed, reader))
-        buffer = aligned_buffer(_PIECE)
         # Readers that begin at once would keep the interpreter from starting hundreds of others.
         begun.wait()
-        while not ended.is_set():
-            path = paths[int(generator.integers(len(paths)))]
-            with suppress(OSError, DatasetError):
-                file = _open_cold(path)
-                try:
-                    pieces = max(1, os.fstat(file).st_size // _PIECE)
-                    for piece in generator.permutation(pieces)[:16]:
-                        num_bytes = os.preadv(file, [buffer], int(piece) * _PIECE)
-                        came.append((time.perf_counter(), num_bytes))
-                        if ended.is_set():
-                            return
-                finally:
-                    os.close(file)
+        for num_bytes in read_pieces(generator):
+            if num_bytes:
+                came.append((time.perf_counter(), num_bytes))
+            if ended.is_set():
+                return
 
     threads = [
         threading.Thread(target=read, args=(number,), daemon=True) for number in range(num_readers)
@@ -101,6 +105,22 @@ def probe_rate(
     if not whole:
         return None
     return sum(num_bytes for _, num_bytes in whole) / (max(at for at, _ in whole) - start) or None
+
+
+def _random_pieces(paths: Sequence[Path], generator: np.random.Generator) -> Iterator[int]:
+    """Read random pieces of files for ever; yield the bytes of each, 0 for what cannot be read."""
+    buffer = aligned_buffer(_PIECE)
+    while True:
+        path = paths[int(generator.integers(len(paths)))]
+        yield 0
+        with suppress(OSError, DatasetError):
+            file = _open_cold(path)
+            try:
+                pieces = max(1, os.fstat(file).st_size // _PIECE)
+                for piece in generator.permutation(pieces)[:16]:
+                    yield os.preadv(file, [buffer], int(piece) * _PIECE)
+            finally:
+                os.close(file)
 
 
 def probe_writing(folder: Path, *, seconds: float) -> float:

@@ -2,18 +2,23 @@
 
 An entry's name is the file's number in the dataset, a point, and its generation. A file is written
 under a temporary name and renamed when it is whole, so a run that is killed leaves no half entry.
+
+The kernel may still hold names and sizes of what was written. They reach the drive at the end of a
+run, and the mark says so: entries of a run that did not get there are kept as long as the host has
+not been started anew. A flush for each file would cost a small one more than its writing.
 """
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError, WorkloadError
+from dlemu.host.drive_counters import flush
 from dlemu.storage.atomic import PARTIAL, write_atomically
 from dlemu.storage.locks import lock_folder
 from dlemu.units import counted, format_bytes, round_up
@@ -21,6 +26,10 @@ from dlemu.workload.model import Workload
 
 MARK = "dlemu-cache.json"
 """File that says of which dataset a folder is a cache."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_UNSAFE = "may_be_lost_after_boot"
+"""Key of the mark: the start of the host in which entries were written; empty: all are on the
+drive."""
 _ENTRY = re.compile(rf"(\d+)\.(\d+)(?:{re.escape(PARTIAL)})?")
 _PIECE_BYTES = 8 << 20
 
@@ -67,8 +76,12 @@ def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
 class CacheFolder:
     """The cache of one host, held by the host's first rank."""
 
-    def __init__(self, workload: Workload, layout: Layout, sizes: Samples) -> None:
+    def __init__(
+        self, workload: Workload, layout: Layout, sizes: Samples, *, claim: bool = True
+    ) -> None:
         """Claim and lock the folder. `sizes`: bytes of each file of the dataset.
+
+        With `claim` false only look at it: nothing is made, locked or written.
 
         Raises:
             WorkloadError: it holds what is not this dataset's, is in use, or has too little room.
@@ -83,27 +96,41 @@ class CacheFolder:
             "data_folder": str(workload.data_folder.absolute()),
             "dataset": {key: str(value) for key, value in asdict(layout).items() if key != "paths"},
         }
+        self._lock = -1
+        is_new = claim and not self.path.exists()
         try:
-            self.path.mkdir(exist_ok=True)
-            self._lock = lock_folder(self.path)
+            if claim:
+                self.path.mkdir(exist_ok=True)
+                self._lock = lock_folder(self.path)
+            names = self._names()
+            self.capacity = self._find_room(workload.cache.capacity, names)
+            self.is_lost = self._written_in not in ("", _boot_id()) and bool(names)
+            """Whether the host was started anew before all entries were on the drive."""
+            if claim:
+                self._write_mark(_boot_id())
         except BlockingIOError:
             raise WorkloadError(f"cache.folder {self.path} is in use by another run") from None
         except OSError as error:
-            raise WorkloadError(f"cache.folder {self.path}: {error.strerror}") from None
-        try:
-            names = self._names()
-            self.capacity = self._find_room(workload.cache.capacity, names)
-            write_atomically(self.path / MARK, json.dumps(self._dataset, indent=2).encode())
-        except OSError as error:
             self.close()
-            raise RunError(f"{error.filename or self.path}: {error.strerror}") from None
+            raise WorkloadError(
+                f"cache.folder {self.path}: {error.strerror}; name an empty folder on the cache's "
+                "drive"
+            ) from None
         except BaseException:
             self.close()
+            if is_new:
+                with suppress(OSError):
+                    self.path.rmdir()
             raise
+
+    def _write_mark(self, written_in: str) -> None:
+        mark = self._dataset | {_UNSAFE: written_in}
+        write_atomically(self.path / MARK, json.dumps(mark, indent=2).encode())
 
     def _names(self) -> list[str]:
         """Return the names of the entries; refuse a folder that holds anything else."""
-        names = sorted(os.listdir(self.path))
+        self._written_in = ""
+        names = sorted(os.listdir(self.path)) if self.path.exists() else []
         own = [name for name in names if _ENTRY.fullmatch(name)]
         others = [
             name for name in names if name not in (*own, MARK, f"{MARK}{PARTIAL}", "lost+found")
@@ -116,11 +143,12 @@ class CacheFolder:
             )
         if MARK in names:
             try:
-                found = json.loads((self.path / MARK).read_bytes())
-            except ValueError:
-                found = None
+                found = dict(json.loads((self.path / MARK).read_bytes()))
+            except (ValueError, TypeError):
+                found = {}
+            self._written_in = found.pop(_UNSAFE, "")
             if found != self._dataset:
-                of = found.get("data_folder") if isinstance(found, dict) else None
+                of = found.get("data_folder")
                 what = f"another dataset in {of}" if of else "an unknown dataset"
                 raise WorkloadError(
                     f"cache.folder {self.path} is a cache of {what}; remove that folder, or name "
@@ -132,14 +160,15 @@ class CacheFolder:
         """Return the capacity in bytes; refuse one that the drive has no room for."""
         total, smallest = int(self.blocks.sum()), int(self.blocks.min())
         capacity = int(asked * total) if asked <= 1 else int(asked)
-        status = os.statvfs(self.path)
+        status = os.statvfs(self.path if self.path.exists() else self.path.parent)
         own = sum(os.stat(self.path / name).st_blocks * 512 for name in names)
-        free = status.f_bavail * status.f_frsize + own
-        if min(capacity, total) > free:
+        self.free_bytes = status.f_bavail * status.f_frsize + own
+        """Of the drive, with what the entries take."""
+        if min(capacity, total) > self.free_bytes:
             raise WorkloadError(
                 f"cache.capacity must fit on its drive: {format_bytes(min(capacity, total))} are "
-                f"to be cached, {format_bytes(free)} are free in {self.path}; set a smaller "
-                "cache.capacity"
+                f"to be cached, {format_bytes(self.free_bytes)} are free in {self.path}; set a "
+                "smaller cache.capacity"
             )
         if capacity < smallest:
             raise WorkloadError(
@@ -148,22 +177,29 @@ class CacheFolder:
             )
         return min(capacity, total)
 
+    def look(self) -> list[tuple[int, int]]:
+        """Return file and generation of the entries that `clean` keeps, the oldest first."""
+        return self._sound(lambda name: None)
+
     def clean(self) -> list[tuple[int, int]]:
         """Remove what is not whole; return file and generation of the rest, the oldest first."""
+        return self._sound(lambda name: os.unlink(self.path / name))
+
+    def _sound(self, remove: Callable[[str], None]) -> list[tuple[int, int]]:
+        """Call `remove` with the name of each entry that is not sound; return the others."""
         found: dict[int, int] = {}
         for name in self._names():
             match = _ENTRY.fullmatch(name)
             assert match is not None
             file, generation = int(match[1]), int(match[2])
             size = os.stat(self.path / name).st_size
-            sound = file < len(self._sizes) and size == self._sizes[file]
-            if name.endswith(PARTIAL) or not sound:
-                os.unlink(self.path / name)
-            elif generation < found.get(file, -1):
-                self.remove(file, generation)
+            whole = file < len(self._sizes) and size == self._sizes[file]
+            if self.is_lost or name.endswith(PARTIAL) or not whole:
+                remove(name)
+            elif file in found:  # the run was killed before it removed the older one
+                older, found[file] = sorted((found[file], generation))
+                remove(Path(entry_path("", file, older)).name)
             else:
-                if file in found:  # the run was killed before it removed the older one
-                    self.remove(file, found[file])
                 found[file] = generation
         return sorted(found.items(), key=lambda entry: entry[1])
 
@@ -179,8 +215,30 @@ class CacheFolder:
             f"{format_bytes(int(self.blocks.sum()))}"
         )
 
+    def settle(self) -> None:
+        """Bring all entries to the drive, and note that they are there."""
+        flush(self.path)
+        with suppress(OSError):  # then they are removed if the host is started anew
+            self._write_mark("")
+
+    def unsettle(self) -> None:
+        """Note that entries will be written which may not reach the drive.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        try:
+            self._write_mark(_boot_id())
+        except OSError as error:
+            raise RunError(f"{error.filename or self.path}: {error.strerror}") from None
+
     def close(self) -> None:
         """Unlock the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _boot_id() -> str:
+    """Return the id of this start of the host."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()

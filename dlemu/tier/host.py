@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from dlemu.dataset.layout import Dataset, Samples
+from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
@@ -25,9 +25,10 @@ from dlemu.tier.folder import CacheFolder, entry_path, write_entry
 from dlemu.tier.hits import PlannedCache
 from dlemu.tier.reader import Origin
 from dlemu.tier.state import State
-from dlemu.tier.visits import find_visits
+from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.workload.sections import BARE, INDEXED
 from dlemu.world.world import World
 
@@ -49,7 +50,7 @@ class EpochCounts:
     cache_read: int
     cache_written: int
     settle_seconds: float
-    """From the epoch's end until the last file was in the cache."""
+    """From the epoch's end until all that was written is in the cache, and on its drive."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Preload:
 class HostCounts:
     """The cache of one host, and all that its readers did."""
 
+    host: str
     capacity_bytes: int
     """0: there is no cache, only an emulated origin."""
     dataset_bytes: int
@@ -91,12 +93,17 @@ def check_tier(workload: Workload) -> None:
     """Refuse keys that contradict each other, before anything is written.
 
     Raises:
-        WorkloadError: the loader opens its files itself, or nothing can be preloaded.
+        WorkloadError: the loader opens its files itself, nothing can be preloaded, or the cache
+            lies in the data folder.
     """
     cache = workload.cache
     if not has_tier(workload):
         return
     key = "origin.*" if cache.folder is None else "cache.folder"
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        raise WorkloadError(
+            f"{key} reads files, and {workload.data_folder} is a bucket; leave one of them out"
+        )
     dataset, by_record = workload.dataset, workload.reader.access == "random"
     if dataset.format in ("parquet", *INDEXED) or (dataset.format in BARE and by_record):
         how = "by record" if by_record else "by parts"
@@ -108,6 +115,13 @@ def check_tier(workload: Workload) -> None:
         raise WorkloadError(
             f"{key} has no effect with reader.data_loader=dali, which opens the files itself; set "
             "reader.data_loader=pytorch or threads"
+        )
+    if cache.folder is not None and Path(cache.folder).resolve().is_relative_to(
+        workload.data_folder.resolve()
+    ):
+        raise WorkloadError(
+            f"cache.folder {cache.folder} lies in the data folder {workload.data_folder}; name a "
+            "folder on the cache's drive"
         )
     if cache.folder is not None and cache.policy == "none" and cache.warm is True:
         raise WorkloadError("cache.warm=true needs a cache.policy that caches, got none")
@@ -147,6 +161,8 @@ class HostTier:
         self._begun: Samples = np.zeros(8, np.int64)
         self._planned = 0
         self._copied = 0.0, 0.0
+        self._is_settled = False
+        """Whether all entries of the folder are noted as being on the drive."""
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
 
@@ -167,13 +183,14 @@ class HostTier:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
             capacity = self._folder.capacity
             found = self._folder.clean()
-            self.notes += _one_device(workload.data_folder, self._folder.path)
-        self._cache = PlannedCache(
-            cache.policy if self._folder is not None else "none",
-            capacity,
-            round_up(self._sizes),  # capacity is counted in blocks of a drive
-            seed=(workload.train.seed << 16) + self._world.host_index,  # each host draws its own
-            content=[] if cache.warm is False else found,
+            self.notes += one_device(workload.data_folder, self._folder.path)
+            if self._folder.is_lost and cache.warm is not False:
+                self.notes.append(
+                    f"cache.folder {self._folder.path} was emptied: the host was started anew "
+                    "before all of its files were on the drive"
+                )
+        self._cache = planned_cache(
+            workload, self._sizes, capacity, found, host_index=self._world.host_index
         )
         if self._folder is not None:
             kept = set(self._cache.content)
@@ -217,8 +234,10 @@ class HostTier:
         )
         if self._state is not None:
             hits = self._cache.epoch(visits.files.tolist(), fills=self._fills)
-            asked = self._sizes[visits.files] * visits.num_samples
-            self._planned = int((asked // dataset.layout.samples_per_file)[hits.hits].sum())
+            self._planned = int(asked_bytes(visits, dataset.layout, self._sizes)[hits.hits].sum())
+            if self._folder is not None and self._is_settled and (hits.admitted >= 0).any():
+                self._folder.unsettle()
+                self._is_settled = False
             self._begun = self._state.counters.sum(axis=0)
             self._state.begin(hits, visits.num_samples)
         return visits.plan
@@ -235,6 +254,9 @@ class HostTier:
             return
         begin = perf_counter()
         self._state.wait_for_fills(at)
+        if self._folder is not None and not self._is_settled:
+            self._folder.settle()
+            self._is_settled = True
         settled = perf_counter() - begin
         counts = (self._state.counters.sum(axis=0) - self._begun).tolist()
         self.epochs.append(
@@ -251,7 +273,9 @@ class HostTier:
 
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
-        counts = HostCounts(self.capacity, self.dataset_bytes, self.preload, self.epochs)
+        counts = HostCounts(
+            self._world.host, self.capacity, self.dataset_bytes, self.preload, self.epochs
+        )
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
@@ -275,6 +299,30 @@ class HostTier:
             self._folder.close()
         if self._state is not None:
             self._state.close()
+
+
+def planned_cache(
+    workload: Workload,
+    sizes: Samples,
+    capacity: int,
+    found: Sequence[tuple[int, int]],
+    *,
+    host_index: int,
+) -> PlannedCache:
+    """Return the cache of a host as a run begins with it; `found`: what the folder holds."""
+    cache = workload.cache
+    return PlannedCache(
+        cache.policy if cache.folder is not None else "none",
+        capacity,
+        round_up(sizes),  # capacity is counted in blocks of a drive
+        seed=(workload.train.seed << 16) + host_index,  # each host draws its own
+        content=[] if cache.warm is False else found,
+    )
+
+
+def asked_bytes(visits: Visits, layout: Layout, sizes: Samples) -> Samples:
+    """Return the bytes that training asks for in each visit: its samples' share of the file."""
+    return sizes[visits.files] * visits.num_samples // layout.samples_per_file
 
 
 def file_sizes(dataset: Dataset) -> Samples:
@@ -305,7 +353,7 @@ def file_sizes(dataset: Dataset) -> Samples:
     return np.concatenate(parts).astype(np.int64)
 
 
-def _one_device(origin: Path, cache: Path) -> list[str]:
+def one_device(origin: Path, cache: Path) -> list[str]:
     """Return a note if the origin and the cache are on the same drive."""
     drives = [{drive.name for drive in find_place(each).drives} for each in (origin, cache)]
     both = sorted(drives[0] & drives[1])

@@ -32,6 +32,12 @@ PATH_KEYS = frozenset(
 )
 """Keys whose value is one path: on the command line it is taken as it stands."""
 
+_SECRETS = ("access_key_id", "secret_access_key")
+SECRET_KEYS = frozenset(
+    f"storage.{above}{name}" for above in ("", "storage_options.") for name in _SECRETS
+)
+"""Keys whose value is never shown; on the command line it is taken as it stands."""
+
 _PLAIN_WORD = re.compile(
     r"(?!hydra\b|defaults\b)(?P<key>[a-z]\w*(?:\.[a-z]\w*)*)=(?:"
     r"(?P<int>-?(?:0|[1-9]\d*))|(?P<float>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e-?\d+)?)|"
@@ -287,7 +293,8 @@ def _is(key: str, override: str) -> bool:
 def _plain_word(override: str) -> tuple[str, object] | None:
     """Return the key and the value of an override, None where only Hydra can tell them."""
     key, _, text = override.partition("=")
-    if key in PATH_KEYS and re.fullmatch(r"[\w/. -]*\w", text, re.ASCII) and text != "null":
+    plain = r"[\w/.:+=-]+" if key in SECRET_KEYS else r"[\w/.: -]*\w" if key in PATH_KEYS else ""
+    if plain and re.fullmatch(plain, text, re.ASCII) and text != "null":
         return key, text
     if not (found := _PLAIN_WORD.fullmatch(override)):
         return None
@@ -306,10 +313,23 @@ def _as_typed(override: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     key, _, path = override.partition("=")
-    if key.lstrip("+") not in PATH_KEYS or path in ("", "null") or path[0] in "'\"":
+    key_alone = key.lstrip("+")
+    as_it_stands = key_alone in PATH_KEYS or key_alone in SECRET_KEYS
+    if not as_it_stands or path in ("", "null") or path[0] in "'\"":
         return override
     refuse_tilde(key, path)
     return f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """Return words of a command line with the values of secrets left out, to be shown."""
+    parts = (word.partition("=") for word in words)
+    return [
+        f"{key}=..."
+        if key.lstrip("+").removeprefix("workload.") in SECRET_KEYS
+        else key + is_set + value
+        for key, is_set, value in parts
+    ]
 
 
 def _key_of(override: str) -> str:

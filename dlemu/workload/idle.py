@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload, check_workload, leaves, load_workload
+from dlemu.workload.objects import in_bucket
 
 _OF_THE_COMMAND = (
     "num_checkpoints_write",
@@ -36,6 +37,7 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
     memory_counts = not workload.size.quick if sizes else by_rule
     shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
     written = workload.workflow.checkpoint and (runs or sizes)
+    bucket = bool(dataset.data_folder) and in_bucket(workload.data_folder)
     by_steps = workload.checkpoint.steps_between_checkpoints is not None
     times = train.computation_time, reader.preprocess_time
     drawn = shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
@@ -77,10 +79,12 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "reader.access": many_in_file,
         "reader.coalesce_gap": parquet and own_parsing,
         "dataset.record_length_bytes_resize": workload.hands_over or dali,
-        "reader.transfer_size": own_parsing and many_in_file,
-        "reader.piece_bytes": own_parsing and not many_in_file,
-        "reader.io_depth": own_parsing,
-        "reader.odirect": own_parsing,
+        "reader.transfer_size": own_parsing and many_in_file and not bucket,
+        "reader.piece_bytes": own_parsing and not many_in_file and not bucket,
+        "reader.io_depth": own_parsing and not bucket,
+        "reader.odirect": own_parsing and not bucket,
+        "reader.gets_in_flight": bucket,
+        "reader.range_bytes": bucket,
         "reader.prefetch_size": tf_data or reader.read_threads > 0,
         "reader.shuffle_size": streamed and reader.sample_shuffle != "off",
         "reader.multiprocessing_context": (
@@ -90,9 +94,14 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "train.seed": drawn,
         "metric.exclude_start_steps": workload.metric.edition != "v1.0",
         "metric.exclude_end_steps": workload.metric.edition != "v1.0",
-        "storage.storage_type": False,
-        "storage.storage_root": not Path(dataset.data_folder or "").is_absolute(),
-        "output.drop_caches": not workload.output.drop_all_caches,
+        "storage": bucket,
+        "storage.storage_type": bucket,
+        "storage.storage_root": (
+            "://" not in (dataset.data_folder or "")
+            and not Path(dataset.data_folder or "").is_absolute()
+        ),
+        "output.drop_caches": not workload.output.drop_all_caches and not bucket,
+        "output.drop_all_caches": not bucket,
         "dali": dali,
         "dali.gpus_per_host": dali_on_gpu or train.compute == "gpu",
     }

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -148,7 +148,7 @@ class _Values:
             return "a group of keys"
         leaf = self._name.rpartition(".")[2]
         unit = "seconds" if leaf.endswith(("_seconds", "_time")) else "number"
-        names = {int: "whole number", float: unit, str: "text"}
+        names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
         return names.get(kind, "") if isinstance(kind, type) else ""
 
 

@@ -22,10 +22,12 @@ from dlemu.workload.compose import (
     model_keys,
     set_key,
 )
+from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
 from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     BARE,
     CacheSection,
+    ClientSection,
     DaliSection,
     DatasetSection,
     FileName,
@@ -37,6 +39,7 @@ from dlemu.workload.sections import (
     PredictSection,
     ReaderSection,
     Section,
+    ServerSection,
     Size,
     SizeSection,
     SteptimeSection,
@@ -130,6 +133,8 @@ class Workload(Section):
     predict: PredictSection = PredictSection()
     steptime: SteptimeSection = SteptimeSection()
     cache: CacheSection = CacheSection()
+    client: ClientSection = ClientSection()
+    server: ServerSection = ServerSection()
     origin: OriginSection = OriginSection()
     checkpoint: CheckpointSection = CheckpointSection()
     model: ModelSection = ModelSection()
@@ -168,11 +173,38 @@ class Workload(Section):
         Raises:
             WorkloadError: dataset.data_folder is not set.
         """
-        if not self.dataset.data_folder:
+        folder, storage = self.dataset.data_folder, self.storage
+        if not folder:
             raise WorkloadError(
                 "dataset.data_folder is not set; add dataset.data_folder=/path/on/the/storage"
             )
-        return Path(self.storage.storage_root, self.dataset.data_folder)
+        if "://" in folder:
+            return object_path(folder)
+        if storage.storage_type == "s3":  # DLIO: the bucket, and the names in it
+            return object_path(f"{SCHEME}{storage.storage_root.removeprefix(SCHEME)}/{folder}")
+        return Path(storage.storage_root, folder)
+
+    @property
+    def access(self) -> Access | None:
+        """How the data folder's bucket is reached, by keys and environment; None: it is a folder.
+
+        Call it on rank 0 only: launchers do not forward the environment to other hosts.
+
+        Raises:
+            WorkloadError: a value is missing or refused.
+        """
+        if not in_bucket(self.data_folder):
+            return None
+        storage = self.storage
+        key_id, secret = storage.access_key_id, storage.secret_access_key
+        return Access.of(
+            endpoints=storage.endpoint_url,
+            region=storage.region,
+            key_id="" if key_id is None else key_id.get_secret_value(),
+            secret="" if secret is None else secret.get_secret_value(),
+            get_seconds=storage.get_seconds,
+            retries=storage.retries,
+        )
 
     @property
     def num_files(self) -> int:
@@ -252,6 +284,7 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
         raise WorkloadError(text) from None
     _check_dali(workload)
     _check_access(workload)
+    _check_places(workload)
     return workload
 
 
@@ -313,6 +346,23 @@ def _check_access(workload: Workload) -> None:
         )
 
 
+def _check_places(workload: Workload) -> None:
+    """Refuse URLs of buckets that cannot be, and those where only a folder can be."""
+    if workload.dataset.data_folder:
+        in_bucket(workload.data_folder)
+    for key, place in (
+        ("output.folder", workload.output.folder),
+        ("output.log", workload.output.log),
+        ("cache.folder", workload.cache.folder),
+        ("cache.origin", workload.cache.origin),
+        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
+    ):
+        if place is not None and "://" in place:
+            raise WorkloadError(
+                f"{key}={place} must be a folder; only dataset.data_folder may be in a bucket"
+            )
+
+
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
     """Return a workload by its name ("unet3d_h100") or the path of a YAML file, DLIO's included.
 
@@ -328,6 +378,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
 def _rename(raw: dict[str, Any]) -> None:
     """Move DLIO's keys that have another place or another name here."""
     _rename_model(raw)
+    _rename_storage(raw)
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
     output = raw.get("output")
@@ -337,6 +388,8 @@ def _rename(raw: dict[str, Any]) -> None:
             raw["metric"] = output.pop("metric") | metric
     if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
         metric["edition"] = raw.pop("edition")
+    if "clients" in raw:  # as storage's vendors call the hosts that train
+        raw.setdefault("num_hosts", raw.pop("clients"))
     dataset = raw.get("dataset")
     if isinstance(dataset, dict):
         for old in ("record_length", "record_length_stdev", "record_length_resize"):
@@ -350,6 +403,19 @@ def _rename(raw: dict[str, Any]) -> None:
             stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
             group[key] = mean if isinstance(mean, dict) else {"mean": mean}
             group[key].setdefault("stdev", stdev)
+
+
+def _rename_storage(raw: dict[str, Any]) -> None:
+    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
+    storage = raw.get("storage")
+    options = storage.get("storage_options") if isinstance(storage, dict) else None
+    if isinstance(storage, dict) and isinstance(options, dict):
+        storage = raw["storage"] = dict(storage)
+        known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
+        for name in options.keys() & set(known):
+            storage.setdefault(name, options[name])
+        if options.keys() <= set(known):
+            del storage["storage_options"]
 
 
 def _rename_model(raw: dict[str, Any]) -> None:

@@ -5,7 +5,15 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
 
 from dlemu.units import ceil_div, parse_bytes, with_unit
 
@@ -449,6 +457,11 @@ class ReaderSection(Section):
     (PyArrow: 8192)."""
     io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
     """Reads that a worker keeps outstanding."""
+    gets_in_flight: Annotated[int, Whole, Field(ge=1, le=1024)] = 8
+    """Requests that a worker keeps outstanding where the data folder is a bucket."""
+    range_bytes: ReadBytes | None = None
+    """Bytes of one request where the data folder is a bucket; a smaller object is read by one
+    request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
     odirect: bool | Literal["auto"] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
@@ -548,13 +561,45 @@ class MetricSection(Section):
     no verdict. None: any share."""
 
 
-class StorageSection(Section):
-    """DLIO's description of the storage; files are reached through the file system only."""
+def _one_or_many(value: object) -> object:
+    """Take one text as a list of one."""
+    return (value,) if isinstance(value, str) else value
 
-    storage_type: Literal["local_fs", "parallel_fs"] = "local_fs"
-    """DLIO's key; has no effect."""
+
+def _secret(value: object) -> object:
+    """Take what YAML reads as a number, too: an error would show the value."""
+    if value is None or isinstance(value, SecretStr):
+        return value
+    return SecretStr(str(value))
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+"""Text that no output shows."""
+
+
+class StorageSection(Section):
+    """Where the data folder lies: below a folder, or in a bucket of an S3 server."""
+
+    storage_type: Literal["local_fs", "parallel_fs", "s3"] = "local_fs"
+    """DLIO's key. `s3`: storage_root is a bucket; s3://... in dataset.data_folder says the same."""
     storage_root: str = "./"
-    """Folder that a relative data_folder starts from."""
+    """Folder that a relative data_folder starts from; of `s3`, the bucket."""
+    endpoint_url: Annotated[
+        tuple[str, ...], Field(strict=False, max_length=1024), BeforeValidator(_one_or_many)
+    ] = ()
+    """URLs of the S3 servers, dealt to the workers in turn. []: AWS_ENDPOINT_URL, else AWS."""
+    region: str | None = None
+    """Region of the bucket. null: AWS_REGION, else us-east-1."""
+    access_key_id: Secret | None = None
+    """Credentials of the bucket. null: AWS_ACCESS_KEY_ID in the environment of rank 0; without
+    both, requests are not signed."""
+    secret_access_key: Secret | None = None
+    """Its other half. null: AWS_SECRET_ACCESS_KEY in the environment of rank 0, which other
+    processes of the host cannot read, as they can a command line."""
+    get_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """A request to a bucket that takes longer is given up, and tried again."""
+    retries: Annotated[int, Whole, Field(ge=0, le=100)] = 8
+    """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
 
 
 class OutputSection(Section):
@@ -594,6 +639,10 @@ class SizeSection(Section):
     """Workloads of the table; empty: the one chosen."""
 
 
+def _bandwidth(value: object) -> object:
+    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+
+
 class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
@@ -608,6 +657,23 @@ class PredictSection(Section):
     """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
     host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
     """CPU cores of one host, which limit `predict.tool=dlio`."""
+
+
+class ClientSection(Section):
+    """The hosts that train, as the storage sees them."""
+
+    nic_gbps: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Gb/s that a host's network carries in each direction, all its links together; null: by the
+    kernel, which does not know it in most virtual machines and containers."""
+
+
+class ServerSection(Section):
+    """The storage's servers, for a prediction."""
+
+    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
+        None
+    )
+    """Bytes per second that all of them give together; null: no limit but the drives."""
 
 
 class DaliSection(Section):
@@ -668,10 +734,6 @@ def _capacity(value: object) -> object:
     return value
 
 
-def _origin_rate(value: object) -> object:
-    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-
-
 class CacheSection(Section):
     """A cache between the data folder, its origin, and training."""
 
@@ -698,9 +760,9 @@ class CacheSection(Section):
 class OriginSection(Section):
     """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
 
-    read_bandwidth: (
-        Annotated[Size, BeforeValidator(_origin_rate), Field(gt=0, le=10**15)] | None
-    ) = None
+    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
+        None
+    )
     """Most bytes per second that each host reads from the data folder; null: as it gives. For
     `dlemu predict` it is the rate of the origin."""
     latency: Annotated[float, Field(ge=0, le=3600)] = 0.0

@@ -4,11 +4,12 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dlemu.world import admission
 from dlemu.world.messages import Packets, Stream, Word
@@ -31,8 +32,12 @@ class Tree:
                 └─ rank 8 ─── rank 9                  host c
 
     The first rank of a host is its leader: the parent of the host's other ranks. Rank 0 is the
-    parent of the other leaders.
+    parent of the next FAN_OUT leaders, each of them of FAN_OUT more, and so on. So no rank has
+    more than FAN_OUT neighbours on other hosts below it, whatever the number of hosts.
     """
+
+    FAN_OUT: ClassVar[int] = 16
+    """Few levels, each of few messages: docs/performance.md has other numbers."""
 
     leaders: list[int]
     """The first rank of each host, in the order of host_index; the first is rank 0."""
@@ -40,19 +45,30 @@ class Tree:
     """The ranks of this rank's host; the first is its leader."""
     parent: int | None
     """None for rank 0."""
+    below: list[int]
+    """The leaders of other hosts whose parent this rank is."""
     children: list[int]
+    """All ranks whose parent it is; other hosts first: they have ranks of their own to release."""
 
     @classmethod
     def of(cls, rank: int, hosts: Sequence[str]) -> "Tree":
         """Return the place of a rank, given the name of each rank's host."""
-        leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
-        local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-        if rank == 0:
-            # Other hosts first: their leaders have ranks of their own to release.
-            return cls(leaders, local, None, leaders[1:] + local[1:])
-        if rank in leaders:
-            return cls(leaders, local, 0, local[1:])
-        return cls(leaders, local, local[0], [])
+        by_host: dict[str, list[int]] = {}
+        for other, host in enumerate(hosts):
+            by_host.setdefault(host, []).append(other)
+        leaders = [ranks[0] for ranks in by_host.values()]
+        local = by_host[hosts[rank]]
+        if rank != local[0]:
+            return cls(leaders, local, local[0], [], [])
+        first = cls.FAN_OUT * leaders.index(rank) + 1
+        below = leaders[first : first + cls.FAN_OUT]
+        return cls(leaders, local, cls.above(leaders, rank), below, below + local[1:])
+
+    @classmethod
+    def above(cls, leaders: Sequence[int], rank: int) -> int | None:
+        """Return the parent of a leader; None for rank 0."""
+        number = leaders.index(rank)
+        return leaders[(number - 1) // cls.FAN_OUT] if number else None
 
 
 class Links:
@@ -73,6 +89,8 @@ class Links:
     def __init__(self, comm: "MPI.Intracomm") -> None:
         self.polled: list[int] = []
         """Neighbours without a socket: their hosts cannot be reached over TCP."""
+        self.unreached: list[int] = []
+        """The leaders, of all hosts, that cannot reach their parents over TCP."""
         self._comm = comm
         self._carriers: dict[int, Packets | Stream] = {}
         self._ranks: dict[int, int] = {}  # by file descriptor
@@ -89,10 +107,10 @@ class Links:
         # Any process can see the socket's name, but only ranks get the secret.
         name, secret = self._comm.bcast((os.urandom(16).hex(), os.urandom(32)))
         self._connect_host(f"\0dlemu-{name}-{tree.local[0]}", tree.local, secret)
-        is_leader = self._comm.rank in tree.leaders
+        is_leader = self._comm.rank == tree.local[0]
         group = self._comm.Split(0 if is_leader else 1)
         if is_leader and len(tree.leaders) > 1:
-            self._connect_leaders(group, tree.leaders, secret)
+            self._connect_leaders(group, tree, secret)
         group.Free()
 
     def _connect_host(self, name: str, local: list[int], secret: bytes) -> None:
@@ -116,32 +134,48 @@ class Links:
             raise ConnectionRefusedError("what answers is no rank of this job")
         self._add({local[0]: leader})
 
-    def _connect_leaders(self, group: "MPI.Comm", leaders: list[int], secret: bytes) -> None:
-        """Connect the leaders of the hosts to rank 0; poll MPI for those that cannot connect."""
-        if group.rank == 0:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            with socket.create_server(
-                ("", 0), family=family, backlog=len(leaders), dualstack_ipv6=both
-            ) as server:
-                group.bcast((admission.own_addresses(), server.getsockname()[1]))
-                self._add(
-                    admission.admit(server, set(leaders[1:]), secret, admission.NETWORK_SECONDS)
-                )
-        else:
-            addresses, port = group.bcast(None)
-            reached = admission.reach(addresses, port, self._comm.rank, secret)
-            self._add({} if reached is None else {0: reached})
+    def _connect_leaders(self, group: "MPI.Comm", tree: Tree, secret: bytes) -> None:
+        """Connect the leaders of the hosts along the tree; poll MPI where they cannot connect."""
+        self._connect_parent(group, tree, secret)
+        is_there = group.allgather(tree.parent is None or tree.parent in self._carriers)
+        self.unreached = [
+            leader for leader, there in zip(tree.leaders, is_there, strict=True) if not there
+        ]
+        self.polled = [rank for rank in tree.below if rank in self.unreached]
+        for rank in set(self.polled) & self._carriers.keys():
+            self._carriers.pop(rank).peer.close()
         # MPI connects two ranks at their first message, and only while both are in an MPI call. So
-        # all leaders send rank 0 one here, else its own first message would wait for a later call.
-        connected = group.bcast(group.gather(bool(self._carriers.keys() & set(leaders))))
-        others = zip(leaders[1:], connected[1:], strict=True)
-        if group.rank == 0:
-            self.polled = [rank for rank, is_connected in others if not is_connected]
-            for rank in set(self.polled) & self._carriers.keys():
-                self._carriers.pop(rank).peer.close()
-        elif not connected[group.rank]:
-            self.polled = [0]
+        # they say something here, else the first message would wait for a later call.
+        for rank in self.polled:
+            self._comm.recv(source=rank)
+        if tree.parent is not None and self._comm.rank in self.unreached:
+            self._comm.send(None, tree.parent)
+            self.polled.append(tree.parent)
+
+    def _connect_parent(self, group: "MPI.Comm", tree: Tree, secret: bytes) -> None:
+        """Connect the leaders that can reach their parents over TCP."""
+        admitted: dict[int, socket.socket] = {}
+        with ExitStack() as stack:
+            address: tuple[list[str], int] | None = None
+            if tree.below:
+                server = stack.enter_context(_serve(len(tree.below)))
+                address = admission.own_addresses(), server.getsockname()[1]
+            known = group.allgather(address)
+
+            def admit() -> None:
+                # At the same time as our own connection: a firewall above us delays nobody below.
+                below, seconds = set(tree.below), admission.NETWORK_SECONDS
+                admitted.update(admission.admit(server, below, secret, seconds))
+
+            if tree.below:
+                thread = threading.Thread(target=admit)
+                thread.start()
+                stack.callback(thread.join)
+            if tree.parent is not None:
+                addresses, port = known[tree.leaders.index(tree.parent)]
+                reached = admission.reach(addresses, port, self._comm.rank, secret)
+                self._add({} if reached is None else {tree.parent: reached})
+        self._add(admitted)
 
     def send(self, rank: int, message: bytes) -> None:
         """Send to a neighbour; if its process has ended, drop the message: `receive` tells GONE."""
@@ -220,3 +254,10 @@ class Links:
             self._carriers[rank] = Packets(peer) if is_near else Stream(peer)
             self._ranks[peer.fileno()] = rank
             self._poll.register(peer, select.EPOLLIN)
+
+
+def _serve(num: int) -> socket.socket:
+    """Return a socket on which so many leaders may call."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=num, dualstack_ipv6=both)

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -52,33 +52,41 @@ class Mpi(World):
 
     def __init__(self, host: str | None = None) -> None:
         """Join the others. `host` replaces the host's name, to test several hosts on one."""
-        self._comm = _mpi_world().Dup()
-        self.rank, self.num_ranks = self._comm.rank, self._comm.size
-        self.host = host or socket.gethostname()
-        self._hosts: list[str] = self._comm.allgather(self.host)
+        comm = _mpi_world().Dup()
+        # MPI_Finalize, at exit, waits for all ranks; after a failure some may be stuck.
+        atexit.register(self._end_unclosed)
+        os.register_at_fork(after_in_child=self._drop_links)
+        self._join(comm, host or socket.gethostname(), Links(comm))
+
+    def _join(self, comm: "MPI.Intracomm", host: str, links: Links) -> None:
+        """Find this rank's place, and connect it."""
+        self._comm, self.host, self._links = comm, host, links
+        self.rank, self.num_ranks = comm.rank, comm.size
+        self._failure: str | None = None
+        self._unread: list[tuple[int, bytes]] = []
+        self._gone: set[int] = set()
+        self._silent: set[int] = set()  # neighbours that did not agree to end
+        self._parent: int | None = None
+        self._children: list[int] = []
+        self._hosts: list[str] = comm.allgather(host)
         tree = Tree.of(self.rank, self._hosts)
         self._parent, self._children = tree.parent, tree.children
         self.host_index, self.num_hosts = tree.leaders.index(tree.local[0]), len(tree.leaders)
         self.local_rank, self.num_local_ranks = tree.local.index(self.rank), len(tree.local)
-        self._failure: str | None = None
-        self._links = Links(self._comm)
-        self._unread: list[tuple[int, bytes]] = []
-        self._gone: set[int] = set()
-        self._silent: set[int] = set()  # neighbours that did not agree to end
-        # MPI_Finalize, at exit, waits for all ranks; after a failure some may be stuck.
-        atexit.register(self._end_unclosed)
-        os.register_at_fork(after_in_child=self._drop_links)
         try:
-            self._links.connect(tree)
+            links.connect(tree)
         except OSError as error:
             raise RunError(
                 f"the ranks on host {self.host} cannot reach each other ({error}); if these are "
                 "several machines or containers, give each a host name of its own"
             ) from error
-        if self.rank == 0 and self._links.polled:
+        if self.rank == 0 and links.unreached:
+            above = {tree.above(tree.leaders, rank) or 0 for rank in links.unreached}
+            numbers = ", ".join(map(str, sorted(above)))
             self.notes = (
-                f"{self._name(self._links.polled)} cannot be reached over TCP: there and on rank "
-                "0 the barrier tests for messages of MPI, and may end a few ms late",
+                f"{self._name(links.unreached)} cannot be reached over TCP: there and on "
+                f"{'rank' if len(above) == 1 else 'ranks'} {numbers} the barrier tests for "
+                "messages of MPI, and may end a few ms late",
             )
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -94,6 +102,11 @@ class Mpi(World):
     def gather(self, value: T) -> list[T] | None:
         self.barrier()  # so that MPI polls only while it copies
         return self._comm.gather(value)
+
+    def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
+        self.barrier()
+        # mpi4py combines along a binomial tree, and keeps the order of ranks.
+        return self._comm.reduce(value, op=combine)
 
     def all_gather(self, value: T) -> list[T]:
         self.barrier()

@@ -44,6 +44,13 @@ class World(Protocol):
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in order of rank, on rank 0; None on the others."""
 
+    def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
+        """Return the values of all ranks, combined two by two, on rank 0; None on the others.
+
+        `combine(a, b)` must be associative; b's ranks follow those of a. No rank holds more than
+        two values, so this is for what would be too much in a list of all.
+        """
+
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in order of rank."""
 
@@ -95,6 +102,9 @@ class Alone(World):
 
     def gather(self, value: T) -> list[T] | None:
         return [value]
+
+    def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
+        return value
 
     def all_gather(self, value: T) -> list[T]:
         return [value]

@@ -129,7 +129,10 @@ def test_the_same_command_replaces_its_own_and_reads_may_come_later(
         (["checkpoint.checkpoint_folder=null"], "checkpoint.checkpoint_folder is not set; add "),
         (["model.parallelism.tensor=2"], "num_accelerators must be a multiple of 2 "),
         (["model.model_size_bytes=null"], "model unet3d has no size; write model=llama3_8b"),
-        (["model.model_size_bytes=900TB"], "ck on host "),
+        (
+            ["model.model_size_bytes=900TB", "checkpoint.checkpoint_folder=a/b/ck"],
+            "a/b/ck on host ",
+        ),
         (["checkpoint.num_checkpoints_write=0"], "ck holds no checkpoints of dlemu; set "),
         (["checkpoint.checkpoint_folder=file"], "checkpoint.checkpoint_folder file cannot be used"),
         (["checkpoint.checkpoint_folder=other"], "checkpoint.checkpoint_folder other holds x,"),
@@ -151,6 +154,16 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     said = capsys.readouterr()
     assert said.err.startswith(f"dlemu: {line}") and said.err.count("\n") == 1
     assert sorted(os.listdir()) == ["file", "other"] and os.listdir("other") == ["x"]
+
+
+def test_a_refusal_keeps_the_checkpoints_of_before_and_an_empty_folder() -> None:
+    words = ("checkpoint.num_checkpoints_read=0", "model.model_size_bytes=900TB")
+    Path("ck").mkdir()
+    assert checkpoint(*words) == 1
+    assert os.listdir("ck") == []
+    assert checkpoint(words[0]) == 0
+    assert checkpoint(*words) == 1
+    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
 
 
 def test_a_damaged_checkpoint_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,14 +316,14 @@ def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
     monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: "")
     with own_drive(3 << 20) as drive:
         (drive / "mine").write_text("keep")
-        folder = drive / "ck"
+        folder = drive / "new" / "ck"
         words = (f"checkpoint.checkpoint_folder={folder}", "model.model_size_bytes=600000")
         assert checkpoint(*words, "output.folder=out") == 1
         assert capsys.readouterr().err == (
             f"dlemu: {folder} is full (No space left on device), what was written is removed; "
             "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale\n"
         )
-        assert not folder.exists() and (drive / "mine").read_text() == "keep"
+        assert not folder.parent.exists() and (drive / "mine").read_text() == "keep"
 
 
 @pytest.mark.mpi

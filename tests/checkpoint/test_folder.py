@@ -45,7 +45,7 @@ def test_all_that_is_ours_is_removed(own: Path) -> None:
     check_own(own, RECORDED)
     assert remove_steps(own, RECORDED) == 2
     forget(own)
-    assert not own.exists()
+    assert list(own.iterdir()) == []
 
 
 def test_single_checkpoints_are_removed(own: Path) -> None:
@@ -136,6 +136,15 @@ def test_too_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, checkpoints: int, remedy: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": free}))
-    line = check_room(tmp_path, 10 << 20, checkpoints, "h")
+    line = check_room(tmp_path / "new" / "ck", None, 10 << 20, checkpoints, "h")
     assert line.endswith(f"free space, or add {remedy}" if remedy else "")
     assert bool(line) == bool(remedy)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = sum(512 * path.stat().st_blocks for path in own.glob("*/a*"))
+    assert held > 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 1 << 20}))
+    assert check_room(own, RECORDED, held, 1, "h") == ""
+    assert check_room(own, RECORDED, held + 1, 1, "h") and check_room(own, None, held, 1, "h")

@@ -25,6 +25,7 @@ from dlemu.run.replay import new_steps
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
+from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
 
 
@@ -39,6 +40,9 @@ class Watching:
         return nullcontext()
 
     def at(self, path: str) -> None: ...
+
+    def longest_at(self) -> str:
+        return ""
 
     def barrier(self, *, patient: bool = False) -> None: ...
 
@@ -211,9 +215,9 @@ def test_steps_are_marked_that_lie_mostly_in_a_write() -> None:
 
 
 def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
-    steps = new_steps(0, np.ones((1, 4)))
-    steps["compute"], steps["stall"][0, 1] = 1.0, 2.0
-    cost = checkpoint_cost([steps])
+    steps = new_steps(0, np.ones((4, 1)))
+    steps["compute"], steps["stall"][1, 0] = 1.0, 2.0
+    cost = checkpoint_cost(sums_of(steps, ["rank 0"]).epochs)
     assert cost is not None
     with open_checkpoints(job(tmp_path), place(), [4], lambda _: None) as checkpoints:
         checkpoints.take(0, 4)

@@ -70,6 +70,12 @@ def changed(entry: Entry, **counted: Any) -> Entry:
     return {**entry, "counted": hosts}
 
 
+def starved(entry: Entry, seconds: float) -> Entry:
+    """Return a checkpoint on busy CPUs, for which threads stood ready for so long."""
+    ready = seconds - COUNTED.process_cpu_seconds  # type: ignore[operator]
+    return changed(entry, host_cpu_share=1.0, runqueue_seconds=ready)
+
+
 def test_the_duration_is_the_maximum_over_all() -> None:
     entry = saved(1.0, 2.0, 3.0, 8.0, sizes=(GIB, GIB, GIB, 3 * GIB))
     assert (entry["step"], entry["num_bytes"]) == (3, 6 * GIB)
@@ -109,6 +115,8 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
     ("one rank", "save", [saved(4.0, 4.0, 4.0, 5.0)], ON_DRIVE),
     ("storage", "save", [saved(4.0, 4.0, 4.0, 4.4)], ON_DRIVE),
     ("host cpu", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.91)], ON_DRIVE),
+    ("host cpu", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.5)], ON_DRIVE),
+    ("one rank", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.4)], ON_DRIVE),
     ("storage", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.89)], ON_DRIVE),
     ("storage", "save", [changed(saved(5.0), host_cpu_share=None, devices={})], ON_DRIVE),
     ("page cache", "save", [saved(5.0)], Conditions("ext4", False, False, None)),

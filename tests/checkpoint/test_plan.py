@@ -63,6 +63,15 @@ def test_hosts_are_filled_one_after_the_other(places: list[tuple[int, int]]) -> 
     assert found[0].on_own_hosts().read_by(0, 2) == found[0].written_by(0, 2)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "foreign"),
+    [([1, 2, 1], 1.0), ([2, 1, 1], 1.0), ([1, 1, 2], 1.0), ([3, 1], 0.5), ([1, 3], 0.5)],
+)
+def test_uneven_hosts_read_as_much_of_others_as_there_is(ranks: list[int], foreign: float) -> None:
+    places = [(host, local) for host, number in enumerate(ranks) for local in range(number)]
+    assert {plan.foreign_share for plan in plans(places)} == {foreign}
+
+
 def test_no_two_files_share_their_bytes() -> None:
     [plan] = plans([(0, 0)], "llama3_405b", **{"checkpoint.scale": 1e-6})
     samples = [

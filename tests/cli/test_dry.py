@@ -96,6 +96,23 @@ def test_size_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[-1] == "dlemu size would be accepted; nothing was written"
 
 
+def test_a_cache_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*QUICK[2:], "cache.policy=keep", "cache.capacity=0.5", "reader.batch_size=1"]
+    words = [word for word in words if not word.startswith("dataset")]
+    cache = f"cache.folder={data.parent}/cache"
+    lines = dry(["run", str(data), cache, *words], data.parent, capsys)
+    said = line(lines, "cache")
+    assert said.startswith(f"{data.parent}/cache, 718.0 KiB for 56 files of 1.4 MiB, ")
+    assert said.endswith(" are free, cache.policy=keep, 0 files there at the begin")
+    (cold, warm) = [each.strip() for each in lines if each.startswith("          epoch")]
+    assert cold.startswith("epoch 1: planned hits 0.0%, 0 B from the cache, 1.3 MiB from the")
+    assert warm.startswith("epoch 2: planned hits 50.0%") and warm.endswith(
+        ", 0 B written to the cache"
+    )
+    lines = dry(["datagen", str(data), f"cache.folder={data}/cache"], data.parent, capsys)
+    assert line(lines, "cache").startswith("dlemu run would refuse it: cache.folder")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

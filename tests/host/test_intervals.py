@@ -11,6 +11,7 @@ from dlemu.host.intervals import (
     summarize_interval,
 )
 from dlemu.host.limits import Throttling
+from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 
 FIRST = Observation(
@@ -26,6 +27,7 @@ FIRST = Observation(
     processes=ProcessCounters(3, 10.0, 5000, 4000, 1.5, 70, 30),
     throttling=Throttling(3, 1.0),
     pss_bytes=None,
+    network=NetworkCounters({"eth0": NicCounters(100, 50)}, 10, 20, 0, 1),
 )
 LAST = Observation(
     time=110.0,
@@ -41,6 +43,7 @@ LAST = Observation(
     processes=ProcessCounters(4, 24.0, 45000, 36000, 2.0, 170, 35),
     throttling=Throttling(5, 1.25),
     pss_bytes=None,
+    network=NetworkCounters({"eth0": NicCounters(1100, 80)}, 30, 50, 2, 5),
 )
 NOTHING = ProcessCounters(0, None, None, None, None, None, None)
 
@@ -63,6 +66,8 @@ def test_a_summary_is_the_difference_of_its_ends() -> None:
         runqueue_seconds=0.5,
         throttled_seconds=0.25,
         max_pss_bytes=777,
+        device_reads={"nvme0n1": 20000, "nvme1n1": 10000},
+        network=NetworkCounters({"eth0": NicCounters(1000, 30)}, 20, 30, 2, 4),
     )
 
 
@@ -88,7 +93,9 @@ def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
 
 
 def test_what_was_never_told_stays_none() -> None:
-    nothing = replace(FIRST, devices={}, host=None, processes=NOTHING, throttling=None)
+    nothing = replace(
+        FIRST, devices={}, host=None, processes=NOTHING, throttling=None, network=None
+    )
 
     summary = summarize_interval([nothing, replace(nothing, time=101.0)])
 

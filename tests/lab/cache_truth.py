@@ -3,10 +3,14 @@
 Two loop devices are held to a rate by a cgroup; `python -m benchmarks.cache_truth` prints cases.
 """
 
+import heapq
+import itertools
 import json
+import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
+from dlemu.loaders.steps import Window
 from dlemu.results.records import read_config
 from dlemu.tier.hits import PlannedCache
 from dlemu.tier.host import file_sizes
@@ -23,9 +28,10 @@ from dlemu.workload.model import Workload
 from tests.lab import warm
 from tests.lab.cgroups import throttled_reads
 
-ORIGIN, CACHE = 50_000_000, 500_000_000
-"""Bytes per second."""
-FILES, SAMPLE = 320, 1_000_000
+_PIECE = 1 << 20
+"""reader.piece_bytes"""
+_SLICE, _EVEN = 0.1, 0.001
+"""Seconds for which the kernel lets reads pass at once, and such as make a drive even."""
 _QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -37,7 +43,11 @@ class Case:
     demand: float
     """Bytes per second of both accelerators together."""
     keys: Mapping[str, object]
-    num_files: int = FILES
+    num_files: int = 120
+    sample: int = 10_000_000
+    origin: int = 50_000_000
+    """Bytes per second that the drive gives; the next one likewise."""
+    cache: int = 500_000_000
 
 
 def words_of(case: Case, folders: Mapping[str, Path]) -> list[str]:
@@ -47,13 +57,13 @@ def words_of(case: Case, folders: Mapping[str, Path]) -> list[str]:
         "cache.folder": folders["cache"] / "tier",
         "output.folder": _out(case, folders),
         "dataset.num_files_train": case.num_files,
-        "dataset.record_length_bytes": SAMPLE,
+        "dataset.record_length_bytes": case.sample,
         "dataset.record_length_bytes_stdev": 0,
         "reader.data_loader": "threads",
         "reader.batch_size": 1,
         "reader.read_threads": 2,
         "reader.odirect": True,
-        "train.computation_time": 2 * SAMPLE / case.demand,
+        "train.computation_time": 2 * case.sample / case.demand,
         "train.epochs": 3,
         "num_accelerators": 2,
         **case.keys,
@@ -63,43 +73,115 @@ def words_of(case: Case, folders: Mapping[str, Path]) -> list[str]:
 
 def of_mean(case: Case, hits: float) -> float:
     """Return the AU in percent of an epoch with this share of hits all along."""
-    supply = min(ORIGIN / (1 - hits) if hits < 1 else CACHE, CACHE / hits if hits else ORIGIN)
-    return 100 * min(1.0, supply / case.demand)
+    slowest = max((1 - hits) / case.origin, hits / case.cache)
+    return 100 * min(1.0, 1 / slowest / case.demand)
 
 
-def of_steps(case: Case, hits: NDArray[np.bool_], ahead: int) -> float:
-    """Return the AU in percent of an epoch, step by step; `hits` is (reads,), in their order.
+@dataclass
+class _Drive:
+    """A drive that the kernel holds to a rate, in slices (block/blk-throttle.c of Linux 6.18).
 
-    Origin and cache serve at their rates, one read after the other, `ahead` steps ahead at most.
+    The bytes of a whole slice may be read at its begin, and one slice that was left idle is kept.
     """
-    computes = 2 * SAMPLE / case.demand
-    rates = np.where(hits, CACHE, ORIGIN).reshape(-1, 2)
-    begins = [0.0]
-    free = {ORIGIN: 0.0, CACHE: 0.0}
-    for step, reads in enumerate(rates.tolist()):
-        ready = begins[-1]
-        for rate in reads:
-            free[rate] = max(free[rate], begins[max(0, step - ahead)]) + SAMPLE / rate
-            ready = max(ready, free[rate])
-        begins.append(ready + computes)
-    return 100 * computes * len(rates) / begins[-1]
+
+    rate: float
+    slice_seconds: float
+    _start: float = 0.0
+    _end: float = -1.0
+    _read: float = 0.0
+    """Bytes since `_start`."""
+    _free: float = 0.0
+
+    def ends(self, now: float, num_bytes: float) -> float:
+        """Return when a read ends that comes now; reads come in the order of their times."""
+        each = self.slice_seconds
+        if now >= self._free and now > self._end:
+            self._start, self._read = now, 0.0
+        now = max(now, self._free)
+        while True:
+            passed = now - self._start
+            rounded = each * max(1, math.ceil(passed / each - 1e-9))
+            missing = self._read + num_bytes - self.rate * rounded
+            if missing <= 1e-3:
+                break
+            now += missing / self.rate + rounded - passed
+        self._read += num_bytes
+        self._free, self._end = now, now + each
+        if (num := int(passed / each + 1e-9) - 1) > 0:
+            self._read = max(0.0, self._read - num * each * self.rate)
+            self._start += num * each
+        return now
+
+
+def true_au(
+    case: Case, hits: NDArray[np.bool_], *, file_bytes: int, ahead: int, slice_seconds: float
+) -> float:
+    """Return the AU in percent of an epoch, told by events; `hits` is (reads,), in their order.
+
+    Each accelerator has two workers, which take its steps in turn, and read one piece of a file
+    after the other. They read `ahead` steps ahead at most.
+    """
+    table, computes = hits.reshape(-1, 2), 2 * case.sample / case.demand
+    drives = [_Drive(rate, slice_seconds) for rate in (case.origin, case.cache)]
+    pieces = [_PIECE] * (file_bytes // _PIECE) + [file_bytes % _PIECE]
+    windows = [Window(ahead=ahead, takes_early=0) for _ in range(2)]
+    workers = [[0, 1] for _ in windows]
+    left: dict[tuple[int, int], list[int]] = {}
+    made: set[tuple[int, int]] = set()
+    events: list[tuple[float, int, int, int]] = []
+    numbers = itertools.count()  # what ends at the same time goes on in the order of its begin
+    now, step, computing = 0.0, 0, False
+
+    def go_on(column: int, worker: int) -> None:
+        drive = drives[int(table[workers[column][worker], column])]
+        end = drive.ends(now, left[column, worker].pop())
+        heapq.heappush(events, (end, next(numbers), column, worker))
+
+    for window in windows:
+        window.begin(0)
+    while step < len(table):
+        for column, window in enumerate(windows):
+            for worker, task in enumerate(workers[column]):
+                if (column, worker) not in left and task < min(len(table), window.limit):
+                    left[column, worker] = pieces[::-1]
+                    go_on(column, worker)
+        if not computing and {(step, 0), (step, 1)} <= made:
+            computing = True
+            heapq.heappush(events, (now + computes, next(numbers), -1, 0))
+        now, _, column, worker = heapq.heappop(events)
+        if column < 0:
+            step, computing = step + 1, False
+            for window in windows:
+                window.begin(step)
+        elif left[column, worker]:
+            go_on(column, worker)
+        else:
+            del left[column, worker]
+            task = workers[column][worker]
+            made.add((task, column))
+            windows[column].made(task)
+            workers[column][worker] += 2
+    return 100 * len(table) * computes / now
 
 
 @dataclass(frozen=True)
 class Row:
-    """An epoch: the hit share, AU found, and both truths, in percent."""
+    """An epoch: the hit share, the AU found, and what it must be, in percent."""
 
     hits: float
     found: float
     of_mean: float
-    of_steps: float
+    even: float
+    """Of drives that give their rates evenly, step by step."""
+    true: float
+    """Of drives that give them in slices, as these do."""
 
 
 def run(case: Case, folders: Mapping[str, Path]) -> list[Row]:
     """Run a case; return its epochs."""
     words = words_of(case, folders)
     warm.run([*warm.COMMAND, "datagen", *_of_dataset(words)], **_QUIET).check_returncode()
-    with throttled_reads(folders["origin"], ORIGIN, (folders["cache"], CACHE)) as group:
+    with throttled_reads(folders["origin"], case.origin, (folders["cache"], case.cache)) as group:
         process = warm.Popen([*warm.COMMAND, "run", *words], enter=group.enter, **_QUIET)
         assert process.wait() in (0, 2)
     summary = json.loads((_out(case, folders) / "summary.json").read_text())
@@ -108,12 +190,18 @@ def run(case: Case, folders: Mapping[str, Path]) -> list[Row]:
     assert cached["hit_bytes_per_epoch"] == cached["planned_hit_bytes_per_epoch"]
     workload = read_config(_out(case, folders), {})
     planned = planned_hits(workload)
+    told = partial(
+        true_au,
+        case,
+        file_bytes=int(round_up(file_sizes(Dataset.of(workload)))[0]),
+        ahead=workload.reader.batches_ahead,
+    )
     return [
         Row(
             100 * share,
             found[epoch],
             of_mean(case, share),
-            of_steps(case, planned[epoch], workload.reader.batches_ahead),
+            *(told(planned[epoch], slice_seconds=each) for each in (_EVEN, _SLICE)),
         )
         for epoch, share in enumerate(cached["hit_share_per_epoch"])
     ]

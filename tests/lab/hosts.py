@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Hosts:
     prefix: str
     """What the names of the namespaces begin with."""
     _lines: dict[str, list[str]] = field(default_factory=dict)
+    _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _points: list[Path] = field(default_factory=list)
 
     def mpirun(self, ranks: Sequence[int], *command: str) -> list[str]:
         """Return the command line that runs `command` in so many ranks on each host, in order."""
@@ -82,6 +85,31 @@ class Hosts:
 
     def mend(self, name: str) -> None:
         self._link(name, "up")
+
+    def mount_from(self, client: str, server: str, folder: Path, point: Path) -> None:
+        """Mount on one host a folder that another one serves, by HTTP and FUSE.
+
+        It lasts until the hosts are removed.
+        """
+        for program in ("rclone", "fusermount3"):
+            if shutil.which(program) is None:
+                pytest.skip(f"{program} is not here; apt-get install rclone fuse3")
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            pytest.skip("/dev/fuse may not be opened here")
+        place = f"10.77.0.{self.names.index(server) + 1}:8080"
+        serving = self._start(server, "serve", "http", "--addr", place, str(folder))
+        listening = Path(f"/proc/{serving.pid}/net/tcp")
+        _wait(serving, lambda: ":1F90 " in listening.read_text())  # 8080
+        words = ("mount", "--read-only", "--http-url", f"http://{place}", ":http:", str(point))
+        self._points.append(point)
+        _wait(self._start(client, *words), point.is_mount)
+
+    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """Run rclone in the network of a host, where all see what it mounts."""
+        enter = ["nsenter", f"--net=/run/netns/{self.prefix}{name}"]
+        command = [*enter, "rclone", "--config", os.devnull, "--quiet", *words]
+        self._servers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        return self._servers[-1]
 
     def limit_rate(self, name: str, bits_per_second: int) -> None:
         """Hold what a host sends to a rate, and what is sent to it."""
@@ -123,7 +151,21 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
     try:
         yield made
     finally:
+        for point in made._points:
+            subprocess.run(["fusermount3", "-u", "-z", point], check=False)
+        for server in made._servers:
+            server.terminate()
+            server.wait()
         _remove(made, bridge)
+
+
+def _wait(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> None:
+    """Wait until what a process does is ready; skip the test if it ends, or after 30 s."""
+    deadline = time.monotonic() + 30
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.skip(f"{process.args!r} does not work here")
+        time.sleep(0.02)
 
 
 def _make(made: Hosts, bridge: str) -> None:

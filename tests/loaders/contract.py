@@ -89,7 +89,7 @@ class Case:
 
     def open(self, *, known_places: bool = True, keep: int = 1) -> Loader:
         return open_loader(
-            Dataset(self.workload, self.layout, known_places),
+            Dataset(self.workload, self.layout, known_places, access=self.workload.access),
             accelerators=range(self.num_accelerators),
             keep=keep,
         )

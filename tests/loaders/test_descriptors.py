@@ -63,9 +63,8 @@ def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("hand_over", ["none", "batch"])
 @pytest.mark.parametrize("workers", [0, 1, 5])
-@pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5"])
+@pytest.mark.parametrize(("dataset", "hand_over"), [("npz", "none"), ("hdf5 of 5", "batch")])
 def test_forked_workers_cost_a_descriptor_each_and_one(
     dataset: str, workers: int, hand_over: str, tmp_path: Path
 ) -> None:

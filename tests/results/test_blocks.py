@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from dlemu.errors import WorkloadError
-from dlemu.results.blocks import blocks_of, checkpoint_cost, counted
+from dlemu.results.blocks import checkpoint_cost
 from dlemu.results.metrics import measure
 from dlemu.results.records import Steps
 from dlemu.results.so_far import StepsSoFar
 from dlemu.run.replay import new_steps
 from dlemu.workload.sections import MetricSection
+from tests.lab.summed import sums_of
 
 
 def steps_with(stalls: dict[int, float], waits: list[float], accelerators: int = 1) -> Steps:
@@ -30,8 +31,9 @@ def steps_with(stalls: dict[int, float], waits: list[float], accelerators: int =
 def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     """Blocks of 4 and 2 steps: AU is 3/6 and 1/1; by steps, as DLIO weighs them."""
     steps = steps_with({3: 50.0}, [9, 1, 1, 1, 7, 0])
-    assert blocks_of(steps.T) == [slice(0, 4), slice(4, 6)]
-    assert counted(steps.T, 1, 0).tolist() == [False, True, True, True, False, True]
+    (sums,) = sums_of(steps, ["rank 0"]).epochs
+    assert sums.blocks == (slice(0, 4), slice(4, 6))
+    assert sums.window.tolist() == [False, True, True, True, False, True]
 
     metrics = measure(steps)
 
@@ -101,7 +103,7 @@ def test_the_figure_while_it_runs_ends_as_that_of_the_run(looks: list[int]) -> N
 def test_steps_during_writes_are_told_from_the_others() -> None:
     steps = steps_with({3: 0.5}, [9, 0, 0, 0, 1, 1, 0, 0])
     steps["writing"][4:6] = True
-    cost = checkpoint_cost([steps.T])
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
     assert cost is not None
     assert cost.steps_while_writing == 2
     assert cost.au_while_writing_percentage == pytest.approx(50)
@@ -113,12 +115,12 @@ def test_steps_during_writes_are_told_from_the_others() -> None:
 def test_what_the_others_lose_as_well_is_not_the_checkpoint_s_fault() -> None:
     steps = steps_with({3: 0.5}, [9, 1, 1, 1, 1, 1, 1, 1])
     steps["writing"][4:6] = True
-    cost = checkpoint_cost([steps.T])
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
     assert cost is not None and cost.lost_share == pytest.approx(0)
 
 
 def test_a_rank_that_writes_marks_the_step_for_all() -> None:
     steps = steps_with({1: 0.5}, [0, 0, 3, 0], accelerators=2)
     steps["writing"][2, 1] = True
-    cost = checkpoint_cost([steps.T])
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
     assert cost is not None and cost.au_while_writing_percentage == pytest.approx(25)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkUse
 from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
 from dlemu.results.evidence import HostReport, combine
@@ -16,11 +17,13 @@ from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
 from dlemu.results.summary import Summary
+from dlemu.results.sums import Rule
 from dlemu.results.text import verdict_line
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import ReaderSection
+from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
 GB = 1e9
@@ -68,6 +71,22 @@ def host(**changes: Any) -> HostEvidence:
     return HostEvidence(**(seen | changes))
 
 
+def link(share: float | None, **changes: Any) -> dict[str, Any]:
+    """Return a host without a drive that received so much of its link's rate."""
+    use: dict[str, Any] = {
+        "nic": "eth0",
+        "gbps": None if share is None else 50.0,
+        "received_share": share,
+        "sent_share": share and 0.01,
+        "received_bytes_per_second": 6.2 * GB,
+        "sent_bytes_per_second": 0.1 * GB,
+        "resent_share": 0.0,
+        "unordered_share": 0.0,
+    }
+    network = NetworkUse(**(use | changes))
+    return {"device": None, "device_busy_share": None, "network": network}
+
+
 def probe(many: float, few: float = 6.0) -> Probe:
     """Return what 8 and 64 readers got, in GB/s."""
     return Probe(8, few * GB, 64, many * GB)
@@ -80,7 +99,7 @@ def evidence(**changes: Any) -> Evidence:
     num_accelerators = int(steps["accelerator"].max()) + 1
     names = changes.pop("names", [f"rank {rank} on host a" for rank in range(num_accelerators)])
     preprocess = changes.pop("preprocess", 0.0)
-    losses = find_losses(steps, names, window=(1, 0), preprocess_seconds=preprocess)
+    losses = find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess)))
     seen: dict[str, Any] = {
         "losses": losses,
         "hosts": [host()],
@@ -248,6 +267,33 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "unclear",
     ),
+    "the link is full": ({"hosts": [host(**link(0.95))]}, "network"),
+    "the link is full, and more readers would get more of it": (
+        {"hosts": [host(**link(0.95), probe=probe(9))]},
+        "network",
+    ),
+    "the link is full while it is read from": (
+        {"hosts": [host(**link(0.5), num_workers=1)], "read_seconds": 400.0},
+        "network",
+    ),
+    "the link is nearly full": ({"hosts": [host(**link(0.88))]}, "storage"),
+    "the link's rate is not known": ({"hosts": [host(**link(None))]}, "storage"),
+    "the link is full of what others read": (
+        {"hosts": [host(**link(0.95, received_bytes_per_second=2.9 * GB))]},
+        "storage",
+    ),
+    "the link is full, and CPUs as well": (
+        {"hosts": [host(**link(0.95), cpu_share=0.97)]},
+        "host cpu",
+    ),
+    "the link is full, but batches were late in decoding": (
+        {"hosts": [host(**link(0.95))], "steps": steps_of(0.5, 0.5, read=0.4, decode=3.0)},
+        "loader",
+    ),
+    "one link of three is full, and no rank is slower": (
+        {"hosts": [host(**link(share)) for share in (0.95, 0.5, 0.5)]},
+        "storage",
+    ),
     "most bytes from memory": ({"page_cache_share": 0.97}, "unclear"),
     "one rank waits for slow reads, the others for it": (
         {"steps": steps_of(*ONE_WAITS, read=[1.0, 0.02, 0.02])},
@@ -340,6 +386,26 @@ def test_storage_of_several_hosts_is_named_with_what_it_gave_to_all() -> None:
         "the storage gave 12 GB/s to 2 hosts while it was read from, and no more to 128 readers; "
         "accelerators lost 33% of the time; CPUs 30%; this explains 100% of the loss"
     )
+
+
+def test_a_full_link_is_named_with_its_evidence() -> None:
+    limit = find_limit(evidence(hosts=[host(**link(0.97, unordered_share=0.012))]))
+    assert limit.evidence == (
+        "eth0 of host a received 6.2 GB/s, 97% of its 50 Gb/s; 1.2% of the TCP segments received "
+        "came out of order; 100% of what accelerators lost was waiting for reads; CPUs 30%; this "
+        "explains 100% of the loss"
+    )
+    assert limit.advice.endswith("nothing is said about the storage")
+    several = find_limit(evidence(hosts=[host(**link(0.95)), host(host="b", **link(0.96))]))
+    assert several.evidence.startswith("eth0 of host b received 6.2 GB/s, 96% of its 50 Gb/s, and ")
+
+
+def test_segments_that_were_lost_are_told_beside_a_slow_storage() -> None:
+    lossy = host(**link(None, resent_share=0.031))
+    found = find_limit(evidence(hosts=[lossy]))
+    assert found.name == "storage" and "; 3.1% of those sent were sent again" in found.evidence
+    local = host(network=lossy.network)
+    assert "sent again" not in find_limit(evidence(hosts=[local])).evidence
 
 
 def test_a_probe_that_one_host_lacks_is_none() -> None:
@@ -574,8 +640,8 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
         runqueue_seconds=1.0,
     )
     report = host_report(interval, probe=Probe(2, 1e9, 16, 9e9), num_workers=2, resident_before=0.0)
-    names = ["rank 0 on host a", "rank 1 on host a"]
-    gathered = combine(WORKLOAD, [report], names, [steps], PathBytes())
+    sums = sums_of(steps, ["rank 0 on host a", "rank 1 on host a"], Rule.of(WORKLOAD))
+    gathered = combine(WORKLOAD, [report], sums, PathBytes())
     (seen,) = gathered.evidence.hosts
     assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
     assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
@@ -584,7 +650,7 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     assert limit.name == "host cpu"
     assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence
     quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
-    limit = find_limit(combine(WORKLOAD, [quiet], names, [steps], PathBytes()).evidence)
+    limit = find_limit(combine(WORKLOAD, [quiet], sums, PathBytes()).evidence)
     assert limit.name == "loader"
 
 
@@ -605,7 +671,8 @@ def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None
     interval = interval_of(seconds=20.0, usable_cpus=4.0)
     report = host_report(interval)
     workload = load_workload("unet3d_h100", metric)
-    evidence = combine(workload, [report], ["rank 0"], [steps], PathBytes()).evidence
+    sums = sums_of(steps, ["rank 0"], Rule.of(workload))
+    evidence = combine(workload, [report], sums, PathBytes()).evidence
     assert evidence.losses.parts.total == pytest.approx(lost)
 
 

@@ -19,6 +19,7 @@ from dlemu.workload.model import load_workload
 from tests.lab.bench import folder_in_memory
 from tests.lab.commands import QUICK, generate
 from tests.lab.slow_files import slow_files
+from tests.lab.summed import sums_of
 
 NOTHING = IntervalSummary(1.0, {}, *(None,) * 6, 4.0, *(None,) * 3, max_pss_bytes=None)
 DRIVE = {"sda": 0.5}
@@ -66,7 +67,7 @@ def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
     """Return what is found of one host's epochs, each of 1000 bytes in two steps."""
     steps = np.zeros((len(counted), 2), STEP)
     steps["epoch"], steps["step"] = np.arange(len(counted))[:, None], np.arange(2)
-    steps["num_bytes"] = READ // 2
+    steps["num_bytes"], steps["compute"] = READ // 2, 1.0
     epochs = [interval(process_read_bytes=num) for num in counted]
     keys: dict[str, Any] = {"num_workers": 1, "resident_before": 0.25, "direct": False}
     known = {"probe": None, "num_probe_readers": 1, "file_system": kind}
@@ -74,7 +75,7 @@ def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
     keys |= {name: value for name, value in known.items() if name in fields}
     host = HostReport(host="a", epochs=epochs, **keys)
     workload = load_workload("unet3d_h100")
-    found = combine(workload, [host], ["rank 0 on host a"], [steps.ravel()], PathBytes())
+    found = combine(workload, [host], sums_of(steps, ["rank 0 on host a"]), PathBytes())
     return found.measured["page_cache_share"], "; ".join(found.notes)
 
 

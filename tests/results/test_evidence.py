@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, NicCounters
+from dlemu.host.wear import DriveWear, sum_up
 from dlemu.results.bottleneck import HostEvidence
 from dlemu.results.evidence import Gathered, HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import load_workload
+from tests.lab.summed import sums_of
 
 READ = 1000
 """Bytes that an epoch's steps have read, over all hosts."""
@@ -21,6 +24,8 @@ def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
     """Return what a host counted in an epoch; what is not given is not known."""
     unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
     least = {"seconds": seconds, "devices": {}, "usable_cpus": 4.0}
+    if "device_read_bytes" in seen:
+        least["device_reads"] = {"sda": seen["device_read_bytes"]}
     return IntervalSummary(**(unknown | least | seen))
 
 
@@ -42,10 +47,11 @@ def gather(*hosts: HostReport) -> Gathered:
     steps["accelerator"] = np.arange(steps.shape[1])[:, None]
     steps["step"] = np.arange(3)
     steps["num_bytes"][:, :, 0] = READ // len(hosts)
+    steps["compute"] = 1.0
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     names = [f"rank {number}" for number in range(len(hosts))]
     workload = load_workload("unet3d_h100")
-    return combine(workload, list(hosts), names, [steps.ravel()], PathBytes())
+    return combine(workload, list(hosts), sums_of(steps, names), PathBytes())
 
 
 def hosts_of(gathered: Gathered) -> list[HostEvidence]:
@@ -128,6 +134,52 @@ def test_a_hosts_counters_are_those_of_all_epochs() -> None:
 def test_where_storage_is_not_seen_a_hosts_rate_is_its_part_of_what_loaders_took() -> None:
     hosts = hosts_of(gather(report(epoch_of()), report(epoch_of(), host="b")))
     assert [host.read_bytes_per_second for host in hosts] == [READ / 2 / 100] * 2
+
+
+def test_what_hosts_of_one_machine_share_counts_once() -> None:
+    """Containers may share a drive, and the network interfaces; both see what both have read."""
+
+    def of(name: str, machine: str, network: str, read: int, received: int) -> HostReport:
+        counted = NetworkCounters({"eth0": NicCounters(received, 2)}, 30, 20, 1, 3)
+        drive = DriveWear(
+            host=name, name="sda", model="", capacity_bytes=10**12, block_bytes_written=read,
+            host_bytes_written=None, media_bytes_written=None, media_source="",
+            percentage_used=None, missing={},
+        )  # fmt: skip
+        return report(
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
+            host=name, machine=machine, network_name=network, links={"eth0": 10**9},
+            wear=sum_up([drive], 1.0),
+        )  # fmt: skip
+
+    apart = gather(of("a", "x", "x/1", 700, 50), of("b", "y", "y/1", 700, 50)).measured
+    assert apart["device_read_bytes"] == 1400 and apart["wear"]["block_bytes_written"] == 1400
+    assert apart["network"] == {
+        "received_bytes": 100,
+        "sent_bytes": 4,
+        "sent_segments": 40,
+        "resent_segments": 2,
+        "received_segments": 60,
+        "unordered_segments": 6,
+    }
+    shared = gather(of("a", "x", "x/1", 700, 50), of("b", "x", "x/1", 690, 50)).measured
+    assert shared["device_read_bytes"] == 700 and shared["wear"]["block_bytes_written"] == 700
+    assert shared["network"] is not None and shared["network"]["received_bytes"] == 50
+    own_links = gather(of("a", "x", "x/1", 700, 50), of("b", "x", "x/2", 690, 50)).measured
+    assert own_links["network"] is not None and own_links["network"]["received_bytes"] == 100
+    unknown = gather(of("a", "", "", 700, 50), of("b", "", "", 700, 50)).measured
+    assert unknown["device_read_bytes"] == 1400
+
+
+def test_a_hosts_network_is_that_of_all_epochs() -> None:
+    counted = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
+    epochs = [epoch_of(100.0, network=counted), epoch_of(300.0, network=counted)]
+    (host,) = hosts_of(gather(report(*epochs, links={"eth0": 10**9})))
+    assert host.network is not None
+    assert host.network.received_bytes_per_second == 10**10 / 400
+    assert host.network.received_share == pytest.approx(0.2)
+    (none,) = hosts_of(gather(report(epoch_of(network=counted), epoch_of())))
+    assert none.network is None
 
 
 def test_workers_time_is_that_of_all_hosts() -> None:

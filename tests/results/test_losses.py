@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.results.losses import find_losses, told
+from dlemu.results.losses import Losses, find_losses, told
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
+from dlemu.results.sums import Rule
+from tests.lab.summed import sums_of
 
-WINDOW = (1, 0)
+
+def losses_of(steps: Steps, names: list[str], preprocess_seconds: float = 0.0) -> Losses:
+    return find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess_seconds)))
 
 
 def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
@@ -42,7 +46,7 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
         decode=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
         hand_over=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
     )
-    losses = find_losses(steps, ["a", "b"], window=WINDOW, preprocess_seconds=0.0)
+    losses = losses_of(steps, ["a", "b"])
     seconds = 4 + 2.5 + 1.5
     parts = losses.parts
     assert (parts.read, parts.decode, parts.hand_over) == pytest.approx(
@@ -74,14 +78,14 @@ def test_without_the_latest_rank_a_step_would_end_with_the_next() -> None:
         compute=[[1, 1, 1], [1, 2, 1], [1, 5, 1], [9, 3, 1.5]],
         computation_time=1.0,
     )
-    losses = find_losses(steps, ["a", "a", "b", "c"], window=WINDOW, preprocess_seconds=0.0)
+    losses = losses_of(steps, ["a", "a", "b", "c"])
     saved = {rank.name: rank.saved for rank in losses.ranks}
     assert saved == pytest.approx({"a": 0.0, "b": (5 - 3) / 6.5, "c": (1.5 - 1) / 6.5})
 
 
 def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:
     steps = rows(1, 2, wait=0.5, compute=1.0, computation_time=1.0, read=1.0, decode=1.0)
-    parts = find_losses(steps, ["a"], window=WINDOW, preprocess_seconds=1.0).parts
+    parts = losses_of(steps, ["a"], preprocess_seconds=1.0).parts
     assert (parts.read, parts.decode) == pytest.approx((0.125 / 1.5, 0.125 / 1.5))
     assert parts.preprocess == pytest.approx(0.25 / 1.5), "a second for each of two samples"
     assert parts.elsewhere == pytest.approx(0)
@@ -89,7 +93,7 @@ def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:
 
 def test_the_rest_of_a_wait_is_not_the_reads() -> None:
     steps = rows(1, 3, wait=0.5, compute=1.0, computation_time=1.0, read=0.01)
-    parts = find_losses(steps, ["a"], window=WINDOW, preprocess_seconds=0.0).parts
+    parts = losses_of(steps, ["a"]).parts
     assert parts.read == pytest.approx(0.01 / 1.5)
     assert parts.elsewhere == pytest.approx(0.49 / 1.5)
 
@@ -118,7 +122,7 @@ def test_what_is_lost_is_what_the_rules_au_lacks(
     everything = np.concatenate(epochs)
     draw.shuffle(everything)
     names = [f"rank {number}" for number in range(num_accelerators)]
-    losses = find_losses(everything, names, window=WINDOW, preprocess_seconds=0.0)
+    losses = losses_of(everything, names)
     counted = everything[everything["step"] > 0]
     seconds = counted["wait"] + counted["compute"] + counted["barrier"]
     au = counted["computation_time"].sum() / seconds.sum()
@@ -194,7 +198,7 @@ def test_on_a_shared_storage_the_wait_is_for_reads(
 ) -> None:
     shared = Shared(num_workers, num_workers + 1, share, 1.0, is_pipelined, favour)
     steps = shared.steps(100)
-    parts = find_losses(steps, ["rank 0"], window=WINDOW, preprocess_seconds=0.0).parts
+    parts = losses_of(steps, ["rank 0"]).parts
     in_reads = float(steps["read"].sum()) / (num_workers * shared.now)
     # Where streams are not served evenly, most workers wait for those that are behind.
     assert in_reads < 0.75 if favour > 1 and num_workers > 1 else in_reads > 0.8

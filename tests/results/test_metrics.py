@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.metrics import Edition, measure, passes
+from dlemu.results.metrics import measure, passes
 from dlemu.results.records import STEP, Steps
+from dlemu.results.sums import Edition
 
 EDITIONS: list[Edition] = ["v1.0", "v2.0"]
 

@@ -13,7 +13,7 @@ from dlemu.errors import RunError
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import Observation
 from dlemu.host.processes import HostCpu, ProcessCounters
-from dlemu.results.records import STEP
+from dlemu.results.records import STEP, write_steps
 from dlemu.results.series import COLUMNS, write_series
 from tests.lab.commands import QUICK, generate
 
@@ -68,7 +68,8 @@ def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
     steps["wait"], steps["compute"], steps["computation_time"] = 0.1, 0.3, 0.25
     steps["barrier"] = 0.1
 
-    write_series(tmp_path, tmp_path / "series.csv", {0: steps})
+    write_steps(tmp_path, 0, steps)
+    write_series(tmp_path, tmp_path / "series.csv")
 
     first, second, other = rows_of(tmp_path / "series.csv")
     assert tuple(first) == COLUMNS
@@ -101,7 +102,8 @@ def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
     steps["step"], steps["start"] = [0, 1], [0.0, 1.5]
     steps["wait"], steps["compute"] = [0.5, 0.25], [1.0, 1.25]
     steps["computation_time"] = steps["compute"]
-    write_series(tmp_path, tmp_path / "s.csv", {0: steps})
+    write_steps(tmp_path, 0, steps)
+    write_series(tmp_path, tmp_path / "s.csv")
     rows = rows_of(tmp_path / "s.csv")
     assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
     assert {row["host"] for row in rows} == {"of rank 0"}, "an older run does not name its host"
@@ -136,7 +138,7 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / name).write_text(text)
     with pytest.raises(RunError, match=f"{name} is damaged: "):
-        write_series(tmp_path, tmp_path / "s.csv", {})
+        write_series(tmp_path, tmp_path / "s.csv")
     assert not (tmp_path / "s.csv").exists()
 
 
@@ -148,6 +150,6 @@ def test_an_observation_of_an_older_run_is_read(tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in (head, *lines))
     (tmp_path / "host.0.jsonl").write_text(text)
     (tmp_path / "summary.json").write_text("{}")
-    write_series(tmp_path, tmp_path / "s.csv", {})
+    write_series(tmp_path, tmp_path / "s.csv")
     (row,) = rows_of(tmp_path / "s.csv")
     assert (row["page_cache_bytes"], row["au_percent"], row["epoch"]) == ("", "", "")

@@ -102,7 +102,41 @@ PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
     )
 
 
-@pytest.mark.parametrize("limit", ["host cpu", "loader", "barrier", "oversleep", "none", "unclear"])
+def network_of(device: str | None, share: float | None, in_memory: bool = False) -> list[str]:
+    """Return the report's lines on the network of two hosts, the second one's at this share."""
+    hosts = [
+        {
+            "host": name,
+            "device": device,
+            "network": {
+                "nic": "eth0",
+                "gbps": None if share is None else 10.0,
+                "received_share": share and share * part,
+                "sent_share": share and 0.01,
+                "received_bytes_per_second": 1.2e9 * part,
+                "sent_bytes_per_second": 3e6,
+            },
+        }
+        for name, part in (("a", 0.5), ("b", 1.0))
+    ]
+    summary = Summary(status="complete", measured={"hosts": hosts}, place={"in_memory": in_memory})
+    text = render_run(WORKLOAD, SLOW, summary)
+    return [line for line in text.splitlines() if line.startswith("network: ")]
+
+
+def test_the_network_is_told_where_it_matters() -> None:
+    rates = "network: host b received 1.2 GB/s and sent 3 MB/s"
+    assert network_of("sda", 0.96) == [f"{rates}, 96% of 10 Gb/s (eth0)"]
+    assert network_of("sda", 0.4) == network_of("sda", None) == []
+    assert network_of(None, 0.4) == [f"{rates}, 40% of 10 Gb/s (eth0)"]
+    unknown = f"{rates}; the rate of eth0 is not known, client.nic_gbps=... tells it"
+    assert network_of(None, None) == [unknown]
+    assert network_of(None, 0.4, in_memory=True) == []
+
+
+@pytest.mark.parametrize(
+    "limit", ["host cpu", "network", "loader", "barrier", "oversleep", "none", "unclear"]
+)
 def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
     summary = Summary(limit={"name": limit, "evidence": "…"}, measured={"page_cache_share": 0.01})
     assert verdict_line(WORKLOAD, SLOW, summary) == (

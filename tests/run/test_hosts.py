@@ -133,6 +133,31 @@ def test_hosts_have_uneven_numbers_of_ranks(lab: Hosts, tmp_path: Path) -> None:
     assert [each["host"] for each in summary["measured"]["hosts"]] == ["h0", "h1", "h2"]
 
 
+def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) -> None:
+    """5 MB/s of files that another host serves. The link has its headers, too."""
+    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=28")]
+    words = [*QUICK, *sizes, "train.epochs=1"]
+    assert run(["datagen", *words, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
+    point = tmp_path / "mounted"
+    point.mkdir()
+    lab.limit_rate("h0", 40_000_000)
+    lab.mount_from("h1", "h0", tmp_path / "data", point)
+    words += [f"dataset.data_folder={point}", f"output.folder={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.04"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["limit"]["name"] == "network", summary["limit"]
+    assert summary["limit"]["evidence"].startswith("eth0 of host h1 received ")
+    counted, read = summary["measured"]["network"], summary["measured"]["read_bytes"]
+    assert read < counted["received_bytes"] < 1.15 * read
+    assert counted["sent_bytes"] < 0.1 * read
+    assert "% of 0.04 Gb/s (eth0)" in ran.stdout
+
+
 def test_a_dataset_is_written_by_all_hosts(lab: Hosts, tmp_path: Path) -> None:
     with job(lab, tmp_path, [1, 1, 1], "datagen") as wrote:
         assert wrote.end() == 0, wrote.told()
@@ -196,3 +221,27 @@ def test_a_rank_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Pa
         assert "rank 1 on host h1 ended without a word" in ran.told(), ran.told()
         assert ran.summary["status"] == "failed"
         assert ran.gone(60), ran.processes()
+
+
+def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
+    """The same path is another folder on each; a host reads a part of the files, and hits less."""
+    words = [f"cache.folder={tmp_path}/cache", "cache.policy=keep", "cache.capacity=0.5"]
+    own = [tmp_path / f"drive {name}" for name in lab.names]
+    for name, folder in zip(lab.names, own, strict=True):
+        folder.mkdir()
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        lab.mount(name, folder, tmp_path / "cache")
+    with job(lab, tmp_path, [2, 1, 1], "run", *words, "train.epochs=4") as ran:
+        assert ran.end() in (0, 2), ran.told()
+    cached = ran.summary["measured"]["cache"]
+    each = cached["hosts"]
+    assert [host["host"] for host in each] == ["h0", "h1", "h2"]
+    for host, folder in zip(each, own, strict=True):
+        assert host["hit_bytes_per_epoch"] == host["planned_hit_bytes_per_epoch"]
+        assert host["hit_share_per_epoch"][0] == 0 < host["hit_share_per_epoch"][-1] < 1
+        held = sum(path.stat().st_size for path in folder.iterdir() if path.suffix != ".json")
+        assert 0 < held <= host["capacity_bytes"]
+    for name in ("hit_bytes_per_epoch", "planned_hit_bytes_per_epoch"):
+        sums = [sum(epoch) for epoch in zip(*(host[name] for host in each), strict=True)]
+        assert cached[name] == sums
+    assert not any((tmp_path / "cache").iterdir())

@@ -57,6 +57,7 @@ def test_a_datasheet_gives_a_range() -> None:
         "read_low": pytest.approx(0.64 * 4 * 14.5e9),
         "read_high": pytest.approx(20 * demand),
         "limit": "storage",
+        "feeds": {"storage": pytest.approx(4 * 14.5e9 / demand / 0.9)},
         "calibrated": False,
         "extrapolated": False,
         "published_figure": None,
@@ -72,6 +73,27 @@ def test_the_host_is_the_limit_of_ample_drives() -> None:
     assert prediction.limit == "host cpu"
     two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
     assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
+
+
+def test_the_smallest_of_drives_server_links_and_host_is_named() -> None:
+    """Of 8 drives, hosts with one link of 100 Gb/s each, and a server: what each of them feeds."""
+    job = replace(UNET3D, num_drives=8, num_hosts=2, nic_gbps=100.0)
+    of = {"storage": 8 * 14.5e9, "network": 2 * 12.5e9 * 1448 / 1538, "host cpu": 2 * 24.5e9}
+    for server, limit in ((60e9, "network"), (20e9, "server")):
+        found = predict(replace(job, server_read_bytes_per_second=server), HOST)
+        assert found.limit == limit
+        fed = {name: rate / UNET3D.demand / 0.9 for name, rate in (of | {"server": server}).items()}
+        assert found.feeds == pytest.approx(fed)
+        assert found.real_accelerators == pytest.approx(min(fed.values()))
+    wide = replace(job, nic_gbps=400.0)
+    assert predict(wide, HOST).limit == "host cpu"
+    assert predict(replace(wide, num_drives=3), HOST).limit == "storage"
+    # What the page cache serves needs neither server nor link. Large frames carry a little more.
+    cached = HOST.model_copy(update={"page_cache_share": 0.5})
+    assert predict(job, cached).feeds["network"] == pytest.approx(2 * fed["network"])
+    found = predict(replace(job, accelerators=20), HOST)
+    assert found.read_bytes_per_second == pytest.approx(found.read_low)
+    assert found.read_high / found.read_low == pytest.approx(8948 / 9038 / (1448 / 1538))
 
 
 def test_one_accelerator_that_fails_is_none() -> None:

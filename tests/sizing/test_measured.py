@@ -160,6 +160,40 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     assert (point.limit, point.page_cache_share) == (limit, 0.25)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_each_run_of_a_search_writes_checkpoints(
+    job: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job.data_folder.parent / "ck"
+    keys: dict[str, object] = {
+        "workflow.checkpoint": True,
+        "checkpoint.checkpoint_folder": str(folder),
+        "checkpoint.steps_between_checkpoints": 30,
+        "checkpoint.mode": "subset",
+        "model.model_size_bytes": 100_000,
+        "model.parallelism.data": 2,
+        "model.parallelism.zero_stage": 3,
+    }
+    assert size_storage(job.with_keys(keys), Alone()) == 0
+
+    said = capsys.readouterr().out
+    assert "size.max_accelerators=2 here: the model is spread over 2, and each writes" in said
+    assert "written in the first run: 2 checkpoints of 195.3 KiB, one every 30 steps, to" in said
+    assert "checkpoints: each run wrote its own; the rule's AU leaves out the stalls" in said
+    sizing = sizing_of(job)
+    assert sizing["num_accelerators"] == 2
+    for point in sizing["points"]:  # type: ignore[attr-defined]
+        assert 0 < point["au_with_stalls_percentage"] < point["au_percentage"]
+        assert (
+            f"AU {point['au_percentage']:6.2f}% ({point['au_with_stalls_percentage']:.2f}%" in said
+        )
+    assert len(list(folder.glob("global_epoch1_step*/*.pt"))) == 4, "of the last run"
+    with pytest.raises(WorkloadError, match=r"holds runs with model\.model_size_bytes=100000"):
+        size_storage(job.with_keys(keys | {"model.model_size_bytes": 5}), Alone())
+    with pytest.raises(WorkloadError, match=r"holds runs with workflow\.checkpoint=True"):
+        size_storage(job, Alone())
+
+
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     assert size_storage(job, Alone()) == 0
 

@@ -56,10 +56,31 @@ def test_the_file_says_the_same(tmp_path: Path) -> None:
         "read_low": pytest.approx(0.64 * 58e9),
         "read_high": pytest.approx(20 * demand),
         "limit": "storage",
+        "feeds": {"storage": pytest.approx(real)},
         "calibrated": False,
         "extrapolated": False,
         "published_figure": None,
     }
+
+
+def test_a_server_and_links_are_told_beside_the_drives(capsys: pytest.CaptureFixture[str]) -> None:
+    """A B200 asks for 6.33 GB/s: half of a link of 100 Gb/s."""
+    words = ["predict", "workload=unet3d_b200", "server.read_bandwidth=60GB", "metric.au=0.9"]
+    assert run([*words, "client.nic_gbps=100", "clients=4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "unet3d_b200 on a server of 60 GB/s, by the server's rate, the host taken as unlimited"
+    )
+    assert lines[3].split() == ["accelerators", "8", "6", "to", "8"]
+    assert lines[7:10] == [
+        "limit: network",
+        "accelerators that each feeds: network 8.3, server 10.5",
+        "one accelerator asks for 6.33 GB/s, 51% of a host's links (4 hosts x 100 Gb/s)",
+    ]
+    assert run([*PS1010, "drives=2", "server.read_bandwidth=20GB"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("unet3d_h100 on 2 x D7-PS1010 behind a server of 20 GB/s, from the ")
+    assert "\nlimit: server\naccelerators that each feeds: server 7.0, storage 10.1\n" in told
 
 
 def test_a_number_of_accelerators_may_be_asked_about(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from dlemu.host.place import find_place
 from dlemu.storage.atomic import PARTIAL
 from dlemu.tier import reader
 from dlemu.tier.folder import MARK, CacheFolder
+from dlemu.tier.forecast import forecast_tier
 from dlemu.tier.host import file_sizes
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
@@ -91,7 +92,11 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     how = {"cache.policy": ("random", "lru")[even], "cache.fill": ("async", "sync")[even]}
     workload = made(tmp_path, CASES[case] | how | {"cache.capacity": 0.55})
     sizes = file_sizes(Dataset.of(workload))
+    foretold = forecast_tier(Dataset.of(workload), Alone(), range(2), 2).epochs
+    assert not (tmp_path / "cache").exists()
     found = run(workload)
+    assert [epoch.hit for epoch in foretold] == found["hit_bytes_per_epoch"]
+    assert [epoch.written for epoch in foretold] == found["cache_write_bytes_per_epoch"]
     assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
     assert found["hit_share_per_epoch"] == found["planned_hit_share_per_epoch"]
     assert sum(found["hit_bytes_per_epoch"]) > 0
@@ -104,6 +109,7 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
             found["hit_bytes_per_epoch"], found["origin_bytes_per_epoch"], strict=True
         ):
             assert hit + origin == sizes.sum()
+        assert [epoch.origin for epoch in foretold] == found["origin_bytes_per_epoch"]
 
 
 def test_a_warm_cache_is_read_and_an_empty_one_filled(tmp_path: Path) -> None:
@@ -120,6 +126,28 @@ def test_a_warm_cache_is_read_and_an_empty_one_filled(tmp_path: Path) -> None:
     assert run(workload.with_keys(again))["hit_share_per_epoch"] == [0, 1, 1], "it starts empty"
     again = {"output.folder": str(tmp_path / "fourth"), "cache.fill": "off"}
     assert run(workload.with_keys(again))["hit_share_per_epoch"] == [0, 0, 0]
+
+
+def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> None:
+    workload = made(tmp_path, {"cache.capacity": 1.0})
+    run(workload)
+    mark, key = tmp_path / "cache" / MARK, "may_be_lost_after_boot"
+    assert json.loads(mark.read_text())[key] == "", "all is on the drive"
+    again = workload.with_keys({"cache.warm": "found", "train.epochs": 1})
+    for boot, share in (
+        ("", 1),
+        (Path("/proc/sys/kernel/random/boot_id").read_text(), 1),
+        ("?", 0),
+    ):
+        mark.write_text(json.dumps(json.loads(mark.read_text()) | {key: boot.strip()}))
+        keys = {"output.folder": str(tmp_path / f"boot {boot[:1]}")}
+        outcome = run_job(again.with_keys(keys), world=Alone(), say=lambda text: None)
+        assert outcome is not None
+        measured: Any = outcome.summary["measured"]
+        assert measured["cache"]["hit_share_per_epoch"] == [share]
+        emptied = [note for note in outcome.summary["notes"] if "was emptied: the host" in note]
+        assert len(emptied) == 1 - share
+    assert_sound(workload)
 
 
 def test_a_preload_is_a_row_of_its_own(tmp_path: Path) -> None:
@@ -205,7 +233,8 @@ def claim(workload: Workload) -> CacheFolder:
 def test_what_a_killed_run_leaves_is_cleaned(claimed: tuple[Workload, Path]) -> None:
     workload, cache = claimed
     size = (cache / "00000000.0").stat().st_size
-    (cache / f"00000002.9{PARTIAL}").write_bytes(b"half")
+    sizes = file_sizes(Dataset.of(workload)).tolist()
+    (cache / f"00000002.9{PARTIAL}").write_bytes(bytes(sizes[2]))  # it has its size, but no name
     (cache / "00000003.7").write_bytes(b"not whole")
     (cache / "00000000.5").write_bytes(bytes(size))  # the newer one of two
     (cache / "00000099.6").write_bytes(b"no such file")
@@ -283,8 +312,11 @@ def test_a_capacity_without_room_is_refused(claimed: tuple[Workload, Path]) -> N
     status = os.statvfs(cache)
     sizes = file_sizes(Dataset.of(workload))
     huge = sizes * (2 * status.f_blocks * status.f_frsize // int(sizes.sum()) + 1)
-    with pytest.raises(WorkloadError, match=r"cache.capacity must fit on its drive: .* are free"):
-        CacheFolder(workload, layout_of(workload), huge)
+    new = workload.with_keys({"cache.folder": str(cache.with_name("new"))})
+    for job in (workload, new):
+        with pytest.raises(WorkloadError, match=r"cache.capacity must fit on its drive: .* free"):
+            CacheFolder(job, layout_of(job), huge)
+    assert not cache.with_name("new").exists()
     small = workload.with_keys({"cache.capacity": 0.01})
     with pytest.raises(WorkloadError, match=r"cache.capacity holds no file: it is"):
         claim(small)
@@ -297,6 +329,11 @@ def test_keys_that_exclude_each_other(tmp_path: Path) -> None:
     more: dict[str, object] = {"cache.policy": "none", "cache.warm": True}
     with pytest.raises(WorkloadError, match=r"cache.warm=true needs a cache.policy that caches"):
         run(made(tmp_path, more))
+    inside: dict[str, object] = {"cache.folder": str(tmp_path / "data" / "cache")}
+    with pytest.raises(
+        WorkloadError, match=r"data/cache lies in the data folder .*; name a folder"
+    ):
+        run(made(tmp_path, inside))
 
 
 def test_origin_and_cache_on_one_drive_are_warned_about(tmp_path: Path) -> None:

@@ -31,6 +31,21 @@ def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
     assert all(place.leaders == [0, 1, 3] for place in places)
 
 
+def test_many_hosts_make_a_tree_of_few_levels() -> None:
+    hosts = [f"h{rank // 2}" for rank in range(2 * 1250)]
+    places = {rank: Tree.of(rank, hosts) for rank in range(0, len(hosts), 2)}
+    above = {child: rank for rank, place in places.items() for child in place.below}
+    assert sorted(above) == list(places)[1:], "each leader but rank 0 has one parent"
+    assert all(places[child].parent == rank for child, rank in above.items())
+    assert max(len(place.below) for place in places.values()) == Tree.FAN_OUT
+
+    def depth(rank: int) -> int:
+        return 1 + depth(above[rank]) if rank else 0
+
+    assert max(map(depth, places)) == 3
+    assert Tree.of(0, hosts[: 2 * 17]).below == list(range(2, 34, 2)), "few hosts: one level"
+
+
 @contextmanager
 def host_server() -> Iterator[tuple[socket.socket, str]]:
     """Yield a server as a host's first rank has it, and its name."""

@@ -1,0 +1,180 @@
+"""Objects hold what files hold, and a server sees no other requests than the plan's."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlemu.errors import DatasetError, RunError
+from dlemu.loaders import TellsGets
+from dlemu.objects.reader import ObjectFile, ObjectReader
+from dlemu.objects.store import Store, store_of
+from dlemu.units import ceil_div
+from dlemu.workload.objects import Access
+from tests.lab.object_server import RangeServer
+from tests.loaders.contract import DATASETS, Case, check_epoch, make_case
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("objects")
+
+
+@pytest.fixture(scope="module")
+def _started(folder: Path) -> Iterator[RangeServer]:
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(_started: RangeServer) -> RangeServer:
+    _started.seen.clear()
+    _started.faults.__init__()  # type: ignore[misc]
+    return _started
+
+
+def in_bucket(folder: Path, server: RangeServer, dataset: str, **keys: object) -> Case:
+    """Return a case whose files are objects."""
+    name = dataset.replace(" ", "_")
+    case = make_case(folder / name, dataset, {"reader.data_loader": "threads"} | keys)
+    place = {"dataset.data_folder": f"s3://bucket/{name}", "storage.endpoint_url": server.url}
+    return Case(case.workload.with_keys(place), 2)
+
+
+@pytest.mark.parametrize("loader", ["threads", "tensorflow"])
+@pytest.mark.parametrize("dataset", [name for name in DATASETS if "parquet" not in name])
+def test_every_byte_is_that_of_the_generator(
+    folder: Path, server: RangeServer, dataset: str, loader: str
+) -> None:
+    keys = {"reader.data_loader": loader, "reader.read_threads": 2}
+    case = in_bucket(folder, server, dataset, **keys)
+    layout = case.layout
+    opened = case.open()
+    check_epoch(case, opened, 0)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
+    opened.close()
+    assert server.seen.methods == {"GET": counts.gets}
+    assert counts.received_bytes >= counts.needed_bytes > 0
+    assert counts.retries == 0
+    if layout.samples_per_file == 1:  # each object whole, and each once
+        assert counts.gets == layout.num_files // 6 * 6
+        assert set(server.seen.keys.values()) == {1}
+        assert server.seen.ranges == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("dataset", ["npz", "jpeg", "tfrecord of 13", "raw of 13", "hdf5 of 5"])
+def test_ranges_are_as_many_as_the_plan_says(
+    folder: Path, server: RangeServer, dataset: str, in_flight: int
+) -> None:
+    keys: dict[str, object] = {"reader.range_bytes": 8192, "reader.gets_in_flight": in_flight}
+    case = in_bucket(folder, server, dataset, **keys)
+    opened = case.open()
+    steps = check_epoch(case, opened, 0)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
+    opened.close()
+    assert server.seen.methods == {"GET": counts.gets}
+    if case.layout.samples_per_file == 1:
+        read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
+        head = 4096 if dataset == "npz" else 0
+        sizes = [int(case.layout.sizes(case.layout.samples_of(s))[0]) for s in read]
+        assert counts.gets == sum(ceil_div(head + size, 8192) for size in sizes)
+        assert counts.received_bytes == counts.needed_bytes
+
+
+def test_samples_at_random_and_columns_are_ranges_of_their_own(
+    folder: Path, server: RangeServer
+) -> None:
+    case = in_bucket(folder, server, "raw of 13", **{"reader.access": "random"})
+    opened = case.open()
+    steps = check_epoch(case, opened, 0)
+    opened.close()
+    assert server.seen.methods == {"GET": 6 * len(steps)}  # a sample each: 2 batches of 3
+    server.seen.clear()
+    case = in_bucket(folder, server, "parquet of 13")
+    opened = case.open(keep=0)
+    read = sum(batch.num_bytes for step in opened.epoch(0, case.plan(0)) for batch in step)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
+    opened.close()
+    assert read == counts.received_bytes == counts.needed_bytes
+    assert server.seen.methods == {"GET": server.seen.ranges} == {"GET": counts.gets}
+
+
+def test_endpoints_are_dealt_to_the_workers(folder: Path, server: RangeServer) -> None:
+    """By worker and not by rank: one rank emulates many accelerators."""
+    case = in_bucket(folder, server, "npy", **{"reader.read_threads": 1})
+    with RangeServer(folder) as second:
+        urls = {"storage.endpoint_url": (server.url, second.url)}
+        opened = Case(case.workload.with_keys(urls), 2).open()
+        for _ in opened.epoch(0, case.plan(0)):
+            pass
+        opened.close()
+        assert server.seen.methods == second.seen.methods != {}
+
+
+def test_refusals_and_lost_connections_are_tried_again(folder: Path, server: RangeServer) -> None:
+    case = in_bucket(folder, server, "npz")
+    server.faults.refuse, server.faults.cut = 5, 3
+    opened = case.open()
+    check_epoch(case, opened, 0)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
+    opened.close()
+    assert (counts.retries, counts.slow_downs) == (8, 5)
+    assert server.seen.methods == {"GET": counts.gets + counts.retries}
+
+
+def test_no_more_requests_are_in_flight_than_asked_for(folder: Path, server: RangeServer) -> None:
+    case = in_bucket(folder, server, "npz", **{"reader.gets_in_flight": 3})
+    server.faults.hang = threading.Event()
+    opened = case.open()
+    steps = opened.epoch(0, case.plan(0))
+    thread = threading.Thread(target=lambda: next(steps), daemon=True)
+    thread.start()
+    for _ in range(200):
+        if sum(server.seen.methods.values()) == 6:
+            break
+        thread.join(0.05)
+    thread.join(0.3)
+    assert server.seen.methods == {"GET": 2 * 1 * 3}, "accelerators x workers x reader's"
+    assert "reads train/img_" in opened.waiting_for()
+    assert opened.waiting_for().endswith(f" from {server.url}")
+    server.faults.hang.set()
+    thread.join(30)
+    opened.close()
+
+
+@pytest.fixture
+def store(server: RangeServer) -> Store:
+    return store_of(Access((server.url,), "us-east-1", retries=1), 0, "bucket")
+
+
+def test_an_object_of_another_size_is_named(folder: Path, store: Store) -> None:
+    (folder / "short").write_bytes(bytes(100))
+    for in_flight in (1, 2):
+        reader = ObjectReader(store, range_bytes=None, in_flight=in_flight, whole=True)
+        for told in (90, 110):
+            reader.begin([ObjectFile("s3://bucket/short", told, told)])
+            with pytest.raises(DatasetError, match=f"s3://bucket/short: it holds 100 .* {told} "):
+                reader.read(reader.open("s3://bucket/short"), 0, [told])
+        reader.close()
+
+
+def test_a_server_that_goes_on_refusing_gets_one_line(store: Store, server: RangeServer) -> None:
+    server.faults.refuse = 10**6
+    line = rf"s3://bucket/x cannot be read: {server.url} answers 503, in each of 2 tries"
+    with pytest.raises(RunError, match=line):
+        store.get("x", 0, None)
+    assert server.seen.methods == {"GET": 2}
+
+
+def test_a_time_out_is_tried_again_and_told(server: RangeServer) -> None:
+    server.faults.hang = threading.Event()
+    access = Access((server.url,), "us-east-1", get_seconds=0.2, retries=1)
+    with pytest.raises(RunError, match=r"does not answer \(time-out\), in each of 2 tries"):
+        store_of(access, 0, "bucket").get("x", 0, None)
+    server.faults.hang.set()
