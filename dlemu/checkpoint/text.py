@@ -58,9 +58,7 @@ def render(summary: Summary) -> str:
     told = summary["checkpoint"]
     saves = told["saves"]
     lines = [
-        f"{summary['workload']}: {counted(summary['num_accelerators'], 'emulated accelerator')} on "
-        f"{counted(summary['num_ranks'], 'rank')}, {counted(summary['num_hosts'], 'host')}; "
-        f"{_written(summary)}",
+        headline(summary),
         "",
         *_table(summary),
         "",
@@ -72,6 +70,28 @@ def render(summary: Summary) -> str:
         verdict_line(summary),
     ]
     return "\n".join(lines)
+
+
+def headline(summary: Summary) -> str:
+    """Return who wrote how much, in one line."""
+    return (
+        f"{summary['workload']}: {counted(summary['num_accelerators'], 'emulated accelerator')} on "
+        f"{counted(summary['num_ranks'], 'rank')}, {counted(summary['num_hosts'], 'host')}; "
+        f"{_written(summary)}"
+    )
+
+
+def remarks(summary: Summary) -> list[str]:
+    """Return the lines of the report that are no tables, without the verdict."""
+    told = summary["checkpoint"]
+    saves, mtbf = told["saves"], told.get("mtbf_seconds")
+    return [
+        *_limits(summary),
+        *_details(told),
+        *_wear(summary),
+        *([_young(_mean(saves), mtbf)] if saves and mtbf else ()),
+        *(f"note: {note}" for note in summary["notes"]),
+    ]
 
 
 def _wear(summary: Summary) -> list[str]:
@@ -88,9 +108,19 @@ def _table(summary: Summary) -> Iterator[str]:
     """Yield the table of durations and rates, and then each single duration."""
     yield f"{'':<28}" + "".join(f"{head:>12}" for head in ("mean", "min", "max", "stdev"))
     yield f"{'':<28}" + "  ----------" * 4
+    for title, cells in figures(summary):
+        yield f"{title:<28}" + "".join(f"{cell:>12}" for cell in cells)
     told = summary["checkpoint"]
     for kind, name in _KINDS:
-        entries = told[name]
+        if told[name]:
+            each = " ".join(f"{entry['seconds']:.2f}" for entry in told[name])
+            yield f"each {kind} (s): {each}"
+
+
+def figures(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of the table: a title; mean, min, max and stdev."""
+    for kind, name in _KINDS:
+        entries = summary["checkpoint"][name]
         if not entries:
             continue
         seconds = [entry["seconds"] for entry in entries]
@@ -103,11 +133,7 @@ def _table(summary: Summary) -> Iterator[str]:
         )
         for title, values in rows:
             cells = (fmean(values), min(values), max(values), pstdev(values))
-            yield f"{title:<28}" + "".join(f"{cell:>12.3f}" for cell in cells)
-    for kind, name in _KINDS:
-        if told[name]:
-            each = " ".join(f"{entry['seconds']:.2f}" for entry in told[name])
-            yield f"each {kind} (s): {each}"
+            yield title, [f"{cell:.3f}" for cell in cells]
 
 
 def _details(told: Summary) -> Iterator[str]:
@@ -176,16 +202,27 @@ def _who_reads(told: Summary) -> str:
 
 def cost_lines(seconds: float, mtbf: float | None) -> Iterator[str]:
     """Yield what checkpoints of so many seconds cost, and Young's interval if mtbf is given."""
-    yield "one every" + "".join(f"{minutes:>9} min" for minutes in _MINUTES)
-    yield "  costs  " + "".join(f"{_percent(seconds, 60 * minutes):>13}" for minutes in _MINUTES)
+    for title, cells in zip(
+        ("one every", "  costs  "), zip(*costs(seconds), strict=True), strict=True
+    ):
+        yield title + "".join(f"{cell:>13}" for cell in cells)
     if mtbf:
-        best = young_interval(seconds, mtbf)
-        # Beside the checkpoints half an interval is lost with each failure.
-        lost = 100 * (seconds / best + best / 2 / mtbf)
-        yield (
-            f"Young: with a failure every {format_seconds(mtbf)} the best is one every "
-            f"{format_seconds(best)}; checkpoints and lost work then cost {lost:.2g}% of the time"
-        )
+        yield _young(seconds, mtbf)
+
+
+def costs(seconds: float) -> list[tuple[str, str]]:
+    """Return some intervals, and the share of the time that checkpoints then take."""
+    return [(f"{minutes} min", _percent(seconds, 60 * minutes)) for minutes in _MINUTES]
+
+
+def _young(seconds: float, mtbf: float) -> str:
+    best = young_interval(seconds, mtbf)
+    # Beside the checkpoints half an interval is lost with each failure.
+    lost = 100 * (seconds / best + best / 2 / mtbf)
+    return (
+        f"Young: with a failure every {format_seconds(mtbf)} the best is one every "
+        f"{format_seconds(best)}; checkpoints and lost work then cost {lost:.2g}% of the time"
+    )
 
 
 def _percent(seconds: float, interval: float) -> str:

@@ -28,6 +28,11 @@ class StoredCheckpoints:
         return f"{self.folder}: {self.summary['status']}\n{render(self.summary)}"
 
     @property
+    def where(self) -> str:
+        """The folder's name on the storage."""
+        return Path(self.summary["checkpoint"]["folder"]).name
+
+    @property
     def status(self) -> int:
         """As `dlemu checkpoint` exits."""
         return exit_status(self.summary)

@@ -16,6 +16,12 @@ from dlemu.host.intervals import (
     summarize_interval,
 )
 from dlemu.reports.cache_section import render_cache
+from dlemu.reports.checkpoint_section import (
+    render_checkpoints,
+    render_of_run,
+    row_of_checkpoints,
+)
+from dlemu.reports.checkpoints import StoredCheckpoints
 from dlemu.reports.drawing import Axis, Bands, Plot, Series
 from dlemu.reports.markup import (
     escaped,
@@ -64,7 +70,7 @@ class Shown(Protocol):
         verdict."""
 
 
-Result = Stored | Sizing | Shown
+Result = Stored | Sizing | StoredCheckpoints | Shown
 
 
 def render_page(results: Sequence[Result]) -> str:
@@ -122,6 +128,11 @@ def _sections(result: Result) -> Iterable[_Section]:
             parts = render_unfinished(result.folder, name, runs)
             row = {"verdict": "no answer yet", "runs": str(len(runs))}
             yield _Section(title=name, folder=folder, rows=[row], body=parts)
+    elif isinstance(result, StoredCheckpoints):
+        summary = result.summary
+        row = {**row_of_checkpoints(summary), **_where(summary, result.where)}
+        parts = render_checkpoints(summary)
+        yield _Section(title=summary["workload"], folder=folder, rows=[row], body=parts)
     else:
         text = f"<pre>{escaped(result.text)}</pre>"
         rows = list(map(_row_of_foreign, result.rows))
@@ -298,6 +309,7 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
     whole = [(epoch.epoch + 1, epoch.whole_epoch_au_percentage) for epoch in epochs]
     yield _au_plot("utilisation of each epoch", "epoch", workload, (counted, whole)).render()
     yield from render_cache(outcome.summary, outcome.metrics)
+    yield from render_of_run(outcome.summary)
     for path in sorted(folder.glob("host.*.jsonl")):
         yield from _host(path)
 

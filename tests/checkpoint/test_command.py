@@ -84,7 +84,14 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     assert report.splitlines()[1:] == said.partition("\n\n")[2].splitlines()[:-1]
     assert run(["report", "out", "--json", "--html", "page.html"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": "out"} | told
-    assert "unet3d takes" in Path("page.html").read_text()
+    page = Path("page.html").read_text()
+    for part in ("unet3d takes", "duration of each checkpoint", "<th>one every</th>", "Young: "):
+        assert part in page, part
+    assert "<pre>" not in page
+    assert run(["report", "out", "out", "--html", "page.html"]) == 0
+    assert "<td>checkpoint of unet3d</td>" in Path("page.html").read_text().replace(
+        ' class="text"', ""
+    )
     assert run(["compare", "out", "out", "compare.max_loss=1%"]) == 0
     assert "save (GB/s)" in capsys.readouterr().out
 
