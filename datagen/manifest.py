@@ -30,7 +30,7 @@ from dlemu.errors import DatasetError
 from dlemu.objects.store import MissingError, store_of
 from dlemu.storage.atomic import replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
-from dlemu.units import format_bytes
+from dlemu.units import counted, format_bytes
 from dlemu.workload.objects import Access, ObjectPath, in_bucket
 from dlemu.workload.sections import Section
 
@@ -93,7 +93,7 @@ class Manifest:
             layout.num_files: "all written now",
         }.get(self.files_written, f"{self.files_written:,} written now, the others were there")
         return (
-            f"{layout.num_files:,} {layout.format} files of "
+            f"{counted(layout.num_files, f'{layout.format} file')} of "
             f"{samples}, {format_bytes(self.num_bytes)}, seed {layout.seed}; {now}"
         )
 

@@ -630,11 +630,14 @@ class Job:
     """Number of the input that it is at, eight bytes."""
     told: IO[bytes]
     """Its findings."""
+    folder: Path
+    """It works there. It is removed here, for a process that crashes removes nothing."""
 
     @classmethod
     def start(cls, name: str, words: argparse.Namespace, seconds: float) -> Self:
         """Fork, for the libraries are loaded."""
         reached, told = mmap.mmap(-1, 8), tempfile.TemporaryFile()  # noqa: SIM115
+        folder = Path(tempfile.mkdtemp(prefix="dlemu-fuzz-"))
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -642,16 +645,17 @@ class Job:
             os.dup2(told.fileno(), 2)
             status = 3
             try:
-                status = _work(name, words, seconds, reached)
+                status = _work(name, words, seconds, reached, folder)
             except BaseException:
                 traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 os._exit(status)
-        return cls(name, words.first, pid, reached, told)
+        return cls(name, words.first, pid, reached, told, folder)
 
     def end(self, status: int, seed: int) -> tuple[int, str]:
         """Return how many inputs it took, and its findings."""
+        shutil.rmtree(self.folder, ignore_errors=True)
         number = int.from_bytes(self.reached[:], "little")
         self.told.seek(0)
         found = self.told.read().decode(errors="backslashreplace") if status else ""
@@ -660,34 +664,32 @@ class Job:
         return number - self.first, found
 
 
-def _work(name: str, words: argparse.Namespace, seconds: float, reached: mmap.mmap) -> int:
-    """Run one target in this process; return 1 if there was a finding."""
+def _work(
+    name: str, words: argparse.Namespace, seconds: float, reached: mmap.mmap, folder: Path
+) -> int:
+    """Run one target in this process and a folder; return 1 if there was a finding."""
     faulthandler.enable()
-    folder = Path(tempfile.mkdtemp(prefix="dlemu-fuzz-"))
     os.chdir(folder)
     found: set[str] = set()
     number = words.first
-    try:
-        seeds = TARGETS[name].seeds(folder)
-        watch = _Watch(folder)
-        signal.signal(signal.SIGVTALRM, _on_long)
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-        resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, resource.RLIM_INFINITY))
-        short = max(1, round(words.share * TARGETS[name].inputs))
-        most = words.inputs or (short if seconds == math.inf else sys.maxsize)
-        end = time.monotonic() + seconds
-        parent = os.getppid()
-        while number < words.first + most and time.monotonic() < end and os.getppid() == parent:
-            reached[:] = number.to_bytes(8, "little")
-            problem = examine(TARGETS[name], folder, make(name, seeds, words.seed, number), watch)
-            kind = re.sub(r"[^\w./]|\d", "", " ".join((problem or "").splitlines()[-2:])[:150])
-            if problem is not None and kind not in found:
-                found.add(kind)
-                print("", again(name, words.seed, number), shown(problem), sep="\n")
-            number += 1
+    seeds = TARGETS[name].seeds(folder)
+    watch = _Watch(folder)
+    signal.signal(signal.SIGVTALRM, _on_long)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_BYTES, resource.RLIM_INFINITY))
+    short = max(1, round(words.share * TARGETS[name].inputs))
+    most = words.inputs or (short if seconds == math.inf else sys.maxsize)
+    end = time.monotonic() + seconds
+    parent = os.getppid()
+    while number < words.first + most and time.monotonic() < end and os.getppid() == parent:
         reached[:] = number.to_bytes(8, "little")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        problem = examine(TARGETS[name], folder, make(name, seeds, words.seed, number), watch)
+        kind = re.sub(r"[^\w./]|\d", "", " ".join((problem or "").splitlines()[-2:])[:150])
+        if problem is not None and kind not in found:
+            found.add(kind)
+            print("", again(name, words.seed, number), shown(problem), sep="\n")
+        number += 1
+    reached[:] = number.to_bytes(8, "little")
     return 1 if found else 0
 
 

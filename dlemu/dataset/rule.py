@@ -163,8 +163,16 @@ class DatasetSize:
             (f"samples for {STEPS_PER_EPOCH} steps", by_steps, f"   {steps}"),
             (f"samples for {MEMORY_MULTIPLE} x memory", by_memory, f"   {memory}"),
             ("files", f"{self.num_files:,}", f"   {files}"),
-            ("total", f"{self.num_bytes / 2**30:,.1f}", " GiB"),
+            ("total", f"{self.num_bytes / 2**30:,.1f}", f" GiB{self._read_of_it()}"),
         ]
+
+    def _read_of_it(self) -> str:
+        """Return how much of the files is read, where that is not all of them."""
+        dataset = self.workload.dataset
+        share = dataset.mean_bytes / dataset.stored_bytes
+        if share == 1:
+            return ""
+        return f", of which {self.num_bytes * share / 2**30:,.1f} are read"
 
 
 def dataset_size(
@@ -271,7 +279,8 @@ class SizeCheck:
         if steps >= self._least_steps:
             return
         raise DatasetError(
-            f"for {counted(accelerators, 'accelerator')} the {self.layout.num_files:,} files in "
+            f"for {counted(accelerators, 'accelerator')} "
+            f"the {counted(self.layout.num_files, 'file')} in "
             f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
             f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; extend "
             f"it: {datagen_command(workload, self.files_for(ahead))}"

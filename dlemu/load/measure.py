@@ -18,7 +18,7 @@ from dlemu.paths.sweep import path_problem, write_random_file
 from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
 from dlemu.storage.regular import open_regular
-from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds, round_up
+from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
 from dlemu.world.ending import last_act
 
@@ -227,7 +227,9 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     try:
         with last_act(remove):
             folder.mkdir(exist_ok=True)
-            text = f"writing {len(left)} files, {format_bytes(sum(sizes))}, into {folder}"
+            text = (
+                f"writing {counted(len(left), 'file')}, {format_bytes(sum(sizes))}, into {folder}"
+            )
             on_event(text)
             on_begin(text)
             _write_all(left)

@@ -57,6 +57,8 @@ class Batch:
     """Time that its worker spent on parsing and checksums."""
     hand_over_seconds: float = 0.0
     """Time that its worker spent on copying and padding."""
+    num_reads: int = 0
+    """Calls that read its bytes; 0 where they are not counted (dali)."""
     data: NDArray[np.uint8] | None = None
     """uint8 (batch, row_bytes): the samples collated into one array, or None if they are dropped.
     A row has record_length_bytes_resize bytes (the sample is cut, or padded with zeros); if that is

@@ -65,7 +65,13 @@ class ColumnReader:
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
         storage, rows = self._storage, self._rows
-        return Cost(storage.bytes_read, storage.read_seconds, self._decode_seconds, rows.seconds)
+        return Cost(
+            storage.bytes_read,
+            storage.num_reads,
+            storage.read_seconds,
+            self._decode_seconds,
+            rows.seconds,
+        )
 
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each row group."""
@@ -160,7 +166,7 @@ class ColumnReader:
             return
         counted, storage = opened.counted, self._storage
         assert counted is not None
-        before_bytes, before_seconds = counted.bytes_read, counted.read_seconds
+        before = counted.bytes_read, counted.num_reads, counted.read_seconds
         begin = perf_counter()
         names = [column.name for column in self._parquet.read_columns]
         try:
@@ -171,8 +177,9 @@ class ColumnReader:
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = " ".join(str(error).split())[:160]
             raise DatasetError(f"{opened.file.path} is damaged: {why}") from None
-        reading = counted.read_seconds - before_seconds
-        storage.bytes_read += counted.bytes_read - before_bytes
+        reading = counted.read_seconds - before[2]
+        storage.bytes_read += counted.bytes_read - before[0]
+        storage.num_reads += counted.num_reads - before[1]
         storage.read_seconds += reading
         self._decode_seconds += perf_counter() - begin - reading
 

@@ -47,7 +47,7 @@ class CountedFile(io.FileIO):
 
     def __init__(self, path: str, opener: Callable[[str, int], int] = open_regular) -> None:
         self.path = path
-        self.bytes_read = 0
+        self.bytes_read = self.num_reads = 0
         self.read_seconds = 0.0
         try:
             super().__init__(path, opener=opener)
@@ -59,6 +59,7 @@ class CountedFile(io.FileIO):
         got = super().readinto(buffer) or 0
         self.read_seconds += perf_counter() - begin
         self.bytes_read += got
+        self.num_reads += 1
         return got
 
     def read(self, size: int | None = -1) -> bytes:
@@ -251,6 +252,7 @@ class LibraryReader:
         self._opened: tuple[CountedFile, Parsed] | None = None
         self._seconds = 0.0  # in the library, reads included
         self._closed_bytes, self._closed_seconds = 0, 0.0  # read from files that are closed
+        self._closed_reads = 0
 
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each sample."""
@@ -262,12 +264,14 @@ class LibraryReader:
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
         num_bytes, seconds = self._closed_bytes, self._closed_seconds
+        num_reads = self._closed_reads
         if self._opened is not None:
             num_bytes += self._opened[0].bytes_read
+            num_reads += self._opened[0].num_reads
             seconds += self._opened[0].read_seconds
         opening = 0.0 if self._tier is None else self._tier.seconds
         decoding = self._seconds - seconds - opening
-        return Cost(num_bytes, seconds + opening, decoding, self._rows.seconds)
+        return Cost(num_bytes, num_reads, seconds + opening, decoding, self._rows.seconds)
 
     def _read_sample(self, sample: int, visit: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
@@ -304,6 +308,7 @@ class LibraryReader:
             parsed.close()
             self._closed_bytes += file.bytes_read
             self._closed_seconds += file.read_seconds
+            self._closed_reads += file.num_reads
             self._opened = None
 
     start_epoch = close  # an earlier epoch may have ended within a file

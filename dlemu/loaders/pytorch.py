@@ -46,7 +46,7 @@ _Asked = tuple[int, int, int, int, int, bool, bytes]
 """A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
 visits; samples, fetched, visits and places as the bytes of int64. To pickle arrays takes 40 µs
 longer for each batch."""
-_Made = tuple[int, int, float, float, float] | DlemuError | None
+_Made = tuple[int, int, int, float, float, float] | DlemuError | None
 """Step and cost; or an error that ends the run; or None, if the batch was no longer wanted."""
 
 

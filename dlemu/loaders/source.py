@@ -53,6 +53,8 @@ class Cost(NamedTuple):
 
     num_bytes: int
     """Read from storage."""
+    num_reads: int
+    """Calls that read them."""
     read_seconds: float
     decode_seconds: float
     hand_over_seconds: float

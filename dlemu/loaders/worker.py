@@ -69,6 +69,7 @@ class _InPlaceReader:
         seconds = 0.0 if self._tier is None else self._tier.seconds
         return Cost(
             storage.bytes_read,
+            storage.num_reads,
             storage.read_seconds + seconds,
             self._decode_seconds,
             self._rows.seconds + storage.copy_seconds,
@@ -507,6 +508,7 @@ def make_batch(
         accelerator=accelerator,
         samples=plan.batch(step, accelerator),
         num_bytes=cost.num_bytes,
+        num_reads=cost.num_reads,
         ready=perf_counter(),
         read_seconds=cost.read_seconds,
         decode_seconds=cost.decode_seconds,

@@ -222,6 +222,7 @@ class ObjectReader(ExtentReader):
             got = future.result()
         self.read_seconds += perf_counter() - begin
         self.bytes_read += len(got.memory)
+        self.num_reads += 1
         self.counts.add(got.seconds, len(got.memory))
         self.counts.retries += got.retries
         self.counts.slow_downs += got.slow_downs

@@ -33,7 +33,7 @@ from dlemu.results.records import JsonLines, check_writable
 from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.units import PAGE_BYTES, format_bytes, format_rate, format_seconds
+from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 
 CELLS = "cells.jsonl"
@@ -432,10 +432,10 @@ def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tupl
     size = (sweep.file_size or chosen) // largest * largest
     if num * size > free * 0.95:
         raise RunError(
-            f"{target} has {format_bytes(free)} free, too little for {num} files of "
+            f"{target} has {format_bytes(free)} free, too little for {counted(num, 'file')} of "
             f"{format_bytes(size)}; free some, or lower file_size or workers"
         )
-    on_event(f"writing {num} files of {format_bytes(size)} into {target}")
+    on_event(f"writing {counted(num, 'file')} of {format_bytes(size)} into {target}")
 
     def remove(error: BaseException | None = None) -> None:
         for file in files:

@@ -79,7 +79,7 @@ class Ring:
         """Keep all places busy until the clock (perf_counter_ns) says `until`; return latencies.
 
         `prepare` is called with a place before its block is asked for. What is in flight at the end
-        is waited for, and counts.
+        is waited for, and counts. An offset is asked for while the place's block before is read.
 
         Raises:
             OSError: a transfer failed.
@@ -98,31 +98,27 @@ class Ring:
         started = [clock()] * self.depth
         words[sq_tail] = tail
         self._submit(tail)
+        if started[0] < until:
+            for place in range(self.depth):
+                offsets[8 * place + 1] = next_offset()
         while in_flight:
             num_done = (words[cq_tail] - head) & _WRAP
             if not num_done:
                 if _call(_ENTER, fd, 0, 1, _GETEVENTS, 0, 0) < 0:
                     _check_again()
                 continue
+            first, number = head, num_done if num_done < _TOGETHER else _TOGETHER
+            head += number
             now = clock()
             refill = now < until
-            # Up to the call the drive waits. Mostly one block is done at a time.
-            places = []
-            for _ in range(num_done if num_done < _TOGETHER else _TOGETHER):
-                at = completions + 4 * (head & cq_mask)  # user_data (u64), res (i32), flags
-                place = words[at]
-                if words[at + 2] != size:
-                    _refuse(words[at + 2])
-                head += 1
-                places.append(place)
-                if refill:
+            # Up to the call the drive waits, so what can be done later is.
+            if refill:
+                for count in range(first, head):
+                    place = words[completions + 4 * (count & cq_mask)]
                     if prepare is not None:
                         prepare(place)
-                    offsets[8 * place + 1] = next_offset()
                     words[order + (tail & sq_mask)] = place
                     tail += 1
-            number = len(places)
-            if refill:
                 words[sq_tail] = tail & _WRAP
                 # Others that are done meanwhile are reaped by the same call.
                 reap = _GETEVENTS if number < in_flight else 0
@@ -131,8 +127,13 @@ class Ring:
                     self._submit(number - max(0, taken))
             else:
                 in_flight -= number
-            # The drive works while the latencies are counted.
-            for place in places:
+            for count in range(first, head):
+                at = completions + 4 * (count & cq_mask)  # user_data (u64), res (i32), flags
+                place = words[at]
+                if words[at + 2] != size:
+                    _refuse(words[at + 2])
+                if refill:
+                    offsets[8 * place + 1] = next_offset()
                 times.append(now - started[place])
                 started[place] = now
             words[self._cq_head] = head & _WRAP

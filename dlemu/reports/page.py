@@ -45,7 +45,7 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.several import REPEATABILITY, runs_verdict_line
 from dlemu.results.summary import CacheWatched, Measured, Spread
-from dlemu.results.text import ROWS, report_run
+from dlemu.results.text import report_run, rows_of
 from dlemu.results.watched import watched_table
 from dlemu.units import rate_unit
 from dlemu.workload.model import Workload
@@ -294,9 +294,10 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
     """Yield the table of a run's epochs, their plot, and those of its hosts."""
     epochs = outcome.metrics.epochs
     mean_bytes = workload.dataset.mean_bytes
-    heads = ["epoch", *(name.strip() for name, _, _ in ROWS)]
+    rows = rows_of(workload, outcome.metrics)
+    heads = ["epoch", *(name.strip() for name, _, _ in rows)]
     cells = [
-        [str(epoch.epoch + 1), *(format(value(epoch, mean_bytes), form) for _, value, form in ROWS)]
+        [str(epoch.epoch + 1), *(format(value(epoch, mean_bytes), form) for _, value, form in rows)]
         for epoch in epochs
     ]
     yield render_table(heads, cells)

@@ -53,6 +53,8 @@ class EpochMetrics:
     num_samples: int
     read_bytes: int
     """Really read by the loaders."""
+    num_reads: int
+    """Calls that read them; 0 where they are not counted."""
     wait_seconds: float
     """Mean wait for a batch, first steps left out."""
     wait_share: float
@@ -72,6 +74,11 @@ class EpochMetrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the epoch's time."""
         return self.read_bytes / self.seconds
+
+    @property
+    def reads_per_second(self) -> float:
+        """Read calls over the epoch's time."""
+        return self.num_reads / self.seconds
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,16 @@ class Metrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the time of all epochs."""
         return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def num_reads(self) -> int:
+        """Calls that read them; 0 where they are not counted."""
+        return sum(epoch.num_reads for epoch in self.epochs)
+
+    @property
+    def reads_per_second(self) -> float:
+        """Read calls over the time of all epochs."""
+        return self.num_reads / sum(epoch.seconds for epoch in self.epochs)
 
     @property
     def delivered_au_percentage(self) -> float:
@@ -193,6 +210,7 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         seconds=float(seconds.max()) + stall,
         num_samples=int(num_samples.sum()),
         read_bytes=int(rows["num_bytes"].sum()),
+        num_reads=int(rows["num_reads"].sum()),
         wait_seconds=float(rows["wait"].mean() / num_counted),
         wait_share=float(rows["wait"].sum() / total),
         overhead_share=float(rows["overhead"].sum() / total),

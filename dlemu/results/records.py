@@ -44,6 +44,7 @@ STEP = np.dtype(
         ("accelerator", np.int32),
         ("num_samples", np.int32),
         ("num_bytes", np.int64),  # really read for the batch
+        ("num_reads", np.int64),  # calls that read them; 0 where they are not counted
         ("start", np.float64),  # seconds on the rank's own clock
         ("wait", np.float64),  # for the batch
         ("overhead", np.float64),  # of a real loop: the device idle or copying, batch at hand
@@ -60,7 +61,7 @@ STEP = np.dtype(
 
 Steps = NDArray[np.void]
 """A structured array of STEP, any shape."""
-_LATER_FIELDS = {"overhead", "stall", "writing"}
+_LATER_FIELDS = {"num_reads", "overhead", "stall", "writing"}
 """Runs of earlier versions have no such fields; there they are 0."""
 
 

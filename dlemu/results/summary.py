@@ -146,6 +146,10 @@ class Measured(TypedDict, total=False):
     read_bytes: int
     """Really read by the loaders, all epochs. This and what follows come from the steps alone."""
     read_bytes_per_second: float
+    num_reads: int
+    """Calls that read them, all epochs; older runs and data_loader=dali do not have it, nor the
+    next one."""
+    reads_per_second: float
     whole_epoch_au_percentage: Sequence[float]
     """AU of each epoch with its first step, 0 to 100."""
     first_step_seconds: Sequence[float]

@@ -30,6 +30,7 @@ _ACCELERATOR = np.dtype(
         ("accelerator", np.int32),
         ("num_samples", np.int64),
         ("num_bytes", np.int64),
+        ("num_reads", np.int64),
         ("au", np.float64),  # percent, by the edition's rule
         ("samples_per_second", np.float64),  # by the edition's rule
         ("seconds", np.float64),  # of all steps
@@ -300,6 +301,7 @@ def _of_accelerators(
     rows["accelerator"] = steps["accelerator"][:, 0]
     rows["num_samples"] = steps["num_samples"].sum(axis=1)
     rows["num_bytes"] = steps["num_bytes"].sum(axis=1)
+    rows["num_reads"] = steps["num_reads"].sum(axis=1)
     rows["seconds"] = seconds.sum(axis=1)
     rows["asked"] = steps["computation_time"].sum(axis=1)
     rows["first_step"] = seconds[:, 0]

@@ -18,12 +18,14 @@ from dlemu.results.wear import has_writes, wear_line
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 
-ROWS: list[tuple[str, Callable[[EpochMetrics, float], float], str]] = [
+_Row = tuple[str, Callable[[EpochMetrics, float], float], str]
+ROWS: list[_Row] = [
     ("accelerator utilisation (%)", lambda e, _: e.au_percentage, ".2f"),
     ("  with the first step (%)", lambda e, _: e.whole_epoch_au_percentage, ".2f"),
     ("samples/s", lambda e, _: e.samples_per_second, ".2f"),
     ("read, nominal (MB/s)", lambda e, mean: e.samples_per_second * mean / 1e6, ".1f"),
     ("read, really (MB/s)", lambda e, _: e.read_bytes_per_second / 1e6, ".1f"),
+    ("reads/s", lambda e, _: e.reads_per_second, ",.0f"),
     ("first step (s)", lambda e, _: e.first_step_seconds, ".3f"),
     ("wait for a batch (ms)", lambda e, _: 1e3 * e.wait_seconds, ".2f"),
 ]
@@ -32,6 +34,13 @@ _HALF_FULL = 0.5
 """Share of a link's rate from which on the report shows it."""
 _MOST_NAMED = 4
 """Hosts that are named one by one."""
+
+
+def rows_of(workload: Workload, metrics: Metrics) -> list[_Row]:
+    """Return the rows of a run: reads/s only where the access is by ranges or by records."""
+    scattered = workload.dataset.format == "parquet" or workload.reader.access == "random"
+    counted = scattered and metrics.num_reads
+    return [row for row in ROWS if counted or row[0] != "reads/s"]
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ def _table(workload: Workload, metrics: Metrics) -> list[str]:
         f"{'':<28}" + "  ----------" * 3,
     ]
     mean_bytes = workload.dataset.mean_bytes
-    for name, value, form in ROWS:
+    for name, value, form in rows_of(workload, metrics):
         values = [value(epoch, mean_bytes) for epoch in metrics.epochs]
         cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
         lines.append(f"{name:<28}{cells}")

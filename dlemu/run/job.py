@@ -39,7 +39,7 @@ from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
-from dlemu.results.metrics import measure_run, measure_sums
+from dlemu.results.metrics import Metrics, measure_run, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
@@ -53,7 +53,7 @@ from dlemu.results.records import (
     write_summary,
 )
 from dlemu.results.series import SERIES, write_series
-from dlemu.results.summary import CacheMeasured, RunsSummary, Summary, time_of_day
+from dlemu.results.summary import CacheMeasured, Measured, RunsSummary, Summary, time_of_day
 from dlemu.results.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
@@ -445,6 +445,7 @@ class _Run:
                     **seen.measured,
                     "read_bytes": metrics.read_bytes,
                     "read_bytes_per_second": metrics.read_bytes_per_second,
+                    **_reads(metrics),
                     "whole_epoch_au_percentage": [
                         epoch.whole_epoch_au_percentage for epoch in metrics.epochs
                     ],
@@ -681,3 +682,10 @@ def demand_line(workload: Workload, num_accelerators: int) -> str:
         f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
         f"at 100% utilisation"
     )
+
+
+def _reads(metrics: Metrics) -> Measured:
+    """Return the fields of the read calls, where they were counted."""
+    if not metrics.num_reads:
+        return Measured()
+    return Measured(num_reads=metrics.num_reads, reads_per_second=metrics.reads_per_second)

@@ -53,6 +53,7 @@ def replay_epoch(
         row["accelerator"] = [batch.accelerator for batch in taken]
         row["num_samples"] = [len(batch.samples) for batch in taken]
         row["num_bytes"] = [batch.num_bytes for batch in taken]
+        row["num_reads"] = [batch.num_reads for batch in taken]
         row["read"] = [batch.read_seconds for batch in taken]
         row["decode"] = [batch.decode_seconds for batch in taken]
         row["hand_over"] = [batch.hand_over_seconds for batch in taken]

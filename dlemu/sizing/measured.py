@@ -280,10 +280,13 @@ class _Search:
 
     def _introduce(self) -> None:
         workload, layout = self._workload, self._enough.layout
+        dataset = workload.dataset
+        stored = layout.mean_bytes * dataset.stored_bytes / dataset.mean_bytes
         self._say(
             f"\n{workload.name} on {self._target.name} ({workload.data_folder}, "
-            f"{self._target.num_drives} x drive): {layout.num_files:,} files, "
-            f"{format_bytes(layout.num_samples * layout.mean_bytes)}; an accelerator takes "
+            f"{self._target.num_drives} x drive): {counted(layout.num_files, 'file')}, "
+            f"{format_bytes(layout.num_samples * stored)}; "
+            "an accelerator takes "
             f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"
         )
         if self._bound:

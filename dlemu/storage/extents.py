@@ -112,7 +112,8 @@ class ExtentReader:
     direct = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
-        self.bytes_read = 0
+        self.bytes_read = self.num_reads = 0
+        """Bytes, and the calls that read them. A look into the page cache is one as well."""
         self.read_seconds = 0.0
         """Time spent in read calls, or waiting for them."""
         self.copy_seconds = 0.0
@@ -210,6 +211,16 @@ class ExtentReader:
         extents = list(zip(offsets, lengths, parts, strict=True))
         self.bytes_read += self._read_extents(file, extents)
         self.read_seconds += perf_counter() - begin
+        self.num_reads += self._num_calls(offsets, lengths)
+
+    def _num_calls(self, offsets: Sequence[int], lengths: Sequence[int]) -> int:
+        """Return the calls that extents take."""
+        most = len(self._buffers[0])
+        longest = max(lengths, default=0)
+        if longest + (PAGE_BYTES if self.direct else 0) <= most:
+            return len(lengths)
+        before = [offset % PAGE_BYTES for offset in offsets] if self.direct else [0] * len(offsets)
+        return sum(-(-(more + size) // most) for more, size in zip(before, lengths, strict=True))
 
     def _read_extents(self, file: File, extents: list[tuple[int, int, Part]]) -> int:
         """Read extents; return the bytes that were read."""
@@ -271,6 +282,7 @@ class ExtentReader:
             got = piece.got.result()
         self.read_seconds += perf_counter() - begin
         self.bytes_read += got
+        self.num_reads += 1
         return got
 
     def _copy(self, memory: memoryview, parts: list[Part], check: Check | None) -> None:
@@ -344,6 +356,7 @@ class _Buffered(ExtentReader):
             into = into[:_MOST_VECTORS]
             want = sum(map(len, into))
             got = self._read_cached(file, into, start)
+            self.num_reads += 1
             self.bytes_read += got
             start += got
             if got < want or len(into) == _MOST_VECTORS:
@@ -369,6 +382,7 @@ class _Buffered(ExtentReader):
         self, file: File, into: list[memoryview], start: int, want: int, check: Check | None
     ) -> None:
         self.bytes_read += _fill(file, into, start, want, direct=False)
+        self.num_reads += 1
         if check is not None:
             for memory in into:
                 check(memory)

@@ -38,7 +38,7 @@ class _Step:
     asked_compute: float | None = None
     """Seconds of emulated compute that were asked for; None: compute is real."""
     told: tuple[Any, ...] = ()
-    """epoch, step, rank, num_samples, num_bytes, and the seconds of read, decode and hand-over."""
+    """epoch, step, rank, num_samples, num_bytes, num_reads; seconds of read, decode, hand-over."""
 
     def row(self) -> tuple[Any, ...]:
         """Return the record (`records.STEP`); the device must have finished the step."""
@@ -47,14 +47,14 @@ class _Step:
         body = seconds(self.taken, self.computed)
         compute = sum(seconds(*span) for span in self.spans) if self.spans else body
         return (
-            *self.told[:5],
+            *self.told[:6],
             moment + seconds(mark, self.asked),
             seconds(self.asked, self.taken),
             body - compute,
             compute,
             seconds(self.computed, self.met),
             compute if self.asked_compute is None else self.asked_compute,
-            *self.told[5:],
+            *self.told[6:],
             *_NO_CHECKPOINT,
         )
 
@@ -136,6 +136,7 @@ class Meter:
                 self._world.rank,
                 self.workload.reader.batch_size if samples is None else len(samples),
                 getattr(batch, "num_bytes", 0),
+                getattr(batch, "num_reads", 0),
                 getattr(batch, "read_seconds", 0.0),
                 getattr(batch, "decode_seconds", 0.0),
                 getattr(batch, "hand_over_seconds", 0.0),

@@ -25,7 +25,7 @@ def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> N
     assert dlrm["useful_bytes_per_second"] == pytest.approx(16_384 * 160 / 0.000375)
     assert 1 < dlrm["bytes_per_second"] / dlrm["useful_bytes_per_second"] < 1.1
     assert gnn["reads_per_second"] == pytest.approx(937_984 / 0.0894)
-    assert gnn["feels_the_drive"] == "yes: one needs 3.7 D7-PS1010"
+    assert gnn["feels_the_drive"] == "unknown: at most 3.7 D7-PS1010 for one"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_random_reads_are_felt_by_their_number() -> None:
     """10 million samples of 512 bytes each second are 5 GB/s, but more than a drive's IOPS."""
     keys: dict[str, object] = {"dataset.record_length_bytes": 512, "reader.batch_size": 100_000}
     workload = load_workload("gnn_rgat_h100", keys | {"train.computation_time": 0.01})
-    assert Row(workload).feels == "yes: one needs 3.6 D7-PS1010"
+    assert Row(workload).feels == "unknown: at most 3.6 D7-PS1010 for one"
 
 
 def test_the_page_has_the_commands_table() -> None:

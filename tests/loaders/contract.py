@@ -245,6 +245,8 @@ class Loaders:
                 read.append([b.samples.tolist() for batches in steps for b in batches])
                 num_bytes = sum(batch.num_bytes for batches in steps for batch in batches)
                 assert num_bytes >= 0.9 * payload_bytes(case, steps)
+                if self.name != "dali" and way != "library":
+                    assert all(batch.num_reads >= 1 for batch in steps[0])
         finally:
             loader.close()
         assert read[0] != read[1], "each epoch has its own order"

@@ -69,6 +69,19 @@ note: ignored: checkpoint.checkpoint_folder"""
     )
 
 
+def test_reads_are_told_where_ranges_or_records_are_read() -> None:
+    rows = np.zeros((1, 2, 3), STEP)
+    rows["accelerator"], rows["step"] = np.arange(2)[:, None], np.arange(3)
+    rows["compute"] = rows["computation_time"] = 1.0
+    rows["num_samples"], rows["num_reads"] = 7, 2000
+    metrics = measure(rows)
+    line = "reads/s                            4,000       4,000       4,000"
+    for name, told in (("dlrm_b200", True), ("gnn_rgat_h100", True), ("unet3d_h100", False)):
+        assert (line in render_metrics(load_workload(name), metrics).splitlines()) is told, name
+    rows["num_reads"] = 0  # nobody counted
+    assert "reads/s" not in render_metrics(load_workload("dlrm_b200"), measure(rows))
+
+
 def test_a_loops_report() -> None:
     metrics = metrics_of((0.05, 0, 0.125), accelerators=1)
     assert render_metrics(WORKLOAD, metrics) == (

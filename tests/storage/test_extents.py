@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -350,3 +351,36 @@ def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
         reader.read(file, 0, [memoryview(kept)])
         assert kept == CONTENT
     assert flags_seen == [os.RWF_NOWAIT] + [0] * 12  # asked once, and not again
+
+
+@pytest.mark.parametrize(
+    ("direct", "calls"), [(False, [1, 1, 2, 4]), (True, [1, 2, 2, 5])], ids=["buffered", "direct"]
+)
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_calls_are_counted(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, calls: list[int], io_depth: int
+) -> None:
+    """Extents of a piece, across its end, and of several pieces; pages and pieces of 4096 bytes."""
+    extents = [(4096, 4096), (100, 4096), (9000, 5000), (0, 16_384)]
+    if direct:
+        extents[3] = (4000, 16_384)
+    made = []
+    read = os.preadv
+
+    def counted(*words: Any) -> int:
+        made.append(1)
+        return read(*words)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    for (offset, length), number in zip(extents, calls, strict=True):
+        reader.num_reads, before = 0, len(made)
+        reader.read_each(file, [offset], [length])
+        assert reader.num_reads == number == len(made) - before
+    reader.read_each(file, [0, 5000], [100, 100])
+    reader.head(file)
+    reader.read(file, 0, [20_000])
+    reader.close_file(file)
+    reader.close()
+    assert reader.num_reads == len(made) - sum(calls[:3])
