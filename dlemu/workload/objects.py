@@ -85,14 +85,14 @@ class Access:
         secret: str = "",
         get_seconds: float = 60.0,
         retries: int = 8,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str] | None = None,
     ) -> Self:
         """Return what these values say; what they leave open, AWS's variables say.
 
         Raises:
             WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
         """
-        told = environment.get
+        told = (os.environ if environment is None else environment).get
         region = region or told("AWS_REGION") or told("AWS_DEFAULT_REGION") or _REGION
         if not endpoints:
             named = told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
