@@ -17,7 +17,7 @@ from statistics import median
 from benchmarks.machine import describe_machine, markdown
 from dlemu.results.metrics import measure_sums
 from dlemu.results.sums import Sums
-from dlemu.run.job import gather_sums
+from dlemu.run.gathering import gather_sums
 from dlemu.workload.model import load_workload
 from dlemu.world.links import Tree
 from dlemu.world.messages import Stream, Word, decode, encode

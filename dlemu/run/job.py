@@ -5,17 +5,13 @@ alone makes the folder, writes the summary and shows progress.
 """
 
 import os
-import platform
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial, reduce
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-
-import numpy as np
 
 from dlemu.checkpoint.in_run import (
     Place,
@@ -30,7 +26,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
-from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.errors import DlemuError, RunError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.system import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
@@ -39,39 +35,40 @@ from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import dataset_fields, header, place_fields
-from dlemu.results.metrics import Metrics, measure_run, measure_sums
+from dlemu.results.metrics import Metrics, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
-    host_file,
     map_steps,
-    named,
     overwrite_summary,
-    steps_file,
     write_config,
     write_steps,
     write_summary,
 )
 from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import CacheMeasured, Measured, RunsSummary, Summary, time_of_day
-from dlemu.results.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
+from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.results.text import report_run
+from dlemu.run.beginning import demand_line, dlio_fields, first_summary
 from dlemu.run.cold import make_cold
+from dlemu.run.gathering import collect_files, gather_sums
+from dlemu.run.gpus import compute_on_gpu, find_gpus
 from dlemu.run.live import Live
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
-from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
+from dlemu.run.replay import (
+    check_blocks,
+    draw_computation_times,
+    new_steps,
+    replay_blocks,
+    replay_epoch,
+)
 from dlemu.run.watchdog import Watchdog
-from dlemu.storage.atomic import write_atomically
 from dlemu.terminal import complain, say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
-from dlemu.units import format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
 
 Say = Callable[[str], None]
-_PORTION_BYTES = 1 << 28
-"""Of records that rank 0 takes from other hosts at a time."""
-
 _ROOM_FOR_AN_ERROR = 2048
 """Bytes that the summary of a run has to spare until it ends: its disk may be full by then."""
 
@@ -91,7 +88,7 @@ def check_job(workload: Workload, world: World) -> None:
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
-            _find_gpus(workload, len(own))
+            find_gpus(workload, len(own))
 
 
 def run_job(
@@ -187,7 +184,7 @@ class _Run:
         if world.rank == 0:
             self._count_steps()  # refuses what cannot be planned
         notes = (*world.notes, *self._dataset.notes)
-        self._summary = _summary_start(self._workload, world, started, notes)
+        self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
             folder, layout = self._workload.data_folder, self._dataset.layout
             self._summary["place"] = place_fields(
@@ -232,7 +229,7 @@ class _Run:
         try:
             monitor, parts = self._replay()
             sums = gather_sums(self._workload, self._world, parts)
-            self._collect()
+            collect_files(self._world, self._folder)
             reports = monitor.gather(self._written_bytes())
             if self._tier is not None:
                 self._cached = cache_fields(
@@ -257,7 +254,7 @@ class _Run:
         """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
-        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
+        on_gpu = compute_on_gpu(workload, len(self._own), clock)
         compute = watchdog.computing(on_gpu or clock.sleep_until, clock)
         parts: list[Steps] = []
         with (
@@ -347,7 +344,7 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
-        _check_blocks(workload, steps)
+        check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -413,24 +410,6 @@ class _Run:
             with watchdog.phase("while the last files are written to the cache", lambda: ""):
                 self._tier.end(watchdog.at)
         return steps
-
-    def _collect(self) -> None:
-        """Write the records of hosts that do not share rank 0's folder."""
-        world, folder = self._world, self._folder
-        if world.num_hosts == 1:
-            return
-        seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
-        own = [steps_file(folder, world.rank)]
-        if world.local_rank == 0:
-            own.append(host_file(folder, world.rank))
-        own = [path for path in own if path.name not in seen]
-        sizes = world.all_gather(sum(path.stat().st_size for path in own))
-        for ranks in portions(sizes, _PORTION_BYTES):
-            sent = {path.name: path.read_bytes() for path in own if world.rank in ranks}
-            for files in world.gather(sent) or ():
-                for name, content in files.items():
-                    with named(folder / name):
-                        write_atomically(folder / name, content, sync=False)
 
     def _judge(self, sums: Sums, reports: Reports) -> Outcome:
         """Write and return the outcome, on rank 0."""
@@ -510,88 +489,6 @@ class _Run:
         )
 
 
-def gather_sums(workload: Workload, world: World, parts: Sequence[Steps]) -> Sums | None:
-    """Return the sums over the steps of all ranks on rank 0, None on the others.
-
-    `parts` are this rank's records. The records of others stay where they are.
-    """
-    ends: Ends = {}
-    if workload.workflow.checkpoint:
-        own = reduce(both_ends, map(ends_of, parts), ends)
-        ends = world.broadcast(world.reduce(own, both_ends) or own)
-    name, rule = f"rank {world.rank} on host {world.host}", Rule.of(workload)
-    sums = (sum_up(part, rule, ends, name) for part in parts)
-    return world.reduce(reduce(Sums.joined, sums, Sums(rule, ())), Sums.joined)
-
-
-def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Yield the ranks in portions of at most so many bytes, or of one rank.
-
-    `sizes` has the bytes of each rank. Ranks without any may be in none.
-    """
-    first, so_far = 0, 0
-    for rank, size in enumerate([*sizes, 0]):
-        last = rank == len(sizes)
-        if so_far and (last or so_far + size > most):
-            yield range(first, rank)
-            first, so_far = rank, 0
-        so_far += size
-
-
-def _check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
-    """Refuse a run whose checkpoints leave the rule no step to count.
-
-    Raises:
-        WorkloadError: they are too close together.
-    """
-    for epoch, steps in enumerate(num_steps):
-        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
-        records = new_steps(epoch, np.ones((steps, 1)))
-        records["compute"] = 1.0
-        records["stall"][np.array(due, int) - 1] = 1.0
-        measure_run(workload, records.ravel())
-
-
-def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
-    """Return the fields that DLIO's users look for; `hosts` has the bytes and CPUs of each."""
-    num_bytes = layout.num_samples * layout.mean_bytes / len(hosts)
-    return Summary(
-        num_files_train=layout.num_files,
-        num_files_eval=0,
-        num_samples_per_file=layout.samples_per_file,
-        data_size_per_host_GB=num_bytes / 2**30,
-        host_memory_GB=[memory / 2**30 for memory, _ in hosts],
-        host_cpu_count=[cpus for _, cpus in hosts],
-        potential_caching=[int(memory > num_bytes) for memory, _ in hosts],
-        epochs=0,
-    )
-
-
-def _compute_on_gpu(
-    workload: Workload, accelerators: int, clock: Clock
-) -> Callable[[float], None] | None:
-    """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
-    if workload.train.compute == "sleep" or accelerators == 0:
-        return None
-    from dlemu.gpu.compute import gpu_compute
-
-    return gpu_compute(_find_gpus(workload, accelerators), clock)
-
-
-def _find_gpus(workload: Workload, accelerators: int) -> range:
-    """Return the GPUs that compute for so many accelerators."""
-    from dlemu.gpu.compute import find_torch
-    from dlemu.gpu.cuda import num_gpus
-
-    try:
-        num = workload.dali.gpus_per_host or num_gpus()
-    except RunError as error:
-        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
-    gpus = range(max(1, min(num, accelerators)))
-    find_torch(gpus)
-    return gpus
-
-
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     seconds = steps["wait"] + steps["compute"] + steps["barrier"]
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
@@ -601,42 +498,6 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )
-
-
-def _summary_start(workload: Workload, world: World, started: str, notes: Sequence[str]) -> Summary:
-    if workload.reader.data_loader == "tensorflow":
-        tensorflow = "reader.data_loader tensorflow: read by dlemu's threads in tf.data's order"
-        notes = [*notes, tensorflow]
-    return Summary(
-        status="incomplete",
-        workload=workload.name,
-        data_loader=workload.reader.data_loader,
-        decode=workload.reader.decode,
-        loop=workload.train.loop,
-        hand_over="batch" if workload.hands_over else "none",
-        num_accelerators=num_accelerators(workload, world),
-        num_ranks=world.num_ranks,
-        num_hosts=world.num_hosts,
-        hostname=world.host,
-        start=started,
-        metric={},
-        measured={},
-        limit=None,
-        ignored=list(workload.ignored),
-        notes=list(notes),
-        versions=versions(),
-    )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of dlemu, Python, the kernel and the libraries that read."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
@@ -671,17 +532,6 @@ class _Idle:
 
     def close(self) -> None:
         pass
-
-
-def demand_line(workload: Workload, num_accelerators: int) -> str:
-    """Return what the accelerators ask of the storage at full utilisation."""
-    one = workload.demand
-    if one == float("inf"):
-        return "demand: no computation time, so as much as the storage gives"
-    return (
-        f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
-        f"at 100% utilisation"
-    )
 
 
 def _reads(metrics: Metrics) -> Measured:

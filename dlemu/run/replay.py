@@ -6,9 +6,12 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.checkpoint.in_run import due_after
 from dlemu.clock import Clock
 from dlemu.loaders import Batch
+from dlemu.results.metrics import measure_run
 from dlemu.results.records import STEP, Steps
+from dlemu.workload.model import Workload
 from dlemu.workload.sections import Distribution
 
 
@@ -112,3 +115,17 @@ def draw_computation_times(
         generator = np.random.default_rng((seed, epoch, accelerator))
         columns.append([computation_time.draw(generator) for _ in range(num_steps)])
     return np.array(columns).T
+
+
+def check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
+    """Refuse a run whose checkpoints leave the rule no step to count.
+
+    Raises:
+        WorkloadError: they are too close together.
+    """
+    for epoch, steps in enumerate(num_steps):
+        due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        records = new_steps(epoch, np.ones((steps, 1)))
+        records["compute"] = 1.0
+        records["stall"][np.array(due, int) - 1] = 1.0
+        measure_run(workload, records.ravel())

@@ -7,7 +7,7 @@ from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure_sums
 from dlemu.results.records import Steps
 from dlemu.results.sums import Rule, Sums, sum_all
-from dlemu.run.job import gather_sums
+from dlemu.run.gathering import gather_sums
 from dlemu.workload.model import load_workload
 from dlemu.world.links import Tree
 from dlemu.world.world import PeerError
