@@ -49,7 +49,10 @@ def test_each_reads_what_another_host_wrote_and_the_slowest_is_named(
 ) -> None:
     with own_drive(32 << 20) as drive, throttled_writes(drive, 1_000_000) as slow:
         lab.hold("h2", slow)
-        words = [*keys(drive / "ck"), "model=unet3d", "checkpoint.num_checkpoints_write=2"]
+        (tmp_path / "seen").mkdir()
+        for name in lab.names:  # a host has a /dev/shm of its own
+            lab.mount(name, drive, tmp_path / "seen")
+        words = [*keys(tmp_path / "seen/ck"), "model=unet3d", "checkpoint.num_checkpoints_write=2"]
         words += ["checkpoint.num_checkpoints_read=2", "checkpoint.odirect=true", "--verify"]
         words += ["checkpoint.time_between_checkpoints=0"]
         said, told = over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words)

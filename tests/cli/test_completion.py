@@ -18,7 +18,10 @@ ASKED = {
     "dlemu run workload=unet3d_b": {"unet3d_b200"},
     "dlemu predict drive=d7": {"d7_p5520", "d7_ps1010"},
     "dlemu run dataset.data_folder=sto": {"storage"},
-    "dlemu verify sto": {"storage/", "storage.storage_root="},
+    "dlemu verify sto": {
+        "storage/",
+        *(f"{key}=" for key in all_keys() if key.startswith("storage.")),
+    },
     "dlemu verify --re": {"--repair"},
     "dlemu run --cfg ": {"job"},
     "dlemu help reader.odir": {"reader.odirect"},

@@ -123,7 +123,9 @@ def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> 
 
 def test_compressed_columns_are_refused(tmp_path: Path) -> None:
     write_foreign(tmp_path, compression="gzip")
-    with pytest.raises(DatasetError, match=r"img_0_of_2.parquet: column a is compressed \(GZIP\)"):
+    with pytest.raises(
+        DatasetError, match=r"img_0_of_2.parquet: column a is compressed, \d+ bytes"
+    ):
         survey(tmp_path, parquet_workload(tmp_path))
 
 

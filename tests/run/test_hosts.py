@@ -176,6 +176,8 @@ def series_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.clock
+@pytest.mark.waits
 def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) -> None:
     """1.5 MB/s of files that another host serves. The link has its headers, too."""
     sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=28")]

@@ -568,7 +568,7 @@ def test_an_answer_reads_as_it_should() -> None:
     assert str(example()) == (
         "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
         "(N* 8.37, 95% interval 8.28 to 8.46)\n"
-        "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31, 93.96%\n"
+        "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31%, 93.96%\n"
         "limit: storage. seen at 9\n"
         "4 runs in 2:00"
     )
