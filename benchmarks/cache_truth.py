@@ -34,7 +34,7 @@ from tests.lab.cache_truth import Case, run
 from tests.lab.drives import own_drive
 
 _IMAGE_BYTES = 1300 << 20
-_FILES, _SAMPLE, _PAIRS = 320, 1_000_000, 7
+_FILES, _SAMPLE, _PAIRS = 320, 1_000_000, 60
 """Of the comparison of CPU time."""
 _CPU_CLOCK = 2
 """A process's CPU clock is ~pid << 3 with these bits (linux/posix-timers.h, CPUCLOCK_SCHED)."""
