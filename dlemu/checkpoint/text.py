@@ -66,7 +66,7 @@ def render(summary: Summary) -> str:
         *_wear(summary),
         *(cost_lines(_mean(saves), told.get("mtbf_seconds")) if saves else ()),
         *_limits(summary),
-        *(f"note: {note}" for note in summary["notes"]),
+        *_notes(summary),
         verdict_line(summary),
     ]
     return "\n".join(lines)
@@ -90,8 +90,16 @@ def remarks(summary: Summary) -> list[str]:
         *_details(told),
         *_wear(summary),
         *([_young(_mean(saves), mtbf)] if saves and mtbf else ()),
-        *(f"note: {note}" for note in summary["notes"]),
+        *_notes(summary),
     ]
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    """Yield the notes; first, that figures of a part are not those of the whole."""
+    part = describe_part(summary)
+    if part != summary["model"]["name"]:
+        yield f"note: every duration and cost is that of {part}; the whole takes longer"
+    yield from (f"note: {note}" for note in summary["notes"])
 
 
 def _wear(summary: Summary) -> list[str]:

@@ -217,6 +217,7 @@ def test_a_subset_and_a_scale_are_said(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "2 of 512 accelerators: 2.6 KiB (2.65 kB) of 555.1 KiB, 0.466%, each file at" in said
     assert "llama3_405b (2 of 512 ranks: 2.6 KiB of 555.1 KiB) at scale 1e-07 takes" in said
+    assert "note: every duration and cost is that of llama3_405b (2 of 512 ranks: 2.6" in said
 
 
 def test_a_dry_run_needs_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
