@@ -147,11 +147,24 @@ class Hosts:
         self._points.append(point)
         _wait(self._start(client, *words), point.is_mount)
 
+    def serve_objects(self, name: str, folder: Path) -> str:
+        """Serve a folder from a host as any bucket, until the hosts are removed; return the URL."""
+        place = f"10.77.0.{self.names.index(name) + 1}"
+        words = ["-m", "tests.lab.object_server", str(folder), "8080", place]
+        serving = self._enter(name, sys.executable, *words)
+        assert serving.stdout is not None
+        return serving.stdout.readline().decode().strip()
+
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Run rclone in the network of a host, where all see what it mounts."""
+        return self._enter(name, "rclone", "--config", os.devnull, "--quiet", *words)
+
+    def _enter(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """Run a program of this machine in the network of a host."""
         enter = ["nsenter", f"--net=/run/netns/{self.prefix}{name}"]
-        command = [*enter, "rclone", "--config", os.devnull, "--quiet", *words]
-        self._servers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        serving = subprocess.Popen([*enter, *command], stdin=pipe, stdout=pipe, stderr=nothing)
+        self._servers.append(serving)
         return self._servers[-1]
 
     def limit_rate(self, name: str, bits_per_second: int) -> None:
@@ -204,7 +217,7 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
             subprocess.run(["fusermount3", "-u", "-z", point], check=False)
         for server in made._servers:
             server.terminate()
-            server.wait()
+            server.communicate()
         _remove(made, bridge)
         shutil.rmtree(shared)
 

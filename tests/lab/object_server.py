@@ -1,7 +1,10 @@
 """A server of byte ranges, and S3's of moto: how many requests came, and faults on demand.
 
 `RangeServer` is no S3 server: it gives the files of a folder by sendfile, checks no signature, and
-answers neither LIST nor HEAD. It is for rates: python -m tests.lab.object_server FOLDER [PORT].
+answers neither LIST nor HEAD. It is for rates:
+
+    python -m tests.lab.object_server FOLDER [PORT [ADDRESS]]
+
 `moto_server` is for correctness only.
 """
 
@@ -66,7 +69,7 @@ class Seen:
 class RangeServer:
     """Serves the files of a folder as the objects of any bucket: /BUCKET/NAME."""
 
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, address: str = "127.0.0.1") -> None:
         self.seen, self.faults = Seen(), Faults()
         self._lock, self._free_at = threading.Lock(), 0.0
         outer = self
@@ -91,8 +94,8 @@ class RangeServer:
         class Server(ThreadingHTTPServer):
             daemon_threads, request_queue_size = True, 1024
 
-        self._server = Server(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server = Server((address, port), Handler)
+        self.url = f"http://{address}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> "RangeServer":
@@ -226,7 +229,8 @@ def moto_server() -> Iterator[Moto]:
 
 def main(words: list[str]) -> None:
     """Serve a folder; print the URL first, and what was seen when stdin ends."""
-    server = RangeServer(Path(words[0]), port=int(words[1]) if len(words) > 1 else 0)
+    folder, port, address = [*words, "0", "127.0.0.1"][:3] if len(words) < 3 else words
+    server = RangeServer(Path(folder), port=int(port), address=address)
     print(server.url, flush=True)
     threading.Thread(target=server.serve, daemon=True).start()
     for line in sys.stdin:  # "latency 0.02", "bytes_per_second 1e9", "seen"

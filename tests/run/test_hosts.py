@@ -203,6 +203,30 @@ def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) 
     assert "% of 0.012 Gb/s (eth0)" in ran.stdout
 
 
+@pytest.mark.clock
+@pytest.mark.waits
+def test_a_bucket_behind_a_link_that_is_held_has_the_network_as_its_limit(
+    lab: Hosts, tmp_path: Path
+) -> None:
+    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=28")]
+    words = [*QUICK, *sizes, "train.epochs=1", "reader.data_loader=threads"]
+    assert run(["datagen", *words, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
+    lab.limit_rate("h0", 12_000_000)
+    words += [f"storage.endpoint_url={lab.serve_objects('h0', tmp_path)}"]
+    words += ["dataset.data_folder=s3://any/data", f"output.folder={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(
+        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
+    )
+    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["limit"]["name"] == "network", summary["limit"]
+    assert "\nobjects: 28 GETs, " in ran.stdout
+    read = summary["measured"]["read_bytes"]
+    assert read < summary["measured"]["network"]["received_bytes"] < 1.15 * read
+
+
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
     """One is slow, two share a drive of one machine, one has a wrong time of day."""
     sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
