@@ -25,7 +25,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
 from dlemu.loaders import TellsGets, open_loader
-from dlemu.objects.reader import RANGE_BYTES, WHOLE_BYTES
+from dlemu.loaders.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.objects.store import store_of
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.objects import ObjectPath

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "host": "",
     "workload": "",
     "storage": "host",
-    "objects": "storage workload",
+    "objects": "workload",
     "formats": "workload",
     "dataset": "workload host world",
     "gpu": "host storage",

@@ -18,8 +18,8 @@ from dlemu.formats import Parquet, format_of
 from dlemu.formats.parquet import TAIL_BYTES, Amount, Ranges, read_footer
 from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.library import CountedFile
+from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
-from dlemu.objects.reader import ObjectReader
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.workload.model import Workload
 

@@ -16,7 +16,7 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.loaders.checksums import CHECKSUMS
-from dlemu.objects.reader import WHOLE_BYTES
+from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload

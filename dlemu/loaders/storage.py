@@ -1,7 +1,7 @@
 """What a worker reads with: files of the data folder, or objects of its bucket."""
 
+from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Source
-from dlemu.objects.reader import ObjectReader
 from dlemu.objects.store import store_of
 from dlemu.storage.extents import ExtentReader, extent_reader
 from dlemu.workload.objects import ObjectPath

@@ -23,10 +23,10 @@ from dlemu.loaders.activity import IDLE, READING, SLEEPING, Note
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
+from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.loaders.storage import by_record, open_storage
 from dlemu.objects.counts import GetCounts
-from dlemu.objects.reader import ObjectFile, ObjectReader
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
 from dlemu.tier.reader import TierReader
 from dlemu.workload.sections import INDEXED

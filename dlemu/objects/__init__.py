@@ -1,5 +1,6 @@
-"""Objects in a bucket of an S3 server: requests with bounded retries, and reading by them.
+"""Objects in a bucket of an S3 server: requests with bounded retries, and what they came to.
 
-May import storage and workload. Only `store` knows the library, obstore, which is imported on
-demand. It is not fork-safe, so workers are threads, and each process makes its own stores.
+May import workload. Only `store` knows the library, obstore, which is imported on demand. It is not
+fork-safe, so workers are threads, and each process makes its own stores. `loaders.objects` reads
+files by such requests.
 """

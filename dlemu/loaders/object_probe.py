@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dlemu.errors import DlemuError
-from dlemu.objects.reader import RANGE_BYTES
+from dlemu.loaders.objects import RANGE_BYTES
 from dlemu.objects.store import store_of
 from dlemu.storage.probe import rate_of
 from dlemu.workload.objects import Access, ObjectPath

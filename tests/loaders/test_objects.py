@@ -8,7 +8,7 @@ import pytest
 
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import TellsGets
-from dlemu.objects.reader import ObjectFile, ObjectReader
+from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.objects.store import Store, store_of
 from dlemu.units import ceil_div
 from dlemu.workload.objects import Access
