@@ -64,26 +64,44 @@ def make_cold(
         return
     begin = time.perf_counter()
     if layout.num_files > _SAMPLED:
-        num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
-        sample = random.sample(mine, num)  # each run draws other files
-        with watchdog.phase("while looking for cached files", watchdog.longest_at):
-            seen = _named(lambda: look(_paths(workload, layout, sample), at=watchdog.at))
-        told = world.all_gather((world.host_index, seen))
-        if not _any_cached([pages for host, pages in told if host == world.host_index]):
-            mine = range(0)
-        looked_at = sum(pages.num_files for host, pages in told if host == 0)
-        if not _any_cached([pages for _, pages in told]):
-            most = 1 - _CHANCE ** (1 / looked_at)
-            say(
-                f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
-                f"at most {100 * most:.2f}% of {layout.num_files:,} are "
-                f"(with {100 * (1 - _CHANCE):g}% confidence)"
-            )
+        kept = _where_some_are_cached(workload, layout, mine, world, watchdog, say)
+        if kept is None:
             return
+        mine = kept
     with watchdog.phase("in the cold start", watchdog.longest_at):
         paths, show = _paths(workload, layout, mine), _progress(len(mine), world, say)
         dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
     _say_dropped(world.gather(dropped), say, seconds=time.perf_counter() - begin)
+
+
+def _where_some_are_cached(
+    workload: Workload,
+    layout: Layout,
+    mine: range,
+    world: World,
+    watchdog: Watchdog,
+    say: Callable[[str], object],
+) -> range | None:
+    """Look at some of many files; return `mine` if this host has cached some of them, else none.
+
+    None if no host has cached any.
+    """
+    num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
+    sample = random.sample(mine, num)  # each run draws other files
+    with watchdog.phase("while looking for cached files", watchdog.longest_at):
+        seen = _named(lambda: look(_paths(workload, layout, sample), at=watchdog.at))
+    told = world.all_gather((world.host_index, seen))
+    looked_at = sum(pages.num_files for host, pages in told if host == 0)
+    if not _any_cached([pages for _, pages in told]):
+        most = 1 - _CHANCE ** (1 / looked_at)
+        say(
+            f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
+            f"at most {100 * most:.2f}% of {layout.num_files:,} are "
+            f"(with {100 * (1 - _CHANCE):g}% confidence)"
+        )
+        return None
+    here = _any_cached([pages for host, pages in told if host == world.host_index])
+    return mine if here else range(0)
 
 
 def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:

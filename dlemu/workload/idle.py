@@ -24,23 +24,12 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
     A section's name stands for its keys that are not listed; a key that is in neither way listed
     always has effect.
     """
-    dataset, reader, train = workload.dataset, workload.reader, workload.train
     runs, sizes = command == "run", command == "size"
-    own_parsing, many_in_file = reader.decode == "raw", dataset.num_samples_per_file > 1
-    tf_data = reader.data_loader == "tensorflow"
     has_cache = workload.cache.folder is not None
-    streamed = tf_data or workload.streamed
-    parquet = dataset.format == "parquet"
-    dali = reader.data_loader in ("dali", "native_dali")
-    dali_on_gpu = dali and workload.dali.device == "gpu"
-    by_rule = dataset.num_files_train == "auto" or workload.division == "closed"
+    by_rule = workload.dataset.num_files_train == "auto" or workload.division == "closed"
     memory_counts = not workload.size.quick if sizes else by_rule
-    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
     written = workload.workflow.checkpoint and (runs or sizes)
-    bucket = bool(dataset.data_folder) and in_bucket(workload.data_folder)
     by_steps = workload.checkpoint.steps_between_checkpoints is not None
-    times = train.computation_time, reader.preprocess_time
-    drawn = shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
     return {
         "framework": False,
         "accelerators_per_rank": runs and workload.num_accelerators is None,
@@ -65,6 +54,25 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "drives": sizes,
         "host_memory": memory_counts,
         "num_hosts": memory_counts and (num_hosts == 1 or workload.host_memory is not None),
+        "metric.exclude_start_steps": workload.metric.edition != "v1.0",
+        "metric.exclude_end_steps": workload.metric.edition != "v1.0",
+        **_effects_on_reading(workload),
+    }
+
+
+def _effects_on_reading(workload: Workload) -> dict[str, bool]:
+    """Return which keys of the dataset, the reader and the storage have effect."""
+    dataset, reader, train = workload.dataset, workload.reader, workload.train
+    own_parsing, many_in_file = reader.decode == "raw", dataset.num_samples_per_file > 1
+    tf_data = reader.data_loader == "tensorflow"
+    parquet = dataset.format == "parquet"
+    dali = reader.data_loader in ("dali", "native_dali")
+    dali_on_gpu = dali and workload.dali.device == "gpu"
+    bucket = bool(dataset.data_folder) and in_bucket(workload.data_folder)
+    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    times = train.computation_time, reader.preprocess_time
+    drawn = shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
+    return {
         "dataset.chunk_size": False,
         "dataset.record_length_bytes": not (
             dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes
@@ -86,14 +94,12 @@ def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool
         "reader.gets_in_flight": bucket,
         "reader.range_bytes": bucket,
         "reader.prefetch_size": tf_data or reader.read_threads > 0,
-        "reader.shuffle_size": streamed and reader.sample_shuffle != "off",
+        "reader.shuffle_size": (tf_data or workload.streamed) and reader.sample_shuffle != "off",
         "reader.multiprocessing_context": (
             reader.data_loader == "pytorch" and reader.read_threads > 0
         ),
         "reader.gds": dali_on_gpu,
         "train.seed": drawn,
-        "metric.exclude_start_steps": workload.metric.edition != "v1.0",
-        "metric.exclude_end_steps": workload.metric.edition != "v1.0",
         "storage": bucket,
         "storage.storage_type": bucket,
         "storage.storage_root": (
