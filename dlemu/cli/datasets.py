@@ -1,6 +1,7 @@
 """`dlemu datasize`, `datagen` and `verify`: how large a dataset must be, written, checked."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ def datagen(workload: Any, world: World, words: Words) -> int:
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
     from dlemu.results.header import introduction
+    from dlemu.workload.objects import in_bucket
 
     workload = resolve_auto(workload, world)
-    done = [0]
+    folder, done = workload.data_folder, [0]
 
     def count(state: Any) -> None:
         done[0] = state.bytes_done
@@ -43,7 +45,9 @@ def datagen(workload: Any, world: World, words: Words) -> int:
             progress(state)
 
     with (
-        watched(world, workload.data_folder, drive=workload.drive, written=lambda: done[0]),
+        nullcontext()  # the drives of its server are not this host's
+        if in_bucket(folder)
+        else watched(world, folder, drive=workload.drive, written=lambda: done[0]),
         show_files("datagen", on=shows(workload, world)) as progress,
     ):
         manifest = generate(

@@ -112,12 +112,14 @@ def test_formats_and_indexes(outside: S3Store, data: str, form: str, tmp_path: P
 
 
 def test_large_objects_are_put_in_parts(
-    data: str, moto: Moto, monkeypatch: pytest.MonkeyPatch
+    data: str, moto: Moto, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(store_module, "_PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dlemu.results.wear.LEAST_BYTES", 1)
     words = ["workload=unet3d_h100", "dataset.num_files_train=1", data]
     words += ["dataset.record_length_bytes=11000000", "dataset.record_length_bytes_stdev=0"]
     assert run(["datagen", *words]) == 0
+    assert "wear: " not in capsys.readouterr().out, "its drives are another host's"
     # One begins the upload, one ends it, one removes the plan.
     assert moto.seen.methods["POST"] == 3
     # The bucket, the plan, 3 parts, and the two objects of the manifest.
