@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.units import ceil_div
 from dlemu.workload.objects import SCHEME, Access
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Store:
 
     def put(self, key: str, data: memoryview) -> None:
         """Write an object; a large one in parts, several at a time. Raises as `get` does."""
-        part = max(_PART_BYTES, -(-len(data) // _MOST_PARTS))
+        part = max(_PART_BYTES, ceil_div(len(data), _MOST_PARTS))
 
         def ask() -> None:
             self._library.put(

@@ -39,8 +39,8 @@ _MOST_NAMED = 4
 def rows_of(workload: Workload, metrics: Metrics) -> list[_Row]:
     """Return the rows of a run: reads/s only where the access is by ranges or by records."""
     scattered = workload.dataset.format == "parquet" or workload.reader.access == "random"
-    counted = scattered and metrics.num_reads
-    return [row for row in ROWS if counted or row[0] != "reads/s"]
+    told = scattered and metrics.num_reads
+    return [row for row in ROWS if told or row[0] != "reads/s"]
 
 
 @dataclass(frozen=True)

@@ -259,11 +259,10 @@ class RunMonitor:
         )
         hosts = self._world.gather(report if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
-        gets = self._world.reduce(self._gets, GetCounts.__add__)
+        gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
         if hosts is None or paths is None:
             return None
-        asked = gets if self._in_bucket else None
-        return [host for host in hosts if host is not None], paths, asked
+        return [host for host in hosts if host is not None], paths, gets
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:

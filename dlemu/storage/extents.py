@@ -21,7 +21,7 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.regular import cannot_open, open_regular, open_sized
-from dlemu.units import PAGE_BYTES, round_up
+from dlemu.units import PAGE_BYTES, ceil_div, round_up
 
 Part = memoryview | int
 """Memory to fill, or a number of bytes to read and drop."""
@@ -220,7 +220,7 @@ class ExtentReader:
         if longest + (PAGE_BYTES if self.direct else 0) <= most:
             return len(lengths)
         before = [offset % PAGE_BYTES for offset in offsets] if self.direct else [0] * len(offsets)
-        return sum(-(-(more + size) // most) for more, size in zip(before, lengths, strict=True))
+        return sum(ceil_div(more + size, most) for more, size in zip(before, lengths, strict=True))
 
     def _read_extents(self, file: File, extents: list[tuple[int, int, Part]]) -> int:
         """Read extents; return the bytes that were read."""
