@@ -165,12 +165,13 @@ def check_room(
     if needed <= free:
         return ""
     keep = "checkpoint.keep=1" if checkpoints > 2 else ""
-    scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 2 * num_bytes > free else ""
-    remedy = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
+    scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
+    add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
+    remedy = f"free space, or add {add}" if free else "free space"
     return (
         f"{folder} on host {host} has room for {format_bytes(free)}, "
         f"{counted(checkpoints, 'checkpoint')} of {format_bytes(num_bytes)} need "
-        f"{format_bytes(needed)}; free space, or add {remedy}"
+        f"{format_bytes(needed)}; {remedy}"
     )
 
 
@@ -186,7 +187,7 @@ def _held_bytes(folder: Path, record: Record) -> int:
 
 
 def _scale(free: int, num_bytes: int) -> float:
-    """Return a factor, of one digit, with which two checkpoints fit."""
+    """Return a factor, of one digit, with which two checkpoints fit. `free` is above 0."""
     exact = free / (2.1 * num_bytes)
     digit = 10.0 ** -len(f"{1 / exact:.0f}") if exact < 1 else 1.0
     return max(1, int(exact / digit)) * digit

@@ -220,7 +220,8 @@ class Writer:
         """Make the bytes of all files; behind each file an end for each thread that writes it."""
         while (todo := self._todo.get()) is not None:
             try:
-                self._make_file(*todo)
+                if not self._stopped:  # `__exit__` wakes a maker that waits for a buffer only once
+                    self._make_file(*todo)
             except BaseException as error:
                 self._failure, self._stopped = error, True
             for _ in range(self._io_depth):

@@ -121,6 +121,16 @@ def test_a_writer_can_be_stopped_from_another_thread(
     assert os.listdir(tmp_path) == []
 
 
+def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:
+    writer = Writer(content, piece_bytes=PIECE)
+    writer.__enter__()
+    writer.prepare([(sample, 10 * PIECE) for sample in range(9)])
+    end = threading.Thread(target=writer.__exit__, daemon=True)
+    end.start()
+    end.join(10)
+    assert not end.is_alive(), "it waits for a thread that waits for a buffer"
+
+
 def test_fsync_is_asked_for_file_and_folder(
     tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
