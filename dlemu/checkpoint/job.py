@@ -4,7 +4,6 @@ All ranks call every method here. What it finds is told by rank 0's caller (chec
 """
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -68,7 +67,7 @@ class CheckpointJob:
         If it fails or is interrupted, what was written is removed.
 
         Raises:
-            RunError: the drive is full.
+            RunError: the drive is full, or refuses a write.
         """
         number = self._checkpoint.num_checkpoints_write
         entries: list[Entry] = []
@@ -244,10 +243,13 @@ class CheckpointJob:
         except BaseException as error:
             with suppress(OSError):
                 self.clean()
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise RunError(
-                    f"{self._folder} is full ({os.strerror(error.errno)}), what was written is "
-                    "removed",
-                    remedy="free space, or add checkpoint.keep=1 or a smaller checkpoint.scale",
-                ) from error
-            raise
+            if not isinstance(error, OSError):
+                raise
+            problem, remedy = "cannot be written", "name another checkpoint.checkpoint_folder"
+            if error.errno in _FULL:
+                problem = "is full"
+                remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
+            raise RunError(
+                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed",
+                remedy=remedy,
+            ) from error

@@ -80,24 +80,27 @@ class Reader:
         """Read a file from end to end and return its times. `sample` is that of its writing.
 
         Raises:
-            RunError: it is missing, has another size, or holds other bytes; the line says where.
+            RunError: it is missing or cannot be read, has another size, or holds other bytes; the
+                line says where.
             Stopped: `stop` was called.
         """
         begin = time.perf_counter()
         try:
             file, size = open_sized(path, os.O_DIRECT if self._direct else 0, error=RunError)
+            try:
+                opened = time.perf_counter()
+                if size != num_bytes:
+                    raise RunError(
+                        f"{path} holds {size:,} bytes, {num_bytes:,} were written", remedy=_AGAIN
+                    )
+                compared = self._read_all(_Open(path, file, size, sample))
+                read = time.perf_counter()
+            finally:
+                os.close(file)
         except FileNotFoundError:
             raise RunError(f"{path} is missing", remedy=_AGAIN) from None
-        try:
-            opened = time.perf_counter()
-            if size != num_bytes:
-                raise RunError(
-                    f"{path} holds {size:,} bytes, {num_bytes:,} were written", remedy=_AGAIN
-                )
-            compared = self._read_all(_Open(path, file, size, sample))
-            read = time.perf_counter()
-        finally:
-            os.close(file)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
         return ReadTimes(
             num_bytes=num_bytes,
             open=opened - begin,

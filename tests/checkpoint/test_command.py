@@ -1,5 +1,6 @@
 """`dlemu checkpoint` from its words to files, results and the exit status."""
 
+import errno
 import json
 import os
 import signal
@@ -332,6 +333,22 @@ def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
             "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale\n"
         )
         assert not folder.parent.exists() and (drive / "mine").read_text() == "keep"
+
+
+def test_a_drive_that_refuses_a_write_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fsync(number: int) -> None:
+        if os.readlink(f"/proc/self/fd/{number}").endswith(".pt.partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert checkpoint("output.folder=out") == 1
+    assert capsys.readouterr().err == (
+        "dlemu: ck cannot be written (Input/output error), what was written is removed; name "
+        "another checkpoint.checkpoint_folder\n"
+    )
+    assert not Path("ck").exists()
 
 
 @pytest.mark.mpi

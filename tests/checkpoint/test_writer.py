@@ -183,6 +183,21 @@ def test_damage_is_named(
     assert str(refused.value) == f"{tmp_path}/{line}"
 
 
+def test_a_drive_that_cannot_read_is_named(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preadv(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "a").write_bytes(bytes(PIECE))
+    monkeypatch.setattr(os, "preadv", preadv)
+    with (
+        Reader(piece_bytes=PIECE) as reader,
+        pytest.raises(RunError, match=r"/a cannot be read \(Input/output error\); write the"),
+    ):
+        reader.read(tmp_path / "a", PIECE)
+
+
 def test_without_content_nothing_is_compared(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(3 * PIECE))
     with Reader(piece_bytes=PIECE) as reader:
