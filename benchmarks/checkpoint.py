@@ -33,7 +33,8 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine, markdown, spread
 from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.datagen.content import Content
 from dlemu.storage.pagecache import drop
 from tests.lab import warm

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Watch
-from dlemu.checkpoint.dcp import check_dcp
+from dlemu.checkpoint.dcp import check_memory, find_dcp
 from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.opening import Opened, folder_of, opened
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
@@ -61,7 +61,7 @@ def run_checkpoints(
         DlemuError: the keys do not fit, the folder is not ours or full, or a file is damaged.
     """
     if workload.checkpoint.writer == "dcp":
-        world.on_first(check_dcp)
+        world.on_first(lambda: bool(find_dcp()))  # a module cannot be sent
     world.on_first(lambda: folder_of(workload))
     summary: Summary = {
         "command": "checkpoint",
@@ -102,6 +102,8 @@ class _Command:
     def run(self) -> CheckpointOutcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         world, watch = self._world, self._watch
+        if self._key.writer == "dcp":
+            check_memory(self._plan.bytes_of_hosts().get(world.host_index, 0), world.host)
         with ExitStack() as stack:
             own = None
             if world.rank == 0:

@@ -7,7 +7,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TypeVar
 
 from dlemu.checkpoint.crew import Crew, Watch
@@ -17,8 +17,9 @@ from dlemu.checkpoint.opening import Opened
 from dlemu.checkpoint.outcome import Entry, RankReport, Worked, entry_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.progress import Progress
-from dlemu.checkpoint.reader import Reader, ReadTimes
-from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.checkpoint.reader import Reader
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
@@ -149,17 +150,9 @@ class CheckpointJob:
                 drop_all_caches()
             world.barrier()
             act = drop if output.drop_caches and not output.drop_all_caches else look
-            found = [(path, act([path], at=self._watch.at)) for path in paths if path.exists()]
-        everyone = world.gather([pages for _, pages in found])
-        if everyone is None:
-            return None
-        all_pages = [pages for of_rank in everyone for pages in of_rank]
-        return Pages(
-            num_files=sum(each.num_files for each in all_pages),
-            resident=sum(each.resident for each in all_pages),
-            pages=sum(each.pages for each in all_pages),
-            unknown=sum(each.unknown for each in all_pages),
-        )
+            own_pages = act([path for path in paths if path.exists()], at=self._watch.at)
+        everyone = world.gather(astuple(own_pages))
+        return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
 
     def clean(self, error: BaseException | None = None) -> None:
         """Remove all that was written, and the record."""
@@ -249,7 +242,7 @@ class CheckpointJob:
             if error.errno in _FULL:
                 problem = "is full"
                 remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
-            raise RunError(
-                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed",
-                remedy=remedy,
-            ) from error
+            why = (
+                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed"
+            )
+            raise RunError(why, remedy=remedy) from error

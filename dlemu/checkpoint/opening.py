@@ -149,8 +149,7 @@ def _taken(
         _check_known(path, old, plan, record)
     check_own(path, old)
     # Of a shared folder these are not all bytes, but what is refused here has removed nothing.
-    own = (file.num_bytes for file in plan.files if plan.hosts[file.rank] == world.host_index)
-    _check_room(workload, path, old, sum(own), world.host)
+    _check_room(workload, path, old, plan.bytes_of_hosts().get(world.host_index, 0), world.host)
     with hold(path, "", key="checkpoint.checkpoint_folder"):
         if not writes:
             assert old is not None

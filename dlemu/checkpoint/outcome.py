@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypedDict
 
-from dlemu.checkpoint.reader import ReadTimes
-from dlemu.checkpoint.writer import WriteTimes
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 from dlemu.units import format_seconds
 

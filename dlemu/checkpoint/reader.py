@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.checkpoint.times import Times
+from dlemu.checkpoint.times import ReadTimes
 from dlemu.checkpoint.writer import Stopped
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
@@ -20,22 +20,6 @@ from dlemu.storage.regular import open_sized
 from dlemu.units import round_up
 
 _AGAIN = "write the checkpoints again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimes(Times):
-    """Seconds of the parts of reading a file."""
-
-    read: float = 0.0
-    """From the first to the last read call, without `compare`."""
-    compare: float = 0.0
-    """Making the bytes again and comparing them; with several threads, their mean."""
-    close: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was read."""
-        return self.open + self.read + self.compare + self.close
 
 
 class Reader:

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from dlemu.checkpoint.times import Times
+from dlemu.checkpoint.times import WriteTimes
 from dlemu.datagen.content import Content
 from dlemu.storage.atomic import replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
@@ -24,27 +24,6 @@ from dlemu.units import PAGE_BYTES, round_up
 
 _SPARE_BUFFERS = 2
 """Buffers beside those that are being written: one is full while the next is being filled."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTimes(Times):
-    """Seconds of the parts of writing a file."""
-
-    write: float = 0.0
-    """From the first to the last write call, without `waited`."""
-    waited: float = 0.0
-    """For bytes that were not made yet; with several threads, their mean."""
-    fsync: float = 0.0
-    """Of the file, and of the folder where it is synced."""
-    close: float = 0.0
-    """Closing the file, and giving it its name."""
-    generation: float = 0.0
-    """CPU seconds of the thread that made the bytes; they pass beside the others."""
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was written."""
-        return self.open + self.write + self.waited + self.fsync + self.close
 
 
 class Stopped(Exception):

@@ -168,16 +168,6 @@ class HostTier:
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
 
-    @property
-    def capacity(self) -> int:
-        """Bytes that the cache of this host may hold; 0 on all but its first rank."""
-        return 0 if self._folder is None else self._folder.capacity
-
-    @property
-    def dataset_bytes(self) -> int:
-        """Bytes of all files."""
-        return int(self._sizes.sum())
-
     def _prepare(self, workload: Workload, dataset: Dataset) -> None:
         """Claim and clean the folder, and decide what is copied before the epochs."""
         cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
@@ -287,9 +277,9 @@ class HostTier:
 
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
-        counts = HostCounts(
-            self._world.host, self.capacity, self.dataset_bytes, self.preload, self.epochs
-        )
+        capacity = 0 if self._folder is None else self._folder.capacity
+        dataset_bytes = int(self._sizes.sum())
+        counts = HostCounts(self._world.host, capacity, dataset_bytes, self.preload, self.epochs)
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 

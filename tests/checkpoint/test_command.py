@@ -13,7 +13,6 @@ import pytest
 
 from dlemu.checkpoint.folder import RECORD, read_record
 from dlemu.cli.main import run
-from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import check_workload
 from tests.lab import warm
@@ -95,17 +94,6 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     )
     assert run(["compare", "out", "out", "compare.max_loss=1%"]) == 0
     assert "save (GB/s)" in capsys.readouterr().out
-
-
-def test_no_two_pages_of_two_checkpoints_are_alike() -> None:
-    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
-    pages = [
-        data[at : at + PAGE_BYTES]
-        for path in Path("ck").glob("*/*.pt")
-        for data in [path.read_bytes()]
-        for at in range(0, len(data), PAGE_BYTES)
-    ]
-    assert len(set(pages)) == len(pages) == 2 * 3 * 74
 
 
 def test_only_the_newest_are_kept_and_read_in_turn() -> None:
@@ -279,6 +267,13 @@ def test_torch_writes_the_same_bytes() -> None:
     assert len(set(state[FILES[1]].tolist())) == 256
     assert checkpoint() == 0  # ours replaces them
     assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
+
+
+def test_tensors_that_exceed_memory_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch.distributed.checkpoint")
+    assert checkpoint("checkpoint.writer=dcp", "model.model_size_bytes=900TB") == 1
+    line = "dlemu: checkpoint.writer=dcp keeps its tensors in memory: 2.4 PiB on host "
+    assert capsys.readouterr().err.startswith(line) and os.listdir() == []
 
 
 LONG = ["model=unet3d", "checkpoint.checkpoint_folder=ck", "checkpoint.time_between_checkpoints=0"]

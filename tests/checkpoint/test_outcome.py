@@ -17,8 +17,7 @@ from dlemu.checkpoint.outcome import (
     waited_share,
     young_interval,
 )
-from dlemu.checkpoint.reader import ReadTimes
-from dlemu.checkpoint.writer import WriteTimes
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 
 GIB = 2**30

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Stopped, Writer, WriteTimes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Stopped, Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
 

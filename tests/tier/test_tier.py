@@ -1,5 +1,6 @@
 """Runs through a cache: measured is planned, and the folder is sound at any time."""
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.host.place import find_place
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.pagecache import look
-from dlemu.tier import reader
+from dlemu.tier import folder, reader
 from dlemu.tier.folder import MARK, CacheFolder
 from dlemu.tier.forecast import forecast_tier
 from dlemu.tier.host import file_sizes
@@ -311,6 +312,19 @@ def test_entries_without_a_mark_are_foreign(claimed: tuple[Workload, Path]) -> N
     (cache / MARK).write_text("damaged")
     with pytest.raises(WorkloadError, match="is a cache of an unknown dataset"):
         claim(workload)
+
+
+def test_a_folder_that_cannot_be_claimed_is_not_made(
+    claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folder, "write_atomically", full)
+    new = claimed[1].with_name("new")
+    with pytest.raises(WorkloadError, match=r"new: No space left on device; name an empty folder"):
+        claim(claimed[0].with_keys({"cache.folder": str(new)}))
+    assert not new.exists()
 
 
 def test_one_run_at_a_time(claimed: tuple[Workload, Path]) -> None:
