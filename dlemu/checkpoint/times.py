@@ -29,7 +29,8 @@ class WriteTimes(Times):
     close: float = 0.0
     """Closing the file, and giving it its name."""
     generation: float = 0.0
-    """CPU seconds of the thread that made the bytes; they pass beside the others."""
+    """CPU seconds of the thread that made the bytes, since the file before ended; they pass beside
+    the others."""
 
     @property
     def seconds(self) -> float:

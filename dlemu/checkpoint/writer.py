@@ -69,7 +69,7 @@ class Writer:
         self._todo: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._free: SimpleQueue[memoryview] = SimpleQueue()
         self._made: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._generation = 0.0
+        self._generation = self._generation_told = 0.0
         self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
         self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
 
@@ -114,7 +114,6 @@ class Writer:
             self.prepare([(sample, num_bytes)])
         prepared = self._prepared.pop(0)
         assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
-        generated = self._generation
         begin = time.perf_counter()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self._direct else 0)
         with replacing(path) as partial:
@@ -128,6 +127,7 @@ class Writer:
                 synced = time.perf_counter()
             finally:
                 os.close(file)
+        made, self._generation_told = self._generation - self._generation_told, self._generation
         return WriteTimes(
             num_bytes=num_bytes,
             open=opened - begin,
@@ -135,7 +135,7 @@ class Writer:
             waited=waited,
             fsync=synced - written,
             close=time.perf_counter() - synced,
-            generation=self._generation - generated,
+            generation=made,
         )
 
     def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
