@@ -20,11 +20,11 @@ from dlemu.formats import FORMATS
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
-from dlemu.tier import state as columns
+from dlemu.tier import shared_memory as columns
 from dlemu.tier.folder import CacheFolder, entry_path, write_entry
 from dlemu.tier.hits import PlannedCache
 from dlemu.tier.reader import Origin
-from dlemu.tier.state import State
+from dlemu.tier.shared_memory import State
 from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload

@@ -17,9 +17,9 @@ from time import perf_counter
 from dlemu.dataset.layout import Dataset
 from dlemu.storage.extents import ExtentReader, extent_reader
 from dlemu.storage.regular import cannot_open, open_sized
-from dlemu.tier import state as columns
+from dlemu.tier import shared_memory as columns
 from dlemu.tier.folder import entry_path, write_entry
-from dlemu.tier.state import FILLED, READ, State
+from dlemu.tier.shared_memory import FILLED, READ, State
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 

@@ -1,4 +1,4 @@
-"""What the readers of a host share while they read through a cache: memory of the kernel's.
+"""Memory that all readers of a host share while they read through a cache.
 
 The host's first rank makes it (memfd_create) and writes the plan of each epoch into it. Readers are
 threads and processes of all ranks of the host. The memory ends with the first rank.
