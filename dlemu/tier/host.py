@@ -143,20 +143,18 @@ class HostTier:
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
         self._sizes = file_sizes(dataset)
-        workload, state = dataset.workload, None
-        if world.local_rank == 0:
-            self._prepare(workload, dataset)
-            num_rows = num_accelerators(workload, world) * workload.reader.num_streams
-            state = State.make(num_rows)
-        self._state = state
-        everyone = world.all_gather(
-            (world.host_index, own, state and state.path, self._copies, world.local_rank)
-        )
+        self._state: State | None = None
+        try:
+            if world.local_rank == 0:
+                self._prepare(dataset)
+            path = "" if self._state is None else self._state.path
+            everyone = world.all_gather((world.host_index, own, path, self._copies))
+        except BaseException:
+            self.close()
+            raise
         here = [each for each in everyone if each[0] == world.host_index]
         self._accelerators = [number for _, owned, *_ in here for number in owned]
-        path = next(path for _, _, path, _, local in here if local == 0)
-        self._copies = next(copies for *_, copies, local in here if local == 0)
-        assert path
+        [(path, self._copies)] = [(path, copies) for *_, path, copies in here if path]
         self.dataset = replace(dataset, cache_state=path)
         self._begun: Samples = np.zeros(8, np.int64)
         self._planned = 0
@@ -168,8 +166,9 @@ class HostTier:
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
 
-    def _prepare(self, workload: Workload, dataset: Dataset) -> None:
-        """Claim and clean the folder, and decide what is copied before the epochs."""
+    def _prepare(self, dataset: Dataset) -> None:
+        """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
+        workload = dataset.workload
         cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
         if cache.folder is not None:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
@@ -192,6 +191,8 @@ class HostTier:
         if cache.warm is True:
             self._copies = self._cache.fill_up()
         self._fills = cache.fill != "off"
+        num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
+        self._state = State.make(num_rows)
 
     def copy(self, at: OnFile) -> None:
         """Copy this rank's share of what is to be there before the epochs (cache.warm=true).

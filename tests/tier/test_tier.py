@@ -21,7 +21,7 @@ from dlemu.storage.pagecache import look
 from dlemu.tier import folder, reader
 from dlemu.tier.folder import MARK, CacheFolder
 from dlemu.tier.forecast import forecast_tier
-from dlemu.tier.host import file_sizes
+from dlemu.tier.host import HostTier, file_sizes
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 from tests.lab import warm
@@ -325,6 +325,19 @@ def test_a_folder_that_cannot_be_claimed_is_not_made(
     with pytest.raises(WorkloadError, match=r"new: No space left on device; name an empty folder"):
         claim(claimed[0].with_keys({"cache.folder": str(new)}))
     assert not new.exists()
+
+
+def test_a_run_that_cannot_begin_lets_the_folder_go(
+    claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    dataset = Dataset.of(claimed[0])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr(os, "unlink", unlink)
+        HostTier(dataset, Alone(), range(1))
+    claim(claimed[0]).close()
 
 
 def test_one_run_at_a_time(claimed: tuple[Workload, Path]) -> None:
