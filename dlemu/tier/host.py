@@ -138,7 +138,7 @@ class HostTier:
             DatasetError: a file of the dataset is missing.
             RunError: the folder cannot be written.
         """
-        self._world, self._own = world, own
+        self._world = world
         self._folder: CacheFolder | None = None
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
