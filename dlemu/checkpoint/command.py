@@ -77,7 +77,8 @@ def run_checkpoints(
         "versions": dict(versions),
     }
     command = _Command(workload, world, watch, summary, progress)
-    command.say = say if world.rank == 0 else command.say
+    if world.rank == 0:
+        command.say = say
     return command.run()
 
 
@@ -103,7 +104,8 @@ class _Command:
         """Do all stages; return the outcome on rank 0, None on the others."""
         world, watch = self._world, self._watch
         if self._key.writer == "dcp":
-            check_memory(self._plan.bytes_of_hosts().get(world.host_index, 0), world.host)
+            most = max(self._plan.bytes_of_hosts().values())
+            world.on_first(lambda: check_memory(most))
         with ExitStack() as stack:
             own = None
             if world.rank == 0:

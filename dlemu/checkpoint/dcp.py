@@ -37,8 +37,8 @@ def find_dcp() -> Any:
     return dcp
 
 
-def check_memory(num_bytes: int, host: str) -> None:
-    """Refuse tensors for which this host has too little memory.
+def check_memory(num_bytes: int) -> None:
+    """Refuse tensors of a host for which this one has too little memory.
 
     Raises:
         WorkloadError: it has less than `num_bytes`.
@@ -46,8 +46,8 @@ def check_memory(num_bytes: int, host: str) -> None:
     memory, _ = host_memory_bytes()
     if num_bytes > memory:
         raise WorkloadError(
-            f"checkpoint.writer=dcp keeps its tensors in memory: {format_bytes(num_bytes)} on host "
-            f"{host}, which has {format_bytes(memory)}; set a smaller checkpoint.scale"
+            f"checkpoint.writer=dcp keeps its tensors in memory: {format_bytes(num_bytes)} on a "
+            f"host of {format_bytes(memory)}; set a smaller checkpoint.scale"
         )
 
 

@@ -377,13 +377,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
     odirect = False if workload.reader.decode == "library" else workload.reader.odirect
     direct = settle_direct(dataset.folder / dataset.layout.path(0), odirect)
     left, lock, errors = iter(entries), threading.Lock(), list[Exception]()
-    seconds = [0.0, 0.0]
+    stopped, seconds = threading.Event(), [0.0, 0.0]
 
     def work() -> None:
         state = State(dataset.cache_state)
         origin = Origin(workload, state, direct=direct)
         try:
-            while not errors:
+            while not stopped.is_set():
                 with lock:
                     entry = next(left, None)
                 if entry is None:
@@ -397,11 +397,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
                     write_entry(entry_path(folder, *entry), fetched.memory, fetched.num_bytes)
                 finally:
                     fetched.close()
+                written = perf_counter()
                 with lock:
                     seconds[0] += middle - begin
-                    seconds[1] += perf_counter() - middle
+                    seconds[1] += written - middle
         except Exception as error:
             errors.append(error)
+            stopped.set()
         finally:
             at("")
             origin.close()
@@ -409,10 +411,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
 
     num = min(_MOST_COPYING, len(entries), 8 * workload.reader.num_streams)
     threads = [threading.Thread(target=work, daemon=True) for _ in range(num)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()  # after an interrupt nobody holds the folder
     if errors:
         raise errors[0]
     return seconds[0], seconds[1]

@@ -272,7 +272,7 @@ def test_torch_writes_the_same_bytes() -> None:
 def test_tensors_that_exceed_memory_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch.distributed.checkpoint")
     assert checkpoint("checkpoint.writer=dcp", "model.model_size_bytes=900TB") == 1
-    line = "dlemu: checkpoint.writer=dcp keeps its tensors in memory: 2.4 PiB on host "
+    line = "dlemu: checkpoint.writer=dcp keeps its tensors in memory: 2.4 PiB on a host of "
     assert capsys.readouterr().err.startswith(line) and os.listdir() == []
 
 

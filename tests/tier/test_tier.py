@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,21 @@ def test_a_preload_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert found["cache_write_bytes_per_epoch"] == [0, 0, 0]
     assert any(line.startswith(f"preload: {preload['num_files']} files") for line in said)
     assert_sound(workload)
+
+
+def test_an_interrupted_preload_copies_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 0.2})
+    with closing(HostTier(Dataset.of(workload), Alone(), range(2))) as tier:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "join", join)
+            tier.copy(lambda path: None)
+        time.sleep(1.0)  # two files each would be there
+    assert len(entries(tmp_path / "cache")) <= 16, "each of 16 threads ends with its file"
 
 
 def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> None:
