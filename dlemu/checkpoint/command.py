@@ -198,7 +198,7 @@ class _Command:
             "saves": saves,
             "loads": loads,
             "cached_share": pages.share if pages else None,
-            "host_memory_bytes": _memory_bytes(),
+            "host_memory_bytes": host_memory_bytes()[0],
         }
         summary["metric"] = dlio_metric(saves, loads, rank_sync=key.rank_sync)
         summary["limit"] = find_limit("save", saves, conditions) if saves else None
@@ -219,10 +219,3 @@ class _Command:
         self._summary["end"] = time_of_day()
         with suppress(RunError):  # the first error says more
             write_summary(results, self._summary)
-
-
-def _memory_bytes() -> int:
-    try:
-        return host_memory_bytes()[0]
-    except OSError:
-        return 0

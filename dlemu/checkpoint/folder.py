@@ -154,24 +154,28 @@ def forget(folder: Path) -> None:
 
 def check_room(
     folder: Path, old: Record | None, num_bytes: int, checkpoints: int, host: str
-) -> str:
-    """Return why the drive has no room for checkpoints of `num_bytes` each; "" if it has.
+) -> None:
+    """Refuse checkpoints of `num_bytes` each for which the drive has no room.
 
     The folder need not be there. What the old record names will be removed, so it is room.
+
+    Raises:
+        WorkloadError: there is too little.
     """
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     needed = num_bytes * checkpoints + _ROOM
     free = shutil.disk_usage(there).free + (_held_bytes(folder, old) if old else 0)
     if needed <= free:
-        return ""
+        return
     keep = "checkpoint.keep=1" if checkpoints > 2 else ""
     scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
     add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
     remedy = f"free space, or add {add}" if free else "free space"
-    return (
+    raise WorkloadError(
         f"{folder} on host {host} has room for {format_bytes(free)}, "
         f"{counted(checkpoints, 'checkpoint')} of {format_bytes(num_bytes)} need "
-        f"{format_bytes(needed)}; {remedy}"
+        f"{format_bytes(needed)}",
+        remedy=remedy,
     )
 
 

@@ -116,16 +116,12 @@ def examine(workload: Workload, plan: Plan, host: str) -> float:
 def _check_room(
     workload: Workload, path: Path, old: Record | None, num_bytes: int, host: str
 ) -> None:
-    """Refuse checkpoints for which this host has no room. Those of the old record will go.
-
-    Raises:
-        WorkloadError: there is too little.
-    """
+    """Refuse checkpoints for which this host has no room. Raises as `check_room` does."""
     key = workload.checkpoint
     number = key.num_checkpoints_write
     number = number if key.keep is None else min(number, key.keep + 1)
-    if number and (lacks := check_room(path, old, num_bytes, number, host)):
-        raise WorkloadError(lacks)
+    if number:
+        check_room(path, old, num_bytes, number, host)
 
 
 def _sees(path: Path, record: Record) -> bool:
@@ -196,7 +192,7 @@ def _direct(path: Path, wanted: bool | str) -> bool | None:
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o666))
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
         return False if wanted == "auto" else None
     finally:

@@ -317,7 +317,7 @@ def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The check before is told that there is room, as if others had filled the drive since."""
-    monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: "")
+    monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: None)
     with own_drive(3 << 20) as drive:
         (drive / "mine").write_text("keep")
         folder = drive / "new" / "ck"
