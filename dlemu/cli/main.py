@@ -120,7 +120,7 @@ def _answer(arguments: Sequence[str]) -> str | None:
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return COMMANDS[name].help(name, whole="--help-all" in words)
     if name == "predict" and _HIT_SHARES in words:
-        from dlemu.tier.hit_shares import table
+        from dlemu.tier.shares import table
 
         return table()
     return None

@@ -3,9 +3,8 @@
     cold = min(origin, what the cache can be written with)
     warm = min(origin / (1 - h), cache / h)             readers of both overlap
 
-h is the hit share along a warm epoch (`tier.hit_shares`): it is highest at the begin, so `warm` is
-the supply at which the whole epoch has the AU that is asked. It takes the drive's place in
-`formula`.
+h is the hit share along a warm epoch (`tier.shares`): it is highest at the begin, so `warm` is the
+supply at which the whole epoch has the AU that is asked. It takes the drive's place in `formula`.
 """
 
 import math
@@ -18,7 +17,7 @@ from dlemu.results.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import PredictionInput
 from dlemu.sizing.predict import Predicted, needed_rates
-from dlemu.tier.hit_shares import profile, supply
+from dlemu.tier.shares import profile, supply
 from dlemu.units import format_rate
 from dlemu.workload.model import Drive, Workload
 

@@ -11,7 +11,7 @@ from dlemu.errors import WorkloadError
 from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.measured import size
 from dlemu.sizing.targets import find_jobs
-from dlemu.tier.hit_shares import hit_share, profile, supply
+from dlemu.tier.shares import hit_share, profile, supply
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import CachePolicy
 from tests.lab.published import read_caches

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.tier.hit_shares import hit_share, table
 from dlemu.tier.hits import EpochHits, PlannedCache
+from dlemu.tier.shares import hit_share, table
 from dlemu.workload.sections import CachePolicy
 
 TABLE = {
