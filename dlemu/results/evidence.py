@@ -212,6 +212,7 @@ def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> H
         if (counted := _network(host)) is None
         else network_use(counted, seconds, host.links, gbps),
         start_seconds=host.start_seconds,
+        num_drives=len(busiest),
     )
 
 

@@ -32,6 +32,8 @@ ROWS: list[_Row] = [
 
 _HALF_FULL = 0.5
 """Share of a link's rate from which on the report shows it."""
+_CARRIED = 0.1
+"""Share of the bytes read that a host's network must have received to be worth a line."""
 _MOST_NAMED = 4
 """Hosts that are named one by one."""
 
@@ -138,27 +140,29 @@ def _path_line(summary: Summary) -> list[str]:
 def _network_lines(summary: Summary) -> list[str]:
     """Return what the network of the host with the fullest link did, where that matters.
 
-    It does if no drive is seen under the data folder, or if a link was half full.
+    It does if a link was half full, or if the data came over it: no drive is seen under the data
+    folder, and the interfaces received what was read. They do not where the server is on this very
+    host, for example: its bytes go over `lo`, which is not counted.
     """
-    hosts = [
-        (host, host["network"])
-        for host in summary.get("measured", Measured()).get("hosts") or ()
-        if host.get("network")
-    ]
+    in_memory = summary.get("place", {}).get("in_memory")
+    hosts = []
+    for host in summary.get("measured", Measured()).get("hosts") or ():
+        if use := host.get("network"):
+            came = use["received_bytes_per_second"] >= _CARRIED * host["read_bytes_per_second"]
+            local = host.get("device") or in_memory
+            if _fullest(use)[0] >= _HALF_FULL or (came and not local):
+                hosts.append((host["host"], use))
     if not hosts:
         return []
-    host, use = max(hosts, key=lambda each: _fullest(each[1]))
-    in_memory = summary.get("place", {}).get("in_memory")
-    if _fullest(use)[0] < _HALF_FULL and (host.get("device") or in_memory):
-        return []
+    name, use = max(hosts, key=lambda each: _fullest(each[1]))
     rates = " and ".join(
         f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
     )
     if use["gbps"] is None:
-        link = f"; the rate of {use['nic']} is not known, client.nic_gbps=... tells it"
+        link = f"the rate of {use['nic']} is not known, client.nic_gbps=... tells it"
     else:
-        link = f", {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s ({use['nic']})"
-    return [f"network: host {host['host']} {rates}{link}"]
+        link = f"{use['nic']}: {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s"
+    return [f"network: host {name} {rates}; {link}"]
 
 
 def _start_line(summary: Summary) -> list[str]:
