@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlemu.reports.markup import escaped
+from dlemu.units import round_up
 
 Look = Literal["first", "second", "limit", "mark"]
 """How something is drawn: "first" is a line with round dots, "second" is dashed with square dots,
@@ -60,7 +61,7 @@ class Axis:
         first, last = math.ceil(self.low), math.floor(self.high)
         steps = (size * 10**power for power in range(19) for size in (1, 2, 5))
         step = next(step for step in steps if (last - first) // step < _MOST_NUMBERS)
-        return [float(number) for number in range(-(-first // step) * step, last + 1, step)]
+        return [float(number) for number in range(round_up(first, step), last + 1, step)]
 
     def share(self, value: float) -> float:
         """Return where a value lies, 0 to 1."""

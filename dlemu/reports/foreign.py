@@ -148,7 +148,9 @@ class Foreign:
     @property
     def status(self) -> int:
         """As `dlemu run` exits, for the worst of the runs."""
-        statuses = {EXIT_STATUS[run.verdict] for run in self.runs} | ({1} & {len(self.incomplete)})
+        statuses = {EXIT_STATUS[run.verdict] for run in self.runs}
+        if self.incomplete:
+            statuses.add(1)
         return next(status for status in (1, 2, 0) if status in statuses)
 
     @property

@@ -57,8 +57,11 @@ def sentence(answer: Answer) -> str:
     number, threshold = answer["num_accelerators"], f"{answer['threshold']:g}%"
     name = f"{answer['workload']} accelerator"
     if number == 0:
-        reached = max(run["au_percentage"] for run in answer["points"])
-        return f"Not one {name} is fed: one alone reaches {reached:.2f}%, {threshold} is asked."
+        least = min(run["num_accelerators"] for run in answer["points"])
+        reached = _mean_au(answer["points"], least)
+        tried = "one alone reaches" if least == 1 else f"{least} reach"
+        more = "; the storage was not the limit, so it may feed more" if answer["at_least"] else ""
+        return f"Not one {name} is fed: {tried} {reached:.2f}%, {threshold} is asked{more}."
     fed = f"{counted(number, name)} at a utilisation of {threshold} or more"
     if answer["at_least"]:
         return f"At least {fed}: the storage was not the limit, so it may feed more."
@@ -88,10 +91,8 @@ def _remarks(answer: Answer) -> Iterable[str]:
             f"95% interval {low:.2f} to {high:.2f}."
         )
     if failed := answer.get("fewest_failed"):
-        au = fmean(
-            run["au_percentage"] for run in answer["points"] if run["num_accelerators"] == failed
-        )
-        yield f"{counted(failed, 'accelerator')} reached {au:.2f}%."
+        reached = _mean_au(answer["points"], failed)
+        yield f"{counted(failed, 'accelerator')} reached {reached:.2f}%."
     evidence = [run["evidence"] for run in answer["points"] if run["limit"] == answer["limit"]]
     yield ". ".join([f"limit: {answer['limit']}", *filter(None, evidence[-1:])])
     if answer.get("quick"):
@@ -101,6 +102,11 @@ def _remarks(answer: Answer) -> Iterable[str]:
             f"rule asks for; the utilisation may be too high by up to {share:.1%}"
         )
     yield f"{counted(len(answer['points']), 'run')} in {format_seconds(answer['seconds'])}"
+
+
+def _mean_au(runs: Sequence[Run], number: int) -> float:
+    """Return the mean AU of the runs with so many accelerators."""
+    return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == number)
 
 
 def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:

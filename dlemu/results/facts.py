@@ -123,5 +123,10 @@ def _loader(summary: Summary, workload: Workload | None) -> str:
         if (summary.get("place") or {}).get("file_system") == "s3":
             parts.append(f"{reader.gets_in_flight} GETs in flight each")
         else:
-            parts.append("O_DIRECT" if reader.odirect is True else "through the page cache")
+            ways = {
+                True: "O_DIRECT",
+                False: "through the page cache",
+                "auto": "O_DIRECT if the data folder takes it",
+            }
+            parts.append(ways[reader.odirect])
     return ", ".join(part for part in parts if part)

@@ -106,9 +106,11 @@ def cached_too_much(workload: Workload, measured: Measured) -> str:
         return ""
     share = measured["page_cache_share"]
     if share is None:
+        in_bucket = "objects" in measured
+        why = "the servers' memory is not seen here" if in_bucket else "a note below says why"
         return (
             "metric.max_cached_share: how many bytes came from memory is not known here, so "
-            f"whether at most {bound:g} did cannot be checked (a note below says why)"
+            f"whether at most {bound:g} did cannot be checked ({why})"
         )
     if share <= bound:
         return ""

@@ -175,6 +175,10 @@ def measure_sums(sums: Sums) -> Metrics:
                 f"{each.num_steps - 1}, each once; the run did not end, or a steps.<rank>.npy is "
                 "missing"
             )
+        if not np.isfinite(each.accelerators["seconds"]).all():
+            raise RunError(
+                f"epoch {each.epoch}: a step's time is no number; a steps.<rank>.npy is damaged"
+            )
     epochs = tuple(_measure_epoch(each, sums.rule) for each in sums.epochs)
     num_out = sums.rule.start + sums.rule.end
     cost = checkpoint_cost(sums.epochs)

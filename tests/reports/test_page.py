@@ -16,6 +16,7 @@ from dlemu.reports.sizing_section import sentence
 from dlemu.reports.stored import read_folder
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.sizing.search import Point
+from dlemu.workload.model import load_workload
 from tests.lab.browser import VIEWS, look
 from tests.lab.commands import QUICK, generate
 
@@ -187,13 +188,19 @@ def test_a_sizing_is_a_page(page: str) -> None:
     assert section.count('<td class="text">failed</td>') == 2
 
 
+ALONE = {"num_accelerators": 1, "au_percentage": 80.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "answer"),
     [
         ({"at_least": True, "num_accelerators": 1}, "At least 1 unet3d_h100 accelerator at a "
          "utilisation of 90% or more: the storage was not the limit, so it may feed more."),
-        ({"num_accelerators": 0}, "Not one unet3d_h100 accelerator is fed: one alone reaches "
-         "94.31%, 90% is asked."),
+        ({"num_accelerators": 0, "points": [ALONE, ALONE | {"au_percentage": 80.5}]},
+         "Not one unet3d_h100 accelerator is fed: one alone reaches 80.25%, 90% is asked."),
+        ({"num_accelerators": 0, "points": [ALONE], "at_least": True}, "Not one unet3d_h100 "
+         "accelerator is fed: one alone reaches 80.00%, 90% is asked; the storage was not the "
+         "limit, so it may feed more."),
     ],
 )  # fmt: skip
 def test_an_answer_is_one_sentence(changes: dict[str, Any], answer: str) -> None:
@@ -209,6 +216,22 @@ def test_a_result_says_where_it_was_measured(page: str, folder: Path) -> None:
     assert facts["versions"].startswith("dlemu ") and "kernel " in facts["versions"]
     assert "56 npz files" in facts["dataset"] and str(folder / "data") in facts["dataset"]
     assert all(f"<dt>{name}</dt>" in page for name in facts)
+
+
+@pytest.mark.parametrize(
+    ("odirect", "way"),
+    [
+        (True, "O_DIRECT"),
+        (False, "through the page cache"),
+        ("auto", "O_DIRECT if the data folder takes it"),
+    ],
+)
+def test_how_was_read_is_what_was_asked_for(odirect: bool | str, way: str) -> None:
+    workload = load_workload(
+        "unet3d_h100", {"reader.odirect": odirect, "dataset.data_folder": "/data"}
+    )
+    facts = dict(facts_of({"data_loader": "pytorch"}, workload))
+    assert facts["loader"] == f"pytorch, 4 workers for each accelerator, {way}"
 
 
 def test_what_an_earlier_version_left_out_is_not_shown() -> None:
