@@ -14,7 +14,7 @@ from dlemu.reports.markup import (
     render_verdict,
 )
 from dlemu.results.facts import facts_of
-from dlemu.results.summary import Summary
+from dlemu.results.summary import Summary, limit_name
 from dlemu.units import format_seconds
 
 
@@ -44,7 +44,7 @@ def row_of_checkpoints(summary: Any) -> Mapping[str, str]:
         "workload": f"checkpoint of {summary['model']['name']}",
         "verdict": summary["verdict"] or takes,
         "accelerators": str(summary["num_accelerators"]),
-        "limit": str((summary["limit"] or summary["load_limit"] or {}).get("name", "")),
+        "limit": limit_name(summary) or limit_name(summary, "load_limit"),
     }
 
 

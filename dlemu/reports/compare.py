@@ -4,7 +4,6 @@ A result is a run, several runs in a folder, or a sizing (sizing.json).
 """
 
 import glob
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,15 +21,15 @@ from dlemu.reports.noise import (
     figure_of_interval,
     parts_of_steps,
 )
+from dlemu.reports.sizings import ANSWER, read_answers
 from dlemu.reports.stored import read_folder
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import SUMMARY, read_config, read_steps, read_summary
-from dlemu.storage.regular import read_regular
+from dlemu.results.summary import limit_name
 from dlemu.units import counted
 from dlemu.workload.compose import PATH_KEYS
 from dlemu.workload.model import Workload, leaves
 
-SIZING = "sizing.json"
 _PATHS = PATH_KEYS | {"size.targets"}
 _IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}
 """Fields of `place` that `system` has of every host."""
@@ -140,11 +139,11 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         DlemuError: it holds none, or a damaged one.
     """
-    if folder.name in (SIZING, SUMMARY):
+    if folder.name in (ANSWER, SUMMARY):
         folder = folder.parent
     try:
-        if (folder / SIZING).exists():
-            return _sizings(folder)
+        if (folder / ANSWER).exists():
+            return [_sizing(folder, answer) for answer in read_answers(folder / ANSWER)]
         if is_checkpoint(summary := read_summary(folder)):
             return [_checkpoints(read_checkpoints(folder, summary))]
         return [_runs(folder)]
@@ -157,12 +156,12 @@ def read_results(folder: Path) -> list[Result]:
 def _runs(folder: Path) -> Result:
     stored = read_folder(folder)
     name, first = next(iter(stored.outcomes.items()))
-    counting = [o for name, o in stored.outcomes.items() if not name.startswith("warmup")]
+    counting = list(stored.counting.values())
     if len(counting) > 1:
         figures, basis = _over(list(map(_of_run, counting))), counted(len(counting), "run")
     else:
         figures, basis = _of_one(counting[0])
-    limits = [(outcome.summary.get("limit") or {}).get("name", "") for outcome in counting]
+    limits = [limit_name(outcome.summary) for outcome in counting]
     return Result(
         folder=folder,
         kind="run",
@@ -187,7 +186,7 @@ def _checkpoints(stored: StoredCheckpoints) -> Result:
     }
     if not figures:
         raise RunError(f"{stored.folder} holds no checkpoint that was written or read")
-    limits = [(summary.get(name) or {}).get("name", "") for name in ("limit", "load_limit")]
+    limits = [limit_name(summary, field) for field in ("limit", "load_limit")]
     return Result(
         folder=stored.folder,
         kind="checkpoint",
@@ -240,11 +239,6 @@ def _of_one(outcome: Outcome) -> tuple[dict[str, Figure], str]:
         num = len(spread.get("au_percentage", ()))
         basis = f"{num} parts of the steps of one run" if num else "nothing: the run is too short"
     return {name: figure_of(spread.get(name, ()), mean=mean) for name, mean in means.items()}, basis
-
-
-def _sizings(folder: Path) -> list[Result]:
-    tree = json.loads(read_regular(folder / SIZING, error=RunError))
-    return [_sizing(folder, each) for each in (tree if isinstance(tree, list) else [tree])]
 
 
 def _sizing(folder: Path, tree: Mapping[str, Any]) -> Result:

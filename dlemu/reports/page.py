@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import (
@@ -32,19 +32,15 @@ from dlemu.reports.markup import (
     render_table,
     render_verdict,
 )
-from dlemu.reports.sizing_section import (
-    Answer,
-    Sizing,
-    measured_as,
-    render_answer,
-    render_unfinished,
-)
-from dlemu.reports.stored import Stored
+from dlemu.reports.rows import ResultRow
+from dlemu.reports.sizing_section import measured_as, render_answer, render_unfinished
+from dlemu.reports.sizings import Answer, StoredSizing, row_of
+from dlemu.reports.stored import Result, Stored
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.several import REPEATABILITY, runs_verdict_line
-from dlemu.results.summary import CacheWatched, Measured, Spread
+from dlemu.results.summary import CacheWatched, Measured, Spread, limit_name
 from dlemu.results.text import report_run, rows_of
 from dlemu.results.watched import watched_table
 from dlemu.units import rate_unit
@@ -52,25 +48,6 @@ from dlemu.workload.model import Workload
 
 _LEAST_SECONDS = 0.2
 """Over a shorter time a rate is mostly the resolution of the counters."""
-
-
-class Shown(Protocol):
-    """What a folder holds, as text: what there is no section of its own for."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def text(self) -> str:
-        """What the terminal shows of it."""
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """One a run, with tool, workload, num_accelerators, au_percentage, samples_per_second and
-        verdict."""
-
-
-Result = Stored | Sizing | StoredCheckpoints | Shown
 
 
 def render_page(results: Sequence[Result]) -> str:
@@ -118,7 +95,7 @@ def _sections(result: Result) -> Iterable[_Section]:
         body = _run if result.together is None else _series
         row = _row_of_runs(result)
         yield _Section(title=result.workload.name, folder=folder, rows=[row], body=body(result))
-    elif isinstance(result, Sizing):
+    elif isinstance(result, StoredSizing):
         for answer in result.answers:
             title = f"{answer['workload']} on {answer['target']}"
             parts = render_answer(result.folder, answer)
@@ -140,7 +117,7 @@ def _sections(result: Result) -> Iterable[_Section]:
 
 
 def _row_of_runs(stored: Stored) -> Mapping[str, str]:
-    outcomes = list(_counting(stored).values())
+    outcomes = list(stored.counting.values())
     metrics = [outcome.metrics for outcome in outcomes]
     first, name = outcomes[0].summary, stored.workload.data_folder.name
     return {
@@ -150,54 +127,40 @@ def _row_of_runs(stored: Stored) -> Mapping[str, str]:
         "AU (%)": f"{fmean(each.au_percentage for each in metrics):.2f}",
         "samples/s": f"{fmean(each.samples_per_second for each in metrics):.2f}",
         "runs": str(len(outcomes)),
-        "limit": ", ".join(dict.fromkeys(_limit(outcome) for outcome in outcomes)),
+        "limit": ", ".join(dict.fromkeys(limit_name(outcome.summary) for outcome in outcomes)),
         **_where(first, name),
     }
 
 
 def _row_of_answer(folder: Path, answer: Answer) -> Mapping[str, str]:
-    shown = answer["confirmations"] or answer["points"][-1:]
-    least = "at least " if answer["at_least"] else ""
     return {
-        "workload": answer["workload"],
-        "verdict": f"feeds {least}{answer['num_accelerators']}",
-        "accelerators": str(shown[-1]["num_accelerators"]),
-        "AU (%)": f"{fmean(run['au_percentage'] for run in shown):.2f}",
-        "samples/s": f"{fmean(run['samples_per_second'] for run in shown):.2f}",
+        **_cells(row_of(folder, answer)),
         "runs": str(len(answer["points"])),
         "limit": answer["limit"],
         **_where(measured_as(folder, answer), answer["target"]),
     }
 
 
-def _row_of_foreign(row: Any) -> Mapping[str, str]:
+def _row_of_foreign(row: ResultRow) -> Mapping[str, str]:
+    return {**_cells(row), "workload": f"{row.workload} ({row.tool})", "runs": "1"}
+
+
+def _cells(row: ResultRow) -> Mapping[str, str]:
     figures = {"AU (%)": row.au_percentage, "samples/s": row.samples_per_second}
     return {
-        "workload": f"{row.workload} ({row.tool})",
+        "workload": row.workload,
         "verdict": row.verdict,
         "accelerators": str(row.num_accelerators),
-        "runs": "1",
         **{head: f"{value:.2f}" for head, value in figures.items() if value is not None},
     }
 
 
 def _where(summary: Mapping[str, Any], folder: str) -> Mapping[str, str]:
-    host = str(summary.get("hostname") or "")
     return {
         "storage": drive_name(summary, folder),
-        "host": host,
+        "host": str(summary.get("hostname") or ""),
         "measured": date_of(summary),
     }
-
-
-def _limit(outcome: Outcome) -> str:
-    """Return the name of a run's limit; "" where the run did not end."""
-    return str((outcome.summary.get("limit") or {}).get("name", ""))
-
-
-def _counting(stored: Stored) -> Mapping[str, Outcome]:
-    """Return the runs that count: all but warm-ups."""
-    return {n: each for n, each in stored.outcomes.items() if not n.startswith("warmup")}
 
 
 def _series(stored: Stored) -> Iterable[str]:
@@ -229,8 +192,8 @@ def _series(stored: Stored) -> Iterable[str]:
     spreads = {"AU (%)": together["au_percentage"], "samples/s": together["samples_per_second"]}
     columns = ("all runs that count", "mean", "standard deviation", "95% interval of the mean")
     yield render_table(columns, [_spread(name, spread) for name, spread in spreads.items()])
-    yield _au_of_runs(workload, _counting(stored)).render()
-    yield _rates_of_runs(_counting(stored)).render()
+    yield _au_of_runs(workload, stored.counting).render()
+    yield _rates_of_runs(stored.counting).render()
     for name, outcome in outcomes.items():
         title = f"{name}: its epochs, and what the hosts did"
         yield render_details(title, _of_one(workload, stored.folder / name, outcome))

@@ -1,36 +1,14 @@
 """The section of a page about one answer of `dlemu size`: a sentence, plots over N, a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Protocol, runtime_checkable
 
 from dlemu.reports.drawing import Axis, Bands, Plot, Series
 from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
+from dlemu.reports.sizings import Answer, Run, limit_line, mean_au
 from dlemu.results.facts import Summary, facts_of, runs_of
 from dlemu.results.metrics import passes
 from dlemu.units import counted, format_bytes, format_seconds, rate_unit
-
-Answer = Mapping[str, Any]
-"""One object of sizing.json."""
-Run = Mapping[str, Any]
-"""One of its `points`."""
-
-
-@runtime_checkable
-class Sizing(Protocol):
-    """What a folder of `dlemu size` holds."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def answers(self) -> Sequence[Answer]:
-        """The objects of sizing.json, one a target and workload."""
-
-    @property
-    def unfinished(self) -> Mapping[str, Sequence[Run]]:
-        """The runs of searches without an answer, by "<target>.<workload>"."""
 
 
 def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
@@ -58,7 +36,7 @@ def sentence(answer: Answer) -> str:
     name = f"{answer['workload']} accelerator"
     if number == 0:
         least = min(run["num_accelerators"] for run in answer["points"])
-        reached = _mean_au(answer["points"], least)
+        reached = mean_au(answer["points"], least)
         tried = "one alone reaches" if least == 1 else f"{least} reach"
         more = "; the storage was not the limit, so it may feed more" if answer["at_least"] else ""
         return f"Not one {name} is fed: {tried} {reached:.2f}%, {threshold} is asked{more}."
@@ -91,10 +69,9 @@ def _remarks(answer: Answer) -> Iterable[str]:
             f"95% interval {low:.2f} to {high:.2f}."
         )
     if failed := answer.get("fewest_failed"):
-        reached = _mean_au(answer["points"], failed)
+        reached = mean_au(answer["points"], failed)
         yield f"{counted(failed, 'accelerator')} reached {reached:.2f}%."
-    evidence = [run["evidence"] for run in answer["points"] if run["limit"] == answer["limit"]]
-    yield ". ".join([f"limit: {answer['limit']}", *filter(None, evidence[-1:])])
+    yield limit_line(answer)
     if answer.get("quick"):
         share = answer.get("read_ahead_share") or 0.0
         yield (
@@ -102,11 +79,6 @@ def _remarks(answer: Answer) -> Iterable[str]:
             f"rule asks for; the utilisation may be too high by up to {share:.1%}"
         )
     yield f"{counted(len(answer['points']), 'run')} in {format_seconds(answer['seconds'])}"
-
-
-def _mean_au(runs: Sequence[Run], number: int) -> float:
-    """Return the mean AU of the runs with so many accelerators."""
-    return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == number)
 
 
 def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:

@@ -82,13 +82,14 @@ class Stored:
         return "run" if self.together is None else "series"
 
     @property
-    def _judged(self) -> Summary | RunsSummary:
-        return self.outcomes[""].summary if self.together is None else self.together
+    def counting(self) -> Mapping[str, Outcome]:
+        """The runs that count: all but warm-ups."""
+        return _counting(self.outcomes)
 
     @property
     def summary(self) -> Mapping[str, Any]:
         """The fields of summary.json, computed again."""
-        return self._judged
+        return self.outcomes[""].summary if self.together is None else self.together
 
     @property
     def rows(self) -> Sequence[ResultRow]:
@@ -115,7 +116,7 @@ class Stored:
     @property
     def status(self) -> int:
         """As `dlemu run` exits: 0 passed, 1 failed or no verdict, 2 under the threshold."""
-        return EXIT_STATUS[self._judged["verdict"]]
+        return EXIT_STATUS[self.summary["verdict"]]
 
 
 def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Result:
@@ -129,10 +130,10 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Resul
     """
     if is_sizing(folder):
         return read_sizing(folder)
-    if not is_foreign(folder) and is_checkpoint(summary := read_summary(folder)):
-        return read_checkpoints(folder, summary)
     if is_foreign(folder):
         return read_foreign(folder, keys or {})
+    if is_checkpoint(summary := read_summary(folder)):
+        return read_checkpoints(folder, summary)
     return read_folder(folder, keys)
 
 
@@ -158,7 +159,7 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         outcomes[name] = outcome
         again = row_of(workload, name, outcome)
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
-    counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
+    counting = list(_counting(outcomes).values())
     begun = _cut_short(folder, outcomes, keys or {})
     if not counting:
         error = _no_verdict(folder, summary, "run that counts")
@@ -171,6 +172,10 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         judged["status"], judged["reasons"] = summary["status"], [reason]
         judged["verdict"], judged["passed"] = "NO VERDICT", False
     return Stored(folder, workload, {**outcomes, **begun}, judged)
+
+
+def _counting(outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    return {name: each for name, each in outcomes.items() if not name.startswith("warmup")}
 
 
 def find_results(parent: Path) -> list[Path]:

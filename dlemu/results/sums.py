@@ -185,6 +185,17 @@ def step_seconds(steps: Steps) -> _Values:
     return seconds
 
 
+def epoch_spans(steps: Steps) -> dict[int, tuple[float, float]]:
+    """Return when each epoch of a rank's records began and ended, on the rank's clock."""
+    flat = steps.ravel()
+    ends = flat["start"] + step_seconds(flat)
+    spans = {}
+    for epoch in np.unique(flat["epoch"]).tolist():
+        own = flat["epoch"] == epoch
+        spans[epoch] = float(flat["start"][own].min()), float(ends[own].max())
+    return spans
+
+
 def credited_seconds(steps: Steps, edition: Edition) -> _Values:
     """Return the part of each step that counts as utilised."""
     seconds: _Values = steps["computation_time" if edition == "v1.0" else "compute"]

@@ -2,9 +2,8 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,9 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.reports.drawing import Axis, Plot, Series
 from dlemu.reports.page import _stairs, render_page
+from dlemu.reports.rows import ResultRow
 from dlemu.reports.sizing_section import sentence
+from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import read_folder
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.sizing.search import Point
@@ -60,21 +61,15 @@ PLACE = {
 
 
 @dataclass(frozen=True)
-class Search:
-    """A sizing as it is stored."""
-
-    folder: Path
-    answers: list[dict[str, Any]]
-    unfinished: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """What has only a text."""
+class OtherTool:
+    """A result that has no section of its own."""
 
     folder: Path
     text: str
-    rows: list[SimpleNamespace]
+    rows: list[ResultRow]
+    kind: str = "DLIO"
+    status: int = 0
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +89,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> str:
     """The page of results of all kinds."""
-    search = Search(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
-    row = SimpleNamespace(tool="DLIO", workload="unet3d", num_accelerators=2, verdict="PASS")
-    row.au_percentage, row.samples_per_second = 91.5, None
-    foreign = Foreign(folder / "dlio", f"AU as told {'9' * 200}%", [row])
+    search = StoredSizing(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
+    unknown: dict[str, Any] = dict.fromkeys(each.name for each in fields(ResultRow))
+    known = {"tool": "DLIO", "workload": "unet3d", "num_accelerators": 2, "verdict": "PASS"}
+    row = ResultRow(**(unknown | known | {"au_percentage": 91.5}))
+    foreign = OtherTool(folder / "dlio", f"AU as told {'9' * 200}%", [row])
     runs = [read_folder(folder / name) for name in ("fail", "five")]
     return render_page([*runs, search, foreign])
 
