@@ -13,7 +13,7 @@ import numpy as np
 
 from dlemu.host.network import NetworkUse
 from dlemu.objects.counts import GetCounts
-from dlemu.results.blocks import CheckpointCost
+from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.losses import Losses, told
 from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe

@@ -11,9 +11,9 @@ from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
 from dlemu.objects.counts import GetCounts
-from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
-from dlemu.results.cached import describe, stored_bytes, vouched_bytes
+from dlemu.results.checkpoints import CheckpointCost
+from dlemu.results.delivered import describe, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
 from dlemu.results.objects import objects_fields
 from dlemu.results.summary import CacheWatched, Measured, NetworkFields

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlemu.errors import DlemuError
 from dlemu.results.records import SUMMARY, read_summary
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
 
 Summary = Mapping[str, Any]
@@ -93,7 +93,7 @@ def _drive(summary: Summary, place: Summary) -> str:
     if firmware := place.get("firmware"):
         parts.append(f"firmware {firmware}")
     if size := place.get("size_bytes"):
-        parts.append(format_rate(size).removesuffix("/s"))  # decimal, as drives are sold
+        parts.append(format_drive_bytes(size))
     if place.get("is_root"):
         parts.append("the root disk")
     return ", ".join(part for part in parts if part)

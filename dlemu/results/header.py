@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.host.place import Place, find_place
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import Access
 
@@ -153,9 +153,8 @@ def _storage(place: Mapping[str, Any]) -> str:
         return f"{where}, in memory: no drive is read"
     if not place.get("device"):
         return f"{where}, from {place.get('source') or 'an unknown source'}"
-    # A drive is sold by decimal units, as a rate has them.
     size = place.get("size_bytes") or 0
-    facts = [place.get("model"), format_rate(size).removesuffix("/s") if size else ""]
+    facts = [place.get("model"), format_drive_bytes(size) if size else ""]
     about = ", ".join(fact for fact in facts if fact)
     about = f" ({about})" if about else ""
     root = ", the root disk" if place.get("is_root") else ""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.blocks import CheckpointCost, checkpoint_cost
+from dlemu.results.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.results.records import Steps
 from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
 from dlemu.workload.model import Workload

@@ -4,7 +4,7 @@ from typing import TypedDict
 
 from dlemu.host.drive_counters import LEAST_BYTES, Lifetime
 from dlemu.host.wear import WearFields
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_drive_bytes
 
 _YEAR = 365 * 86_400
 _OWN = 1.5
@@ -127,7 +127,7 @@ def _life(wear: WearFields) -> list[str]:
 
 def lifetime_line(drive: Lifetime) -> str:
     """Return what a drive has counted so far, as one line."""
-    about = [drive["model"], format_rate(drive["capacity_bytes"]).removesuffix("/s")]
+    about = [drive["model"], format_drive_bytes(drive["capacity_bytes"])]
     head = f"{drive['name']} ({', '.join(filter(None, about))})"
     if drive["host_bytes_written"] is None:
         block = drive["block_bytes_written"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
-from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
+from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure

@@ -11,7 +11,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
-from dlemu.results.cached import stored_bytes, vouched_bytes
+from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
