@@ -23,7 +23,7 @@ def render_cache(summary: Summary, metrics: Metrics) -> Iterable[str]:
         return
     slow = ""
     if "emulated_origin" in cached:
-        slow = label(cached)
+        slow = label(cached["emulated_origin"])
         yield render_lines(worth_lines(cached, metrics))
     numbers = [epoch.epoch + 1 for epoch in metrics.epochs]
     x = Axis(name="epoch", low=numbers[0] - 0.5, high=numbers[-1] + 0.5, whole=True)

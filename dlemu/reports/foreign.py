@@ -22,7 +22,7 @@ from dlemu.results.metrics import Metrics, measure
 from dlemu.results.records import SUMMARY
 from dlemu.results.summary import Verdict
 from dlemu.results.sums import Edition
-from dlemu.results.text import verdict_line
+from dlemu.results.text import table_over_epochs, verdict_line
 from dlemu.units import counted
 from dlemu.workload.compose import read_yaml, set_key
 from dlemu.workload.model import Workload, check_workload
@@ -93,7 +93,7 @@ class ForeignRun:
         metrics, metric, workload = self.metrics, self.metric, self.workload
         rate: float | None = _mean(metric.get("train_throughput_samples_per_second"))
         if metrics is not None and workload is not None:
-            rate = _over_epochs(metrics, "true_samples_per_second")
+            rate = metrics.mean("true_samples_per_second")
         size = None if workload is None else workload.dataset.mean_bytes
         return ResultRow(
             name=str(self.folder),
@@ -105,9 +105,7 @@ class ForeignRun:
             whole_au_percentage=None if metrics is None else metrics.whole_epoch_au_percentage,
             samples_per_second=rate,
             nominal_bytes_per_second=None if size is None or rate is None else rate * size,
-            first_step_seconds=(
-                None if metrics is None else _over_epochs(metrics, "first_step_seconds")
-            ),
+            first_step_seconds=None if metrics is None else metrics.mean("first_step_seconds"),
             verdict=self.verdict,
         )
 
@@ -343,11 +341,6 @@ def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, obje
         raise RunError(str(error)) from None
 
 
-def _over_epochs(metrics: Metrics, name: str) -> float:
-    """Return a figure's mean over epochs."""
-    return float(np.mean([getattr(epoch, name) for epoch in metrics.epochs]))
-
-
 def _mean(values: object) -> float | None:
     return float(np.mean(values)) if isinstance(values, list) and values else None
 
@@ -415,13 +408,7 @@ def _table(run: ForeignRun) -> list[str]:
         ("first step (s)", computed.get("first_step_seconds"), ".3f"),
         ("  of it, for other ranks (s)", computed.get("first_barrier_seconds"), ".3f"),
     ]
-    lines = [f"{'per epoch':<34}{'mean':>12}{'min':>12}{'max':>12}"]
-    lines.append(f"{'':<34}" + "  ----------" * 3)
-    for name, values, form in wanted:
-        if values:
-            cells = (float(np.mean(values)), min(values), max(values))
-            lines.append(f"{name:<34}" + "".join(f"{cell:>12{form}}" for cell in cells))
-    return lines
+    return table_over_epochs((row for row in wanted if row[1]), width=34)
 
 
 def _remarks(run: ForeignRun) -> Iterator[str]:
@@ -443,7 +430,7 @@ def _remarks(run: ForeignRun) -> Iterator[str]:
 def _differences(tool: str, dlio: DlioSteps, metrics: Metrics) -> Iterator[str]:
     """Yield what DLIO counts in another way."""
     barrier = float(np.mean(_first_barriers(dlio)))
-    beside = float(np.mean([epoch.overhead_share for epoch in metrics.epochs]))
+    beside = metrics.mean("overhead_share")
     yield (
         f"first step: {tool} leaves it out, but not the {barrier:.3f} s of waiting for other ranks "
         "after it; dlemu leaves both out"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import numpy as np
-
 from dlemu.errors import RunError
 from dlemu.reports.checkpoints import is_checkpoint, read_checkpoints
 from dlemu.reports.foreign import is_foreign, read_foreign
@@ -222,7 +220,7 @@ def _cut_short(
 
 def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
     metrics = outcome.metrics
-    rate = float(np.mean([epoch.true_samples_per_second for epoch in metrics.epochs]))
+    rate = metrics.mean("true_samples_per_second")
     return ResultRow(
         name=str(folder),
         tool="dlemu",
@@ -233,7 +231,7 @@ def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
         whole_au_percentage=metrics.whole_epoch_au_percentage,
         samples_per_second=rate,
         nominal_bytes_per_second=rate * workload.dataset.mean_bytes,
-        first_step_seconds=float(np.mean([e.first_step_seconds for e in metrics.epochs])),
+        first_step_seconds=metrics.mean("first_step_seconds"),
         verdict=outcome.summary["verdict"],
     )
 

@@ -259,10 +259,9 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
             (steps["step"] == np.arange(num_steps)).all()
             and (steps["accelerator"] == numbers[:, None]).all()
         )
+    known = EpochSums(epoch=epoch, num_steps=num_steps, blocks=blocks, window=window, whole=whole)
     if not whole:
-        return EpochSums(
-            epoch=epoch, num_steps=num_steps, blocks=blocks, window=window, whole=False
-        )
+        return known
     making = making_seconds(steps, rule.preprocess_seconds)
     inside = steps[:, window]
     rank = RankSums(
@@ -272,12 +271,8 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
         float((inside["compute"] - inside["computation_time"]).sum()),
         float((inside["read"] + inside["decode"] + inside["hand_over"]).sum()),
     )
-    return EpochSums(
-        epoch=epoch,
-        num_steps=num_steps,
-        blocks=blocks,
-        window=window,
-        whole=True,
+    return replace(
+        known,
         accelerators=_of_accelerators(steps, blocks, window, rule.edition),
         steps=_of_steps(steps),
         ranks=(rank,),

@@ -1,6 +1,6 @@
 """The report of a run as text: the table, the verdict, and its reasons."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -95,21 +95,22 @@ def report_run(
         if limit.get("advice"):
             remarks.append(f"try: {limit['advice']}")
     remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
+    measured = summary.get("measured", Measured())
     if summary:  # not a loop of one's own
         remarks += [
             *_path_line(summary),
             *_network_lines(summary),
-            *_start_line(summary),
+            *_start_line(measured),
             *_below(workload, metrics),
         ]
-        if asked := summary.get("measured", Measured()).get("objects"):
+        if asked := measured.get("objects"):
             remarks.append(objects_line(asked))
-        wear = summary.get("measured", Measured()).get("wear")
-        remarks += [wear_line(wear)] if wear is not None and has_writes(wear) else []
+        if (wear := measured.get("wear")) and has_writes(wear):
+            remarks.append(wear_line(wear))
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]
     verdict = verdict_line(workload, metrics, summary)
     table = _table(workload, metrics)
-    if cached := summary.get("measured", Measured()).get("cache"):
+    if cached := measured.get("cache"):
         if "fill_ratio_per_epoch" in cached:
             table += ["", *watched_lines(cast(CacheWatched, cached), metrics)]
         else:
@@ -165,10 +166,9 @@ def _network_lines(summary: Summary) -> list[str]:
     return [f"network: host {name} {rates}; {link}"]
 
 
-def _start_line(summary: Summary) -> list[str]:
+def _start_line(measured: Measured) -> list[str]:
     """Return how long each of several hosts took from its launch to the first step."""
-    hosts = summary.get("measured", Measured()).get("hosts") or ()
-    known = [(host.get("start_seconds"), host["host"]) for host in hosts]
+    known = [(host.get("start_seconds"), host["host"]) for host in measured.get("hosts") or ()]
     told = sorted((seconds, name) for seconds, name in known if seconds is not None)
     if len(told) < 2:
         return []
@@ -212,15 +212,24 @@ def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOW
 
 
 def _table(workload: Workload, metrics: Metrics) -> list[str]:
-    lines = [
-        f"{'per epoch':<28}{'mean':>12}{'min':>12}{'max':>12}",
-        f"{'':<28}" + "  ----------" * 3,
-    ]
     mean_bytes = workload.dataset.mean_bytes
-    for name, value, form in rows_of(workload, metrics):
-        values = [value(epoch, mean_bytes) for epoch in metrics.epochs]
-        cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
-        lines.append(f"{name:<28}{cells}")
+    rows = (
+        (name, [value(epoch, mean_bytes) for epoch in metrics.epochs], form)
+        for name, value, form in rows_of(workload, metrics)
+    )
+    return table_over_epochs(rows, width=28)
+
+
+def table_over_epochs(rows: Iterable[tuple[str, Sequence[float], str]], *, width: int) -> list[str]:
+    """Return the lines of a table: of each row its name, and mean, least and most of its values.
+
+    A row also has the form of its numbers; the names take `width` characters.
+    """
+    lines = [f"{'per epoch':<{width}}{'mean':>12}{'min':>12}{'max':>12}"]
+    lines.append(" " * width + "  ----------" * 3)
+    for name, values, form in rows:
+        cells = (float(np.mean(values)), min(values), max(values))
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>12{form}}" for cell in cells))
     return lines
 
 
