@@ -18,13 +18,13 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.reports.dlio_steps import Definition, DlioSteps, read_object, read_output, steps_of
 from dlemu.reports.rows import ResultRow
 from dlemu.results.judgement import EXIT_STATUS, judge_run
-from dlemu.results.metrics import Metrics, measure
+from dlemu.results.metrics import Metrics, measure, measure_run
 from dlemu.results.records import SUMMARY
 from dlemu.results.summary import Verdict
 from dlemu.results.sums import Edition
 from dlemu.results.text import table_over_epochs, verdict_line
 from dlemu.units import counted
-from dlemu.workload.compose import read_yaml, set_key
+from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Workload, check_workload
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
@@ -104,7 +104,7 @@ class ForeignRun:
             told_au_percentage=_mean(metric.get("train_au_percentage")),
             whole_au_percentage=None if metrics is None else metrics.whole_epoch_au_percentage,
             samples_per_second=rate,
-            nominal_bytes_per_second=None if size is None or rate is None else rate * size,
+            nominal_MB_per_second=None if size is None or rate is None else rate * size / 1e6,
             first_step_seconds=None if metrics is None else metrics.mean("first_step_seconds"),
             verdict=self.verdict,
         )
@@ -198,7 +198,6 @@ def _leaves(folder: Path) -> list[Path]:
 
 
 def _read_leaf(folder: Path, keys: Mapping[str, object]) -> ForeignRun:
-    """Return one run."""
     told = _read_summary(folder)
     notes: list[str] = []
     tree = _read_config(folder, notes)
@@ -287,10 +286,7 @@ def _workload_of(
     except DlemuError as error:
         notes.append(f"no verdict of ours: {error}")
         return None
-    given: dict[str, Any] = {}
-    for key, value in keys.items():
-        set_key(given, key, value)
-    return workload.with_keys(keys) if given else workload
+    return workload.with_keys(keys) if keys else workload
 
 
 def _read_steps(
@@ -327,16 +323,10 @@ def _read_steps(
 
 
 def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, object]) -> Metrics:
-    """Return the metrics by dlemu's formula."""
-    edition = cast(Edition, keys.get("metric.edition", "v1.0"))
-    start, end = 1, 0
-    if workload is not None:
-        metric = workload.metric
-        edition, start, end = metric.edition, metric.exclude_start_steps, metric.exclude_end_steps
     try:
-        return measure(
-            dlio.steps, edition=edition, exclude_start_steps=start, exclude_end_steps=end
-        )
+        if workload is not None:
+            return measure_run(workload, dlio.steps)
+        return measure(dlio.steps, edition=cast(Edition, keys.get("metric.edition", "v1.0")))
     except DlemuError as error:
         raise RunError(str(error)) from None
 

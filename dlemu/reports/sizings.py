@@ -31,8 +31,6 @@ class StoredSizing:
     unfinished: Mapping[str, Sequence[Run]]
     """The points of searches without an answer, by "<target>.<workload>"."""
 
-    kind = "sizing"
-
     @property
     def summary(self) -> Mapping[str, Any]:
         """What sizing.json has, and the searches that did not end."""
@@ -208,7 +206,7 @@ def row_of(folder: Path, answer: Answer) -> ResultRow:
         told_au_percentage=au,
         whole_au_percentage=None,
         samples_per_second=fmean(point["samples_per_second"] for point in shown),
-        nominal_bytes_per_second=None,
+        nominal_MB_per_second=None,
         first_step_seconds=None,
         verdict=f"feeds {least}{answer['num_accelerators']}",
     )

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from dlemu.errors import RunError
-from dlemu.reports.checkpoints import is_checkpoint, read_checkpoints
-from dlemu.reports.foreign import is_foreign, read_foreign
+from dlemu.reports.checkpoints import StoredCheckpoints, is_checkpoint, read_checkpoints
+from dlemu.reports.foreign import Foreign, is_foreign, read_foreign
 from dlemu.reports.rows import ResultRow
-from dlemu.reports.sizings import ANSWER, is_sizing, read_sizing
+from dlemu.reports.sizings import ANSWER, StoredSizing, is_sizing, read_sizing
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
@@ -35,34 +35,6 @@ from dlemu.workload.model import Workload
 _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
 
 
-class Result(Protocol):
-    """What a folder holds: `Stored`, `StoredCheckpoints`, `StoredSizing` or `Foreign`."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-
-    @property
-    def kind(self) -> str:
-        """ "run", "series", "checkpoint", "sizing", "DLIO" or "mlpstorage"."""
-
-    @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The fields that `dlemu report --json` prints."""
-
-    @property
-    def status(self) -> int:
-        """The exit status: 0 passed, 1 no verdict, 2 under the threshold."""
-
-    @property
-    def rows(self) -> Sequence[ResultRow]:
-        """Its rows in a table of all results."""
-
-
 @dataclass(frozen=True)
 class Stored:
     """What a folder holds: a run, or several with a verdict on all."""
@@ -75,14 +47,12 @@ class Stored:
     """Of several runs."""
 
     @property
-    def kind(self) -> str:
-        """ "run" or "series"."""
-        return "run" if self.together is None else "series"
-
-    @property
     def counting(self) -> Mapping[str, Outcome]:
-        """The runs that count: all but warm-ups."""
-        return _counting(self.outcomes)
+        """The runs that count: of several, those that ended, without warm-ups."""
+        if self.together is None:
+            return self.outcomes
+        ended = {row["name"] for row in self.together["runs"]}
+        return _counting({n: each for n, each in self.outcomes.items() if n in ended})
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -115,6 +85,12 @@ class Stored:
     def status(self) -> int:
         """As `dlemu run` exits: 0 passed, 1 failed or no verdict, 2 under the threshold."""
         return EXIT_STATUS[self.summary["verdict"]]
+
+
+Result = Stored | StoredCheckpoints | StoredSizing | Foreign
+"""What a folder holds. Each kind has `folder`, `text` as the terminal shows it, `summary`
+as `dlemu report --json` prints it, `rows` of a table of all results, and `status`: how the command
+exits, 0 passed, 1 no verdict, 2 under the threshold."""
 
 
 def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Result:
@@ -230,7 +206,7 @@ def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
         told_au_percentage=metrics.au_percentage,
         whole_au_percentage=metrics.whole_epoch_au_percentage,
         samples_per_second=rate,
-        nominal_bytes_per_second=rate * workload.dataset.mean_bytes,
+        nominal_MB_per_second=rate * workload.dataset.mean_bytes / 1e6,
         first_step_seconds=metrics.mean("first_step_seconds"),
         verdict=outcome.summary["verdict"],
     )

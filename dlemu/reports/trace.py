@@ -104,7 +104,6 @@ def _open(partial: Path, path: Path) -> IO[str]:
 
 
 def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
-    """Yield all events as JSON."""
     ranks = sorted({rank for run in runs for rank, _ in run.ranks})
     of_epochs = ranks[-1] + 1
     for rank in ranks:

@@ -199,7 +199,6 @@ def _measure_steps(steps: Steps | Sequence[Steps], rule: Rule) -> Metrics:
 
 
 def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
-    """Return the metrics of an epoch."""
     blocks, window = sums.blocks, sums.window
     if not any(is_long_enough(window[block], rule.edition) for block in blocks):
         raise _too_short(sums, rule.edition)

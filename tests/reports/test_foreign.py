@@ -73,7 +73,7 @@ def test_the_report_shows_both_and_how_they_differ() -> None:
     assert result.status == 1
     (row,) = result.rows
     assert row.told_au_percentage == pytest.approx(92.6048, abs=1e-4)
-    assert row.nominal_bytes_per_second == pytest.approx((row.samples_per_second or 0) * 16384)
+    assert row.nominal_MB_per_second == pytest.approx((row.samples_per_second or 0) * 0.016384)
 
 
 def write_leaf(

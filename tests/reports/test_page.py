@@ -2,7 +2,8 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.reports.drawing import Axis, Plot, Series
+from dlemu.reports.foreign import read_foreign
 from dlemu.reports.page import _stairs, render_page
-from dlemu.reports.rows import ResultRow
 from dlemu.reports.sizing_section import sentence
 from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import read_folder
@@ -60,18 +61,6 @@ PLACE = {
 }
 
 
-@dataclass(frozen=True)
-class OtherTool:
-    """A result that has no section of its own."""
-
-    folder: Path
-    text: str
-    rows: list[ResultRow]
-    kind: str = "DLIO"
-    status: int = 0
-    summary: dict[str, Any] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hold a run that fails and a series of five."""
@@ -90,10 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(folder: Path) -> str:
     """The page of results of all kinds."""
     search = StoredSizing(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
-    unknown: dict[str, Any] = dict.fromkeys(each.name for each in fields(ResultRow))
-    known = {"tool": "DLIO", "workload": "unet3d", "num_accelerators": 2, "verdict": "PASS"}
-    row = ResultRow(**(unknown | known | {"au_percentage": 91.5}))
-    foreign = OtherTool(folder / "dlio", f"AU as told {'9' * 200}%", [row])
+    foreign = read_foreign(Path(__file__).parents[1] / "data" / "dlio_2.0.0", {"metric.au": 0.5})
     runs = [read_folder(folder / name) for name in ("fail", "five")]
     return render_page([*runs, search, foreign])
 
@@ -154,7 +140,23 @@ def test_results_stand_side_by_side_and_lead_to_their_sections(page: str) -> Non
     assert series[heads.index("runs")] == "5", "warm-ups do not count"
     assert sizing[1:4] == ["unet3d_h100", "feeds 8", "8"]
     assert unfinished[2] == "no answer yet"
-    assert foreign[1:6] == ["unet3d (DLIO)", "PASS", "2", "91.50", ""]
+    assert foreign[1:5] == ["unet3d_h100 (DLIO)", "PASS", "2", "94.32"]
+
+
+def test_a_run_that_was_cut_short_does_not_count(folder: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(folder / "five", cut)
+    for path, gone in ((cut, "passed"), (cut / "run.5", "end")):
+        tree = json.loads((path / "summary.json").read_text())
+        del tree[gone]
+        tree["runs"] = [row for row in tree.get("runs", ()) if row["name"] != "run.5"]
+        if path != cut:
+            del tree["runs"]
+        tree["status"] = "incomplete"
+        (path / "summary.json").write_text(json.dumps(tree))
+    stored = read_folder(cut)
+    assert "run.5" in stored.outcomes, "it is shown"
+    assert list(stored.counting) == ["run.1", "run.2", "run.3", "run.4"]
 
 
 def test_a_series_is_one_section_with_its_runs_folded(page: str) -> None:
