@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -114,6 +114,11 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def each_once(words: Iterable[object]) -> str:
+    """Return words with commas, each once; what is empty or unknown is left out."""
+    return ", ".join(dict.fromkeys(str(word) for word in words if word))
 
 
 def text_table(

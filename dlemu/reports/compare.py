@@ -4,7 +4,7 @@ A result is a run, several runs in a folder, or a sizing (sizing.json).
 """
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from dlemu.reports.stored import read_folder
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import SUMMARY, read_config, read_steps, read_summary
 from dlemu.results.summary import limit_name
-from dlemu.units import counted
+from dlemu.units import counted, each_once
 from dlemu.workload.compose import PATH_KEYS
 from dlemu.workload.model import Workload, leaves
 
@@ -168,7 +168,7 @@ def _runs(folder: Path) -> Result:
         workload=stored.workload.name,
         num_accelerators=counting[0].metrics.num_accelerators,
         verdict=stored.summary["verdict"],
-        limit=", ".join(dict.fromkeys(filter(None, limits))),
+        limit=each_once(limits),
         figures=figures,
         basis=basis,
         facts=_facts(first.summary),
@@ -193,7 +193,7 @@ def _checkpoints(stored: StoredCheckpoints) -> Result:
         workload=summary["workload"],
         num_accelerators=summary["num_accelerators"],
         verdict=summary["verdict"],
-        limit=", ".join(dict.fromkeys(filter(None, limits))),
+        limit=each_once(limits),
         figures=figures,
         basis=counted(len(told["saves"] or told["loads"]), "checkpoint"),
         facts=_facts(summary),
@@ -286,10 +286,10 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     hosts = summary.get("system") or [{"host": summary.get("hostname", "")}]
     facts = {f"num_{what}": str(summary.get(f"num_{what}", "")) for what in ("ranks", "hosts")}
     for name in dict.fromkeys(name for host in hosts for name in host if name != "drives"):
-        facts[f"system.{name}"] = _each_once(host.get(name, "") for host in hosts)
+        facts[f"system.{name}"] = each_once(host.get(name, "") for host in hosts)
     drives = [drive for host in hosts for drive in host.get("drives", ())]
     for name in dict.fromkeys(name for drive in drives for name in drive):
-        facts[f"drives.{name}"] = _each_once(drive.get(name, "") for drive in drives)
+        facts[f"drives.{name}"] = each_once(drive.get(name, "") for drive in drives)
     for name, value in (summary.get("place") or {}).items():
         if name not in _IN_SYSTEM:
             facts[f"place.{name}"] = str(value)
@@ -297,10 +297,6 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
         if name != "kernel" or "system.kernel" not in facts:
             facts[f"versions.{name}"] = str(value)
     return {name: value for name, value in facts.items() if value}
-
-
-def _each_once(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values if value != ""))
 
 
 def _unlike(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

@@ -43,7 +43,7 @@ from dlemu.results.several import REPEATABILITY, runs_verdict_line
 from dlemu.results.summary import CacheWatched, Measured, Spread, limit_name
 from dlemu.results.text import report_run, rows_of
 from dlemu.results.watched import watched_table
-from dlemu.units import rate_unit
+from dlemu.units import each_once, rate_unit
 from dlemu.workload.model import Workload
 
 _LEAST_SECONDS = 0.2
@@ -127,7 +127,7 @@ def _row_of_runs(stored: Stored) -> Mapping[str, str]:
         "AU (%)": f"{fmean(each.au_percentage for each in metrics):.2f}",
         "samples/s": f"{fmean(each.samples_per_second for each in metrics):.2f}",
         "runs": str(len(outcomes)),
-        "limit": ", ".join(dict.fromkeys(limit_name(outcome.summary) for outcome in outcomes)),
+        "limit": each_once(limit_name(outcome.summary) for outcome in outcomes),
         **_where(first, name),
     }
 
