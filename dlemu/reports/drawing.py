@@ -34,6 +34,19 @@ class Series:
     """Whether a line joins the points of a piece."""
 
 
+def dotted(
+    name: str,
+    look: Look,
+    numbers: Sequence[float],
+    values: Sequence[float | None],
+    *,
+    joined: bool = True,
+) -> Series:
+    """Return a series with a dot for each value that is known."""
+    points = [(x, y) for x, y in zip(numbers, values, strict=True) if y is not None]
+    return Series(name, look, [points], marked=True, joined=joined)
+
+
 @dataclass(frozen=True)
 class Bands:
     """Ranges of x that are shaded."""
@@ -66,6 +79,16 @@ class Axis:
     def share(self, value: float) -> float:
         """Return where a value lies, 0 to 1."""
         return (value - self.low) / ((self.high - self.low) or 1)
+
+
+def axis_of_numbers(name: str, least: int, most: int) -> Axis:
+    """Return an axis of whole numbers, with room for dots at both ends."""
+    return Axis(name=name, low=least - 0.5, high=most + 0.5, whole=True)
+
+
+def level(name: str, look: Look, x: Axis, *values: float) -> Series:
+    """Return lines at these values, over all of an axis."""
+    return Series(name, look, [[(x.low, value), (x.high, value)] for value in values])
 
 
 @dataclass(frozen=True, kw_only=True)

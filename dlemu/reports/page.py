@@ -22,7 +22,7 @@ from dlemu.reports.checkpoint_section import (
     row_of_checkpoints,
 )
 from dlemu.reports.checkpoints import StoredCheckpoints
-from dlemu.reports.drawing import Axis, Bands, Plot, Series
+from dlemu.reports.drawing import Axis, Bands, Plot, Series, axis_of_numbers, dotted, level
 from dlemu.reports.markup import (
     escaped,
     render_details,
@@ -37,6 +37,7 @@ from dlemu.reports.sizing_section import measured_as, render_answer, render_unfi
 from dlemu.reports.sizings import Answer, StoredSizing, row_of
 from dlemu.reports.stored import Result, Stored
 from dlemu.results.facts import date_of, drive_name, facts_of
+from dlemu.results.metrics import EpochMetrics, Metrics
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.several import REPEATABILITY, runs_verdict_line
@@ -192,7 +193,8 @@ def _series(stored: Stored) -> Iterable[str]:
     spreads = {"AU (%)": together["au_percentage"], "samples/s": together["samples_per_second"]}
     columns = ("all runs that count", "mean", "standard deviation", "95% interval of the mean")
     yield render_table(columns, [_spread(name, spread) for name, spread in spreads.items()])
-    yield _au_of_runs(workload, stored.counting).render()
+    runs = [outcome.metrics for outcome in stored.counting.values()]
+    yield _au_plot("run", range(1, len(runs) + 1), workload, runs).render()
     yield _rates_of_runs(stored.counting).render()
     for name, outcome in outcomes.items():
         title = f"{name}: its epochs, and what the hosts did"
@@ -210,33 +212,22 @@ def _spread(name: str, spread: Spread) -> tuple[str, ...]:
     )
 
 
-def _au_of_runs(workload: Workload, outcomes: Mapping[str, Outcome]) -> Plot:
-    values = [outcome.metrics for outcome in outcomes.values()]
-    counted = [(n, each.au_percentage) for n, each in enumerate(values, 1)]
-    whole = [(n, each.whole_epoch_au_percentage) for n, each in enumerate(values, 1)]
-    return _au_plot("utilisation of each run", "run", workload, (counted, whole), joined=False)
-
-
 def _rates_of_runs(outcomes: Mapping[str, Outcome]) -> Plot:
     """Return samples/s of each run, and how far they may lie from their mean."""
     rates = [outcome.metrics.samples_per_second for outcome in outcomes.values()]
     mean = sum(rates) / len(rates)
     bounds = [mean * (1 - REPEATABILITY), mean * (1 + REPEATABILITY)]
-    x = Axis(name="run", low=0.5, high=len(rates) + 0.5, whole=True)
-    ends = (x.low, x.high)
+    x = axis_of_numbers("run", 1, len(rates))
     low, high = min(*rates, *bounds), max(*rates, *bounds)
+    far = f"mean ± {100 * REPEATABILITY:g}%: farther off is not repeatable"
     return Plot(
         title="samples per second of each run",
         x=x,
         y=Axis(name="samples/s", low=low - 0.01 * mean, high=high + 0.01 * mean),
         series=[
-            Series("a run", "first", [list(enumerate(rates, 1))], marked=True, joined=False),
-            Series("mean", "second", [[(end, mean) for end in ends]]),
-            Series(
-                f"mean ± {100 * REPEATABILITY:g}%: farther off is not repeatable",
-                "limit",
-                [[(end, bound) for end in ends] for bound in bounds],
-            ),
+            dotted("a run", "first", range(1, len(rates) + 1), rates, joined=False),
+            level("mean", "second", x, mean),
+            level(far, "limit", x, *bounds),
         ],
     )
 
@@ -268,9 +259,8 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
     if cached is not None and "fill_ratio_per_epoch" in cached:
         yield "<p>a mounted cache, watched; bytes in MB</p>"
         yield render_table(*watched_table(cast(CacheWatched, cached), outcome.metrics))
-    counted = [(epoch.epoch + 1, epoch.au_percentage) for epoch in epochs]
-    whole = [(epoch.epoch + 1, epoch.whole_epoch_au_percentage) for epoch in epochs]
-    yield _au_plot("utilisation of each epoch", "epoch", workload, (counted, whole)).render()
+    numbers = [epoch.epoch + 1 for epoch in epochs]
+    yield _au_plot("epoch", numbers, workload, epochs).render()
     yield from render_cache(outcome.summary, outcome.metrics)
     yield from render_of_run(outcome.summary)
     for path in sorted(folder.glob("host.*.jsonl")):
@@ -278,26 +268,25 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
 
 
 def _au_plot(
-    title: str,
-    x_name: str,
-    workload: Workload,
-    points: tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]],
-    *,
-    joined: bool = True,
+    what: str, numbers: Sequence[int], workload: Workload, each: Sequence[Metrics | EpochMetrics]
 ) -> Plot:
-    """Return AU by the rule and AU with the first step over whole numbers, and the threshold."""
-    counted, whole = points
-    wanted = 100 * workload.metric.au
-    x = Axis(name=x_name, low=counted[0][0] - 0.5, high=counted[-1][0] + 0.5, whole=True)
-    least = min(wanted, *(au for _, au in (*counted, *whole)))
+    """Return AU by the rule and AU with the first step, of epochs or runs, and the threshold."""
+    counted = [one.au_percentage for one in each]
+    whole = [one.whole_epoch_au_percentage for one in each]
+    wanted, joined = 100 * workload.metric.au, what == "epoch"
+    x = axis_of_numbers(what, numbers[0], numbers[-1])
     return Plot(
-        title=title,
+        title=f"utilisation of each {what}",
         x=x,
-        y=Axis(name="accelerator utilisation (%)", low=max(0.0, least - 5), high=100.0),
+        y=Axis(
+            name="accelerator utilisation (%)",
+            low=max(0.0, min(wanted, *counted, *whole) - 5),
+            high=100.0,
+        ),
         series=[
-            Series("as the rule counts it", "first", [counted], marked=True, joined=joined),
-            Series("with the first step", "second", [whole], marked=True, joined=joined),
-            Series(f"threshold {wanted:g}%", "limit", [[(x.low, wanted), (x.high, wanted)]]),
+            dotted("as the rule counts it", "first", numbers, counted, joined=joined),
+            dotted("with the first step", "second", numbers, whole, joined=joined),
+            level(f"threshold {wanted:g}%", "limit", x, wanted),
         ],
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dlemu.reports.drawing import Axis, Bands, Plot, Series
+from dlemu.reports.drawing import Axis, Bands, Plot, Series, dotted, level
 from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
 from dlemu.reports.sizings import Answer, Run, limit_line, mean_au
 from dlemu.results.facts import Summary, facts_of, runs_of
@@ -102,7 +102,7 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
         title="bytes read in each run",
         x=x,
         y=Axis(name=unit, low=0.0, high=1.1 * max(rates) or 1.0),
-        series=[_dots(numbers, rates)],
+        series=[_dots(runs, rates)],
         bands=bands[-1:] if number else (),
     ).render()
     yield _table(runs, answer.get("threshold"), (unit, size))
@@ -110,10 +110,9 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
 
 def _au_plot(x: Axis, runs: Sequence[Run], threshold: float | None, bands: Sequence[Bands]) -> Plot:
     reached = [run["au_percentage"] for run in runs]
-    series = [_dots([run["num_accelerators"] for run in runs], reached)]
+    series = [_dots(runs, reached)]
     if threshold is not None:
-        line = [(x.low, threshold), (x.high, threshold)]
-        series.append(Series(f"threshold {threshold:g}%", "limit", [line]))
+        series.append(level(f"threshold {threshold:g}%", "limit", x, threshold))
     least = min([*reached, threshold or 100.0])
     return Plot(
         title="utilisation of each run",
@@ -124,10 +123,10 @@ def _au_plot(x: Axis, runs: Sequence[Run], threshold: float | None, bands: Seque
     )
 
 
-def _dots(numbers: Sequence[int], values: Sequence[float]) -> Series:
+def _dots(runs: Sequence[Run], values: Sequence[float]) -> Series:
     """Return one dot a run. No line: nothing was measured between two numbers."""
-    points = list(zip(numbers, values, strict=True))
-    return Series("a run", "first", [points], marked=True, joined=False)
+    numbers = [run["num_accelerators"] for run in runs]
+    return dotted("a run", "first", numbers, values, joined=False)
 
 
 def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]) -> str:

@@ -212,16 +212,9 @@ def _counters(pid: int, path: Path, shift: float) -> Iterator[str]:
         for first, last in pairwise(observations):
             if last.time > first.time:
                 for name, value in _rates(first, last):
-                    yield json.dumps(
-                        {
-                            "name": name,
-                            "ph": "C",
-                            "pid": pid,
-                            "tid": 0,
-                            "ts": round(1e6 * (first.time + shift), 3),
-                            "args": {"value": round(value, 3)},
-                        }
-                    )
+                    at = round(1e6 * (first.time + shift), 3)
+                    event = {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": at}
+                    yield json.dumps(event | {"args": {"value": round(value, 3)}})
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -221,7 +223,7 @@ def _network(host: HostReport) -> NetworkCounters | None:
     counts = [epoch.network for epoch in host.epochs if epoch.network is not None]
     if not counts or len(counts) < len(host.epochs):
         return None
-    return sum(counts[1:], counts[0])
+    return reduce(add, counts)
 
 
 def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
@@ -230,7 +232,7 @@ def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     known = [count for count in counts.values() if count is not None]
     if not known or len(known) < len(counts):
         return None
-    total = sum(known[1:], known[0])
+    total = reduce(add, known)
     return NetworkFields(
         received_bytes=total.received_bytes,
         sent_bytes=total.sent_bytes,
