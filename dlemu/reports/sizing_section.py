@@ -5,10 +5,10 @@ from pathlib import Path
 
 from dlemu.reports.drawing import Axis, Bands, Plot, Series, dotted, level
 from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
-from dlemu.reports.sizings import Answer, Run, limit_line, mean_au
+from dlemu.reports.sizings import Answer, Run, answer_lines, mean_au, why_more
 from dlemu.results.facts import Summary, facts_of, runs_of
 from dlemu.results.metrics import passes
-from dlemu.units import counted, format_bytes, format_seconds, rate_unit
+from dlemu.units import counted, rate_unit
 
 
 def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
@@ -16,7 +16,7 @@ def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
     number, runs = answer["num_accelerators"], answer["points"]
     verdict = "FAIL" if number == 0 else "NO VERDICT" if answer["at_least"] else "PASS"
     yield render_verdict(sentence(answer), verdict)
-    yield render_lines(_remarks(answer))
+    yield render_lines(answer_lines(answer))
     yield render_facts(facts_of(measured_as(folder, answer)))
     yield from _runs(runs, answer)
 
@@ -38,11 +38,11 @@ def sentence(answer: Answer) -> str:
         least = min(run["num_accelerators"] for run in answer["points"])
         reached = mean_au(answer["points"], least)
         tried = "one alone reaches" if least == 1 else f"{least} reach"
-        more = "; the storage was not the limit, so it may feed more" if answer["at_least"] else ""
+        more = f"; {why_more(answer)}" if answer["at_least"] else ""
         return f"Not one {name} is fed: {tried} {reached:.2f}%, {threshold} is asked{more}."
     fed = f"{counted(number, name)} at a utilisation of {threshold} or more"
     if answer["at_least"]:
-        return f"At least {fed}: the storage was not the limit, so it may feed more."
+        return f"At least {fed}: {why_more(answer)}."
     return f"This storage feeds {fed}."
 
 
@@ -58,27 +58,6 @@ def measured_as(folder: Path, answer: Answer) -> Summary:
 def _of_runs(runs: Sequence[Summary]) -> Summary:
     """Return the fields of the last run, from the start of the first on."""
     return {**runs[-1], "start": runs[0].get("start")} if runs else {}
-
-
-def _remarks(answer: Answer) -> Iterable[str]:
-    real, interval = answer.get("real_accelerators"), answer.get("interval")
-    if real is not None and interval is not None:
-        low, high = interval
-        yield (
-            f"The utilisation meets {answer['threshold']:g}% at {real:.2f} accelerators (N*), "
-            f"95% interval {low:.2f} to {high:.2f}."
-        )
-    if failed := answer.get("fewest_failed"):
-        reached = mean_au(answer["points"], failed)
-        yield f"{counted(failed, 'accelerator')} reached {reached:.2f}%."
-    yield limit_line(answer)
-    if answer.get("quick"):
-        share = answer.get("read_ahead_share") or 0.0
-        yield (
-            f"quick: the dataset of {format_bytes(answer['dataset_bytes'])} is smaller than the "
-            f"rule asks for; the utilisation may be too high by up to {share:.1%}"
-        )
-    yield f"{counted(len(answer['points']), 'run')} in {format_seconds(answer['seconds'])}"
 
 
 def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:

@@ -47,7 +47,7 @@ class StoredSizing:
     def text(self) -> str:
         """The answers, and the runs that they rest on."""
         parts = [f"{self.folder}: sizing of {_named(self.answers, self.unfinished)}"]
-        parts += ["\n".join(_answer_lines(answer)) for answer in self.answers]
+        parts += ["\n".join(answer_lines(answer, with_runs=True)) for answer in self.answers]
         for name, points in self.unfinished.items():
             runs = counted(len(points), "run")
             head = f"{name}: no answer yet; the search was interrupted after {runs}"
@@ -124,18 +124,19 @@ def _named(answers: Sequence[Answer], unfinished: Mapping[str, object]) -> str:
     return ", ".join([*names, *unfinished])
 
 
-def _answer_lines(answer: Answer) -> list[str]:
-    """Return the answer, what limits it, and its runs."""
+def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
+    """Return the answer, what limits it and what it rests on; `with_runs` also a table of them."""
     number, points = answer["num_accelerators"], answer["points"]
-    least = "at least " if answer["at_least"] else ""
+    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
     name = f"{answer['workload']} accelerator"
     asked = f"at AU {answer['threshold']:.2f}% or more"
     line = f"{answer['target']}: {least}{counted(number, name)} {asked}{_real(answer)}"
     if failed := answer.get("fewest_failed"):
         line += f"; {failed} reached {mean_au(points, failed):.2f}%"
     if answer["at_least"]:
-        line += ": the storage was not the limit, it may feed more"
-    lines = [line, limit_line(answer)]
+        line += f": {why_more(answer)}"
+    evidence = [p["evidence"] for p in points if p["limit"] == answer["limit"] and p["evidence"]]
+    lines = [line, ". ".join([f"limit: {answer['limit']}", *evidence[-1:]])]
     where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"
     drives = answer["drives"]
     lines.append(f"{where}, {counted(drives, 'drive')}" if drives else where)
@@ -147,7 +148,8 @@ def _answer_lines(answer: Answer) -> list[str]:
             "quick: the dataset is smaller than the rule asks for; AU may be too high by "
             f"{share:.1%}"
         )
-    lines += _points(points)
+    if with_runs:
+        lines += _points(points)
     if confirmed := answer["confirmations"]:
         runs = ", ".join(f"{point['au_percentage']:.2f}" for point in confirmed)
         lines.append(f"confirmed by {counted(len(confirmed), 'run')} in a row: AU {runs}%")
@@ -155,16 +157,16 @@ def _answer_lines(answer: Answer) -> list[str]:
     return lines
 
 
+def why_more(answer: Answer) -> str:
+    """Return why an answer is a lower bound."""
+    if answer.get("fewest_failed", 1) is None:
+        return "no number that was tried failed, so the storage may feed more"
+    return "the storage was not the limit, so it may feed more"
+
+
 def mean_au(runs: Sequence[Run], number: int) -> float:
     """Return the mean AU of the runs with so many accelerators."""
     return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == number)
-
-
-def limit_line(answer: Answer) -> str:
-    """Return the limit, with the evidence of the last run that had it."""
-    name, runs = answer["limit"], answer["points"]
-    evidence = [run["evidence"] for run in runs if run["limit"] == name and run["evidence"]]
-    return ". ".join([f"limit: {name}", *evidence[-1:]])
 
 
 def _real(answer: Answer) -> str:
@@ -195,7 +197,7 @@ def _point(point: Run) -> str:
 def row_of(folder: Path, answer: Answer) -> ResultRow:
     """Return an answer's row: of the runs that confirm it, or of the last run."""
     shown = answer["confirmations"] or answer["points"][-1:]
-    least = "at least " if answer["at_least"] else ""
+    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
     au = fmean(point["au_percentage"] for point in shown)
     return ResultRow(
         name=f"{folder} {answer['target']}",

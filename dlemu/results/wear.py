@@ -103,7 +103,9 @@ def _written(wear: WearFields) -> str:
     # The drive's own count stands first: it has what other hosts wrote to it, too.
     text = f"{format_bytes(block if host is None else host)} written to {names}"
     amplification = wear["file_system_amplification"]
-    if amplification is not None:
+    if wear["file_bytes_written"] == 0:
+        text += " (none of it this command's data)"
+    elif amplification is not None:
         others = "; the writes of other programs count" if amplification > _OWN else ""
         text += f" ({amplification:.2f} x the files' bytes{others})"
     if media is not None and wear["waf"] is not None:

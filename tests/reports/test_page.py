@@ -176,7 +176,7 @@ def test_a_sizing_is_a_page(page: str) -> None:
         '<p class="verdict pass">This storage feeds 8 unet3d_h100 accelerators at a utilisation '
         "of 90% or more.</p>"
     ) in section
-    assert "8.37 accelerators (N*), 95% interval 8.28 to 8.46" in section
+    assert "or more (N* 8.37, 95% interval 8.28 to 8.46); 9 reached 83.70%</p>" in section
     for name in ("a run", "threshold 90%", "N* meets the threshold: 95% interval", "answer: 8"):
         assert f"</svg>{name}</li>" in section
     plot = section[section.index("<figure>") : section.index("</figure>")]
@@ -194,6 +194,9 @@ ALONE = {"num_accelerators": 1, "au_percentage": 80.0}
     [
         ({"at_least": True, "num_accelerators": 1}, "At least 1 unet3d_h100 accelerator at a "
          "utilisation of 90% or more: the storage was not the limit, so it may feed more."),
+        ({"at_least": True, "fewest_failed": None}, "At least 8 unet3d_h100 accelerators at a "
+         "utilisation of 90% or more: no number that was tried failed, so the storage may feed "
+         "more."),
         ({"num_accelerators": 0, "points": [ALONE, ALONE | {"au_percentage": 80.5}]},
          "Not one unet3d_h100 accelerator is fed: one alone reaches 80.25%, 90% is asked."),
         ({"num_accelerators": 0, "points": [ALONE], "at_least": True}, "Not one unet3d_h100 "

@@ -199,14 +199,6 @@ def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("au", "whether"), [(0.9, True), (0.89996, True), (0.89994, False), (0.9001, True)]
-)
-def test_two_decimals_decide_as_published_figures_have_them(au: float, whether: bool) -> None:
-    metrics = metrics_of((0, 1 / au - 1, 1 / au - 1))
-    assert verdict_line(WORKLOAD, metrics).startswith("PASS" if whether else "FAIL")
-
-
 def test_the_demand_is_said_before_the_run() -> None:
     assert demand_line(load_workload("unet3d_h100"), 8) == (
         "demand: 3.18 GB/s an accelerator, 25.4 GB/s in all at 100% utilisation"
