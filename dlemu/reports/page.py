@@ -46,6 +46,7 @@ from dlemu.results.text import report_run, rows_of
 from dlemu.results.watched import watched_table
 from dlemu.units import each_once, rate_unit
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 _LEAST_SECONDS = 0.2
 """Over a shorter time a rate is mostly the resolution of the counters."""
@@ -264,7 +265,7 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
     yield from render_cache(outcome.summary, outcome.metrics)
     yield from render_of_run(outcome.summary)
     for path in sorted(folder.glob("host.*.jsonl")):
-        yield from _host(path)
+        yield from _host(path, in_bucket=in_bucket(workload.data_folder))
 
 
 def _au_plot(
@@ -296,15 +297,15 @@ def _config(folder: Path) -> str:
     return render_details("all keys of the workload", [f"<pre>{escaped(config)}</pre>"])
 
 
-def _host(path: Path) -> Iterable[str]:
+def _host(path: Path, *, in_bucket: bool) -> Iterable[str]:
     """Return the plots of one host's counters over time."""
     try:
-        return list(_host_plots(path.name.split(".")[1], read_observations(path)))
+        return list(_host_plots(path.name.split(".")[1], read_observations(path), in_bucket))
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
 
 
-def _host_plots(rank: str, observations: Sequence[Observation]) -> Iterable[str]:
+def _host_plots(rank: str, observations: Sequence[Observation], in_bucket: bool) -> Iterable[str]:
     """Yield what the host of a rank read and how busy its CPUs were, over the time of a run."""
     points = _for_a_plot(observations)
     if len(points) < 2:
@@ -315,7 +316,7 @@ def _host_plots(rank: str, observations: Sequence[Observation]) -> Iterable[str]
     x = Axis(name="seconds since the first epoch began", low=0.0, high=times[-1])
     bands = [Bands("epochs: only these count", "first", _epochs(observations))]
     where = "" if rank == "0" else f", host of rank {rank}"
-    source, rates = _best_counter(parts)
+    source, rates = _best_counter(parts, in_bucket)
     if source:
         unit, size = rate_unit(max(rate or 0.0 for rate in rates))
         scaled = [None if rate is None else rate / size for rate in rates]
@@ -348,13 +349,19 @@ def _epochs(observations: Sequence[Observation]) -> list[tuple[float, float]]:
     return [(times[start], times[end]) for start, end in ends.items() if end in times]
 
 
-def _best_counter(parts: Sequence[IntervalSummary]) -> tuple[str, list[float | None]]:
-    """Return what the best counter counts, and its bytes/s: drives, else mount, else read calls."""
-    for name, counts in (
+def _best_counter(
+    parts: Sequence[IntervalSummary], in_bucket: bool
+) -> tuple[str, list[float | None]]:
+    """Return what the best counter counts, and its bytes/s."""
+    counters = [
         ("from the drives", [part.device_read_bytes for part in parts]),
         ("from the network mount", [part.network_read_bytes for part in parts]),
         ("by read calls, from storage or memory", [part.process_rchar for part in parts]),
-    ):
+    ]
+    if in_bucket:  # sockets are not read by read calls
+        received = [None if p.network is None else p.network.received_bytes for p in parts]
+        counters = [("over the host's network interfaces, without lo", received)]
+    for name, counts in counters:
         if any(count is not None for count in counts):
             return name, [
                 None if count is None else count / part.seconds

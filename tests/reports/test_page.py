@@ -3,16 +3,18 @@
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.reports.drawing import Axis, Plot, Series
 from dlemu.reports.foreign import read_foreign
-from dlemu.reports.page import _stairs, render_page
+from dlemu.reports.page import _best_counter, _stairs, render_page
 from dlemu.reports.sizing_section import sentence
 from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import read_folder
@@ -270,6 +272,16 @@ def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
     plot = Plot(title="t", x=axis, y=axis, series=[Series("a", "first", pieces)]).render()
     (path,) = re.findall(r'class="line" d="(M[^"]*L[^"]*)"', plot)
     assert path.count("M") == 2, "a gap"
+
+
+def test_what_came_from_a_bucket_is_not_sought_in_read_calls() -> None:
+    network = NetworkCounters({"eth0": NicCounters(6_000_000, 0)})
+    part = IntervalSummary(2.0, {}, None, None, 0, 4000, *(None,) * 2, 4.0, *(None,) * 4)
+    parts = [replace(part, network=network)]
+    name, rates = _best_counter(parts, in_bucket=False)
+    assert name.startswith("by read calls") and rates == [2000]
+    name, rates = _best_counter(parts, in_bucket=True)
+    assert name.startswith("over the host's network interfaces") and rates == [3e6]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 9, 15, 64, 100, 512, 10_000])
