@@ -419,7 +419,7 @@ class _Run:
         try:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
-            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
+            seen = combine(self._workload, hosts, sums, paths, gets)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",
