@@ -59,15 +59,6 @@ class Result:
     keys: Mapping[str, object] = field(default_factory=dict)
     """Of the workload, without where the results went."""
 
-    @property
-    def score(self) -> float:
-        """What a loss is counted in: accelerators of a sizing, samples/s of a run, bytes/s."""
-        if self.kind == "sizing":
-            return self.num_accelerators
-        if self.kind == "checkpoint":
-            return next(iter(self.figures.values())).value
-        return self.figures["samples_per_second"].value
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -82,8 +73,8 @@ class Comparison:
 
     def loss(self, number: int) -> float:
         """Return the share, 0 to 1, by which a result is below the first one; 0: it is not."""
-        first = self.results[0].score
-        return max(0.0, 1 - self.results[number].score / first) if first > 0 else 0.0
+        was, now = _scores(self.results[0], self.results[number])
+        return max(0.0, 1 - now / was) if was > 0 else 0.0
 
     @property
     def facts(self) -> dict[str, list[str | None]]:
@@ -123,6 +114,19 @@ def compare_folders(folders: Sequence[Path]) -> list[Comparison]:
     return comparisons
 
 
+def _scores(first: Result, other: Result) -> tuple[float, float]:
+    """Return what a loss is counted in: accelerators of sizings, samples/s of runs, bytes/s."""
+    if first.kind == "sizing":
+        return first.num_accelerators, other.num_accelerators
+    for name in ("samples_per_second", "save_bytes_per_second", "load_bytes_per_second"):
+        if name in first.figures and name in other.figures:
+            return first.figures[name].value, other.figures[name].value
+    raise WorkloadError(
+        f"{first.folder} and {other.folder} have no figure in common: one has checkpoints that "
+        "were written, the other such that were read; compare results of the same command"
+    )
+
+
 def _check_alike(results: Sequence[Result]) -> None:
     first = results[0]
     for other in results[1:]:
@@ -131,6 +135,7 @@ def _check_alike(results: Sequence[Result]) -> None:
                 f"{first.folder} holds a {first.kind} of {first.workload}, {other.folder} a "
                 f"{other.kind} of {other.workload}; compare results of one kind and workload"
             )
+        _scores(first, other)
 
 
 def read_results(folder: Path) -> list[Result]:
