@@ -230,7 +230,8 @@ def _worth(cached: CacheMeasured, metrics: Metrics) -> list[str]:
         parts.append(f"warm AU {sum(warm) / len(warm):.0f}%")
         first = cached["pays_from_epoch"]
         if first is not None:
-            parts.append(f"the cache pays from epoch {first}")
+            later = "" if first <= len(au) else ", if later epochs are as the last one"
+            parts.append(f"the cache pays from epoch {first}{later}")
         elif _seconds_without(cached) is not None:
             parts.append("the cache saves no time")
     elif len(au) == 1:
