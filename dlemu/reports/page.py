@@ -94,7 +94,7 @@ def _sections(result: Result) -> Iterable[_Section]:
     """Yield the sections of what one folder holds; several answers of a sizing have one each."""
     folder = str(result.folder)
     if isinstance(result, Stored):
-        body = _run if result.together is None else _series
+        body = _run if result.together is None else _several
         row = _row_of_runs(result)
         yield _Section(title=result.workload.name, folder=folder, rows=[row], body=body(result))
     elif isinstance(result, StoredSizing):
@@ -165,7 +165,7 @@ def _where(summary: Mapping[str, Any], folder: str) -> Mapping[str, str]:
     }
 
 
-def _series(stored: Stored) -> Iterable[str]:
+def _several(stored: Stored) -> Iterable[str]:
     """Yield the section of several runs: verdict, table, plots; each run's own are folded."""
     workload, outcomes, together = stored.workload, stored.outcomes, stored.together
     assert together is not None
