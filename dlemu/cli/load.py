@@ -1,15 +1,25 @@
 """`dlemu load`: words to what is read, and its table."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.paths import list_of, one_of, path_of
 from dlemu.cli.progress import show_progress, waiting
 from dlemu.cli.scripts import OPTIONS, Script, short_hash
+from dlemu.cli.values import (
+    Read,
+    list_of,
+    number,
+    on_or_off,
+    one_of,
+    path_of,
+    read_values,
+    truth,
+    whole,
+)
 from dlemu.cli.words import Words, parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.load.measure import Answer as Loaded
 from dlemu.load.measure import Load, measure
 from dlemu.load.models import find_drive, find_model, known_drives, models
@@ -116,18 +126,10 @@ def _tell_arithmetic(load: Load, script: Script) -> None:
 
 def load_of(words: Words) -> Load:
     """Return what words mean."""
-    values: dict[str, Any] = {}
     if words.others:
         raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
-    for given, text in words.values.items():
-        key = given.removeprefix("load.")
-        if key not in _KEYS:
-            hint = did_you_mean(key, _KEYS) or f"; there is {', '.join(_KEYS)}"
-            raise WorkloadError(f"unknown key {given}{hint}")
-        try:
-            values[key] = _KEYS[key](text)
-        except ValueError as error:
-            raise WorkloadError(f"{given}={text}: {error}") from None
+    given = {key.removeprefix("load."): text for key, text in words.values.items()}
+    values = read_values(given, _KEYS)
     values.pop("progress", None)
     if "model" in values and "files" in values:
         raise WorkloadError("model and files exclude each other; give one of them")
@@ -170,20 +172,16 @@ def _files(text: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _truth(text: str) -> bool:
-    return one_of(("true", "false"))(text) == "true"
-
-
-_KEYS: dict[str, Callable[[str], Any]] = {
+_KEYS: dict[str, Read] = {
     "model": find_model,
     "target": path_of("target"),
     "files": _files,
-    "scale": float,
-    "keep": _truth,
-    "readers": list_of(int),
-    "ways": list_of(one_of(WAYS)),
+    "scale": number,
+    "keep": truth,
+    "readers": list_of(whole),
+    "ways": list_of(one_of(*WAYS)),
     "drive": find_drive,
-    "drives": int,
-    "progress": one_of(("on", "off")),
+    "drives": whole,
+    "progress": on_or_off,
 }
 """How each key's value is read."""

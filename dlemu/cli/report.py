@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import yaml
 
+from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.reports.rows import render_rows
@@ -144,10 +144,7 @@ def _metric_value(key: str, text: str) -> object:
         raise WorkloadError(
             f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
         )
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
+    return key_of_workload(key, text)
 
 
 def _write_page(path: Path, results: Sequence[Result]) -> None:

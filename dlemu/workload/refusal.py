@@ -24,9 +24,13 @@ _BOUNDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "text",
-    "too_short": "text of at least one character",
+    "string_too_short": "text of at least one character",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "finite_number": "a finite number",
-    "tuple_type": "a list",
+    "multiple_of": "a multiple of {multiple_of}",
+    "tuple_type": "a list, as [A,B]",
     "model_type": "a group of keys",
 }
 
@@ -96,11 +100,12 @@ def _dotted(location: Iterable[int | str], model: type[BaseModel]) -> str:
     parts: list[str] = []
     group: type[BaseModel] | None = model
     for part in location:
+        if isinstance(part, int):
+            parts[-1] += f"[{part}]"
+            continue
         if group is None:
-            if isinstance(part, int):
-                parts[-1] += f"[{part}]"
             break
-        parts.append(str(part))
-        field = group.model_fields.get(str(part))
+        parts.append(part)
+        field = group.model_fields.get(part)
         group = _group(field.annotation) if field is not None else None
     return ".".join(parts)

@@ -89,6 +89,21 @@ WRONG_WORDS = [
         "characters, at most 200 bytes; got 'a/b'",
     ),
     (["run", "--cfg"], "--cfg needs a value"),
+    (["run", *SMALL, "--csv", "--json"], "--csv needs a value"),
+    (["run", "--csv", *SMALL], "--csv needs a value"),
+    (["run", "--hlep"], "unknown option --hlep; did you mean --help?"),
+    (
+        ["datagen", *SMALL, ""],
+        "a word of the command line is empty: is a shell variable not set?",
+    ),
+    (
+        ["run", "workload=UNET3D_H100"],
+        f"no workload UNET3D_H100; did you mean unet3d_h100? (known: {KNOWN})",
+    ),
+    (
+        ["checkpoint", "model=llama3_8b", "model=unet3d"],
+        "model= is set 2 times: llama3_8b, unet3d; keep one",
+    ),
     (["run", *SMALL, "--cfg", "hydra"], "--cfg must be job, got 'hydra'"),
     (["run", *SMALL, "--config-dir"], "--config-dir needs a value"),
     (["run", *SMALL, "--config-dir", "/nosuch"], "--config-dir /nosuch is no folder"),
@@ -103,6 +118,19 @@ WRONG_WORDS = [
 WRONG_OVERRIDES = [
     ("reader.batchsize=3", "unknown key reader.batchsize; did you mean reader.batch_size?"),
     ("+x.y=1", "unknown key x"),
+    ("+reader.batch_size=0", "reader.batch_size must be at least 1, got 0"),
+    ("given=[x]", "unknown key given"),
+    ("made_from=x", "unknown key made_from"),
+    ("reader..batch_size=4", "override reader..batch_size=4 names no key; write key=value, with a "
+     "key such as reader.batch_size"),
+    ("name=", "name must be text of at least one character, got ''"),
+    ("steptime.batches=[]", "steptime.batches must be 'auto' or a list of at least 1, got ()"),
+    ("steptime.side=33", "steptime.side must be a multiple of 32, got 33"),
+    ("dataset.parquet.columns=[{name:a,dtype:int}]", "dataset.parquet.columns[0].dtype must be "
+     "'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64', 'float16', "
+     "'float32', 'float64' or 'list', got 'int'"),
+    (f"dataset.record_dims={[1] * 31}".replace(" ", ""), "dataset.record_dims must be a list of at "
+     f"most 30, got {[1] * 31}"),
     ("workload.reader.batchsize=1", "unknown key reader.batchsize; did you mean "
      "reader.batch_size?"),
     ("reader.batch_size=0", "reader.batch_size must be at least 1, got 0"),
@@ -143,6 +171,10 @@ WRONG_OVERRIDES = [
         "reader.read_threads=1,2",
         "override reader.read_threads=1,2 has several values; give one, or a list: "
         '"reader.read_threads=[1,2]"',
+    ),
+    (
+        "size.targets=a,b",
+        'override size.targets=a,b has several values; give one, or a list: "size.targets=[a,b]"',
     ),
     ("hydra.run.dir=x", "hydra.run.dir has no effect here; output.folder=… is where the results "
      "of a run go"),
@@ -190,7 +222,8 @@ def test_a_wrong_override_gets_one_line(
          "dataset.data_folder={tmp}/none dataset.num_files_train=56"),
         ("dataset.data_folder={tmp}/empty", "{tmp}/empty/train has no npz files (of others: none); "
          "set dataset.format, or generate the dataset: dlemu datagen"),
-        ("dataset.data_folder={tmp}/file", "{tmp}/file/dlemu.json: Not a directory"),
+        ("dataset.data_folder={tmp}/file", "dataset.data_folder {tmp}/file is a "
+         "file; name the folder of a dataset"),
         ("dataset.num_files_train=55", "{data} holds a dataset of 56 npz files img_* of 1 sample, "
          "20,000 bytes each (stdev 5,000), uint8, seed 0: dataset.num_files_train is 56, "
          "the workload's is 55; use another dataset.data_folder, or set "
