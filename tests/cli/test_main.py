@@ -100,6 +100,11 @@ WRONG_WORDS = [
         ["run", "workload=UNET3D_H100"],
         f"no workload UNET3D_H100; did you mean unet3d_h100? (known: {KNOWN})",
     ),
+    (["checkpoint", "llama3_8b"], "'llama3_8b' is no override; write model=llama3_8b"),
+    (
+        ["checkpoint", "/tmp", "model=llama3_8b"],
+        "'/tmp' is no override; write checkpoint.checkpoint_folder=/tmp",
+    ),
     (
         ["checkpoint", "model=llama3_8b", "model=unet3d"],
         "model= is set 2 times: llama3_8b, unet3d; keep one",
@@ -264,6 +269,12 @@ def test_a_run_that_cannot_be_gets_one_line(
         words.append("host_memory=1MiB")
     assert refusal(["run", *words], capsys) == line.format(**names)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+def test_a_run_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", *SMALL, "workflow.train=false"]) == 0
+    nothing = "nothing was done: workflow.train and workflow.generate_data are false\n"
+    assert capsys.readouterr().out == nothing
 
 
 def test_another_dataset_is_never_written_over(
