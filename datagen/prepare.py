@@ -69,7 +69,15 @@ class Examined:
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        _check_space(folder, self.sizes.shape[1], self.num_bytes)
+        system = _file_system(folder)
+        have = system.f_bavail * system.f_frsize
+        need = self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes
+        if need > have:
+            raise RunError(
+                f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} "
+                "more; free space, use another dataset.data_folder, or lower "
+                "dataset.num_files_train"
+            )
 
 
 def examine(folder: Path, wanted: Recipe) -> Examined:
@@ -217,14 +225,14 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
     return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
-def _system(folder: Path) -> os.statvfs_result:
+def _file_system(folder: Path) -> os.statvfs_result:
     """Return what is known of the file system of a folder, which may be missing."""
     return os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
 
 
 def _check_capacity(folder: Path, layout: Layout) -> None:
     """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
-    system = _system(folder)
+    system = _file_system(folder)
     have = system.f_blocks * system.f_frsize
     need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
@@ -232,16 +240,4 @@ def _check_capacity(folder: Path, layout: Layout) -> None:
             f"{folder} lies on a file system of {format_bytes(have)}, "
             f"{counted(layout.num_files, 'file')} need {format_bytes(need)}; use another "
             "dataset.data_folder, or lower dataset.num_files_train"
-        )
-
-
-def _check_space(folder: Path, num_files: int, num_bytes: int) -> None:
-    """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-    system = _system(folder)
-    have = system.f_bavail * system.f_frsize
-    need = num_files * FILE_TYPE.itemsize + num_bytes
-    if need > have:
-        raise RunError(
-            f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
-            "free space, use another dataset.data_folder, or lower dataset.num_files_train"
         )

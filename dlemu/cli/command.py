@@ -33,13 +33,23 @@ DRY_RUN = "--dry-run"
 
 @dataclass(frozen=True)
 class Tool:
-    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone."""
+    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone.
+
+    Its WORDS and KEYS, where it has them, are offered by the completion.
+    """
 
     module: str
 
     def help(self, *, whole: bool = False) -> str:
         """Return its usage, which has all its keys."""
         return str(import_module(self.module).HELP).rstrip()
+
+    @property
+    def words(self) -> Sequence[str]:
+        """What may follow its name: options, and keys with their =."""
+        module = import_module(self.module)
+        keys = (f"{key}=" for key in getattr(module, "KEYS", ()))
+        return [*getattr(module, "WORDS", ()), "--help", *keys]
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
@@ -65,6 +75,14 @@ class Command:
         from dlemu.cli.help import help_of
 
         return help_of(self.name, str(self._function.__doc__), self.options, whole=whole)
+
+    @property
+    def words(self) -> Sequence[str]:
+        """What may follow its name: options, and keys with their =."""
+        from dlemu.cli.help import OPTIONS_OF_ALL, keys_of
+
+        options = dict.fromkeys((*self.options, *OPTIONS_OF_ALL))
+        return [*options, *(f"{key.name}=" for key in keys_of(self.name))]
 
     @property
     def _function(self) -> Callable[[Any, World, Words], int]:

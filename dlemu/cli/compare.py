@@ -29,6 +29,7 @@ hosts, kernel, drives, mount options, versions, keys.
 
 Exit status: 0, 1 on an error, 2 where a result has lost more than compare.max_loss.
 """
+WORDS = ("--json",)
 _MAX_LOSS = "compare.max_loss"
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 
@@ -55,8 +56,8 @@ _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu compare` with its arguments; return the exit status."""
-    words = parse(arguments, ("--json",))
-    max_loss = read_values(words.values, {_MAX_LOSS: _percent}).get(_MAX_LOSS)
+    words = parse(arguments, WORDS)
+    max_loss = read_values(words.values, KEYS).get(_MAX_LOSS)
     if len(words.others) < 2:
         raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
     with keep_stdout("--json" in words.options):
@@ -77,6 +78,10 @@ def _percent(text: str) -> float:
     if found is None or float(found[1]) > 100:
         raise ValueError("must be 0% to 100%, such as 5%")
     return float(found[1])
+
+
+KEYS = {_MAX_LOSS: _percent}
+"""How each key's value is read."""
 
 
 def _losses(comparison: Comparison, max_loss: float | None) -> Iterator[str]:

@@ -33,7 +33,7 @@ Tell what this host and the folder can do and what is missing. Exit status 0 whe
 (pytorch, unless another is named) can run.
 """
 
-_KEYS = {
+KEYS = {
     "reader.data_loader": one_of("pytorch", "threads", "dali"),
     "reader.gds": one_of("off", "prefer", "require"),
 }
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the folder, the loader and reader.gds that arguments name."""
     words = parse(arguments)
-    chosen = read_values(words.values, _KEYS)
+    chosen = read_values(words.values, KEYS)
     folder = one_folder(words.others) or Path()
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
@@ -178,13 +178,11 @@ def _package(name: str, package: str, remedy: str) -> Check:
     """Look for a package without importing it: importing torch takes seconds."""
     if importlib.util.find_spec(package) is None:
         return Check(name, "missing", "not installed", remedy)
-    try:
-        return Check(name, "ok", version(package))
-    except PackageNotFoundError:
-        return Check(name, "ok", "installed, its version unknown")
+    return Check(name, "ok", _version(package) or "installed, its version unknown")
 
 
 def _version(package: str) -> str:
+    """Return the version of an installed package, "" if it is not known."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -193,11 +191,10 @@ def _version(package: str) -> str:
 
 def _dali() -> Check:
     for major in (13, 12):
-        try:
-            found = f"{version(f'nvidia-dali-cuda{major}0')} for CUDA {major}"
-        except PackageNotFoundError:
+        number = _version(f"nvidia-dali-cuda{major}0")
+        if not number:
             continue
-        served = _cuda_major()
+        found, served = f"{number} for CUDA {major}", _cuda_major()
         if served is not None and served < major:
             found += f", but the GPU's driver serves CUDA {served}; works without the GPU only"
             return Check("DALI", "note", found, f"pip install 'dlemu[dali-cuda{served}]'")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.progress import show_progress, waiting
-from dlemu.cli.scripts import OPTIONS, Script, short_hash
+from dlemu.cli.scripts import Script, short_hash
 from dlemu.cli.values import (
     Read,
     list_of,
@@ -18,7 +18,7 @@ from dlemu.cli.values import (
     truth,
     whole,
 )
-from dlemu.cli.words import Words, parse
+from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.load.measure import Answer as Loaded
 from dlemu.load.measure import Load, measure
@@ -62,6 +62,7 @@ their pages is left.
   --csv FILE               append a row for each read; --label TEXT goes into a column
 """
 
+WORDS = FOR_SCRIPTS
 COLUMNS = (
     *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),
     *("seconds", "read_MB_per_second", "share_of_drive", "drive_MB_per_second"),
@@ -72,7 +73,7 @@ COLUMNS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu load` with its arguments; return the exit status."""
-    words = parse(arguments, OPTIONS)
+    words = parse(arguments, WORDS)
     load = load_of(words)
     script = Script.of(words, COLUMNS)
     with keep_stdout(script.as_json):
@@ -129,7 +130,7 @@ def load_of(words: Words) -> Load:
     if words.others:
         raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
     given = {key.removeprefix("load."): text for key, text in words.values.items()}
-    values = read_values(given, _KEYS)
+    values = read_values(given, KEYS)
     values.pop("progress", None)
     if "model" in values and "files" in values:
         raise WorkloadError("model and files exclude each other; give one of them")
@@ -172,7 +173,7 @@ def _files(text: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-_KEYS: dict[str, Read] = {
+KEYS: dict[str, Read] = {
     "model": find_model,
     "target": path_of("target"),
     "files": _files,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.command import DRY_RUN, Command, Tool
 from dlemu.cli.spellings import command_of
+from dlemu.cli.words import FOR_SCRIPTS
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
 from dlemu.workload.compose import known_workloads
@@ -152,15 +153,15 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 
 _HIT_SHARES = "--hit-shares"
-_FOR_SCRIPTS = ("--json", "--csv", "--label")
+
 COMMANDS: dict[str, Command | Tool] = {
     "try": Tool("dlemu.cli.try_"),
-    "datasize": Command("datasize", _FOR_SCRIPTS),
+    "datasize": Command("datasize", FOR_SCRIPTS),
     "datagen": Command("datagen", (DRY_RUN,), makes_folder=True),
     "verify": Command("verify", ("--full", "--repair"), without_workload=True),
-    "run": Command("run", (DRY_RUN, *_FOR_SCRIPTS), replays=True),
-    "size": Command("size", (DRY_RUN, *_FOR_SCRIPTS), replays=True),
-    "predict": Command("predict", (*_FOR_SCRIPTS, _HIT_SHARES)),
+    "run": Command("run", (DRY_RUN, *FOR_SCRIPTS), replays=True),
+    "size": Command("size", (DRY_RUN, *FOR_SCRIPTS), replays=True),
+    "predict": Command("predict", (*FOR_SCRIPTS, _HIT_SHARES)),
     "calibrate": Command("calibrate"),
     "checkpoint": Command("checkpoint", (DRY_RUN, "--verify", "--json")),
     "steptime": Command("steptime"),

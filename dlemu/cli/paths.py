@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from dlemu.cli.progress import show_progress, waiting
-from dlemu.cli.scripts import OPTIONS, Script, drive_models, short_hash
+from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.values import (
     Read,
     list_of,
@@ -18,7 +18,7 @@ from dlemu.cli.values import (
     read_values,
     whole,
 )
-from dlemu.cli.words import Words, parse
+from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
@@ -54,6 +54,7 @@ them. The same command goes on where it was interrupted.
 """
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
+WORDS = FOR_SCRIPTS
 COLUMNS = (
     *("time", "id", "label"),
     *(field.name for field in fields(Cell) if field.name not in _NEWER),
@@ -65,7 +66,7 @@ COLUMNS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu paths` with its arguments; return the exit status."""
-    words = parse(arguments, OPTIONS)
+    words = parse(arguments, WORDS)
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
     wanted = words.values.get("progress") != "off"
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def plan_of(words: Words) -> Sweep:
     """Return the plan that words mean."""
-    folder, values = one_folder(words.others), read_values(words.values, _KEYS)
+    folder, values = one_folder(words.others), read_values(words.values, KEYS)
     values.pop("progress", None)
     targets = values.pop("target", () if folder is None else (folder,))
     if not targets:
@@ -112,7 +113,7 @@ def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     ]
 
 
-_KEYS: dict[str, Read] = {
+KEYS: dict[str, Read] = {
     "target": list_of(path_of("target")),
     "output": path_of("output"),
     "seconds": number,

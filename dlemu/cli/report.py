@@ -30,12 +30,14 @@ Several results end with one table of all.
   --trace FILE  steps, waits and barriers for Perfetto (ui.perfetto.dev): trace.json.gz
 """
 
+WORDS = ("--html", "--json", "--trace", "--series")
+KEYS = ("metric.au", "metric.edition")
 _OUTPUTS = Path("outputs")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, ("--html", "--json", "--trace", "--series"))
+    words = parse(arguments, WORDS)
     files = {name: words.options.get(name) for name in ("--html", "--trace")}
     page, trace = (None if file is None else Path(file) for file in files.values())
     as_json = "--json" in words.options

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dlemu.sizing.predict import Predicted
     from dlemu.workload.model import Workload
 
-OPTIONS = ("--json", "--csv", "--label")
 _FIRST = ("time", "id", "label", "workload")
 _LAST = ("host", "drive_model", "dlemu_version", "overrides_hash", "folder")
 # New columns come last, whatever they are: scripts rely on the order.

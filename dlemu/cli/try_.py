@@ -53,9 +53,9 @@ def parse_trial(arguments: Sequence[str]) -> Trial:
     if folder is None:
         raise WorkloadError("one folder is needed, on the storage: dlemu try FOLDER")
     given = {key.lstrip("+").removeprefix("try."): text for key, text in words.values.items()}
-    of_job = {key for key in given if "." in key and key not in (*_KEYS, *_NOT_HERE)}
+    of_job = {key for key in given if "." in key and key not in (*KEYS, *_NOT_HERE)}
     jobs = {key: key_of_workload(key, given.pop(key)) for key in sorted(of_job)}
-    values = read_values(given, _KEYS)
+    values = read_values(given, KEYS)
     names = values.pop("workloads", WORKLOADS)
     if not names:
         raise WorkloadError(f"workloads= names none; write workloads={','.join(WORKLOADS)}")
@@ -64,7 +64,7 @@ def parse_trial(arguments: Sequence[str]) -> Trial:
     return Trial(folder=folder, workloads=load_workloads(names, jobs), **values)
 
 
-_KEYS: dict[str, Read] = {
+KEYS: dict[str, Read] = {
     "seconds": number,
     "max_bytes": parse_bytes,
     "keep": truth,

@@ -42,6 +42,7 @@ With the drive's endurance, compute the write rate that uses it up in some years
 """
 
 
+WORDS = ("--json",)
 _OF_DRIVE = ("drive", "drive.endurance", "drive.capacity")
 _ANY = "cosmoflow_h100"
 """A workload: its keys of drives are read, whatever it is."""
@@ -49,7 +50,7 @@ _ANY = "cosmoflow_h100"
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu wear` with its arguments; return the exit status."""
-    words = parse(arguments, ("--json",))
+    words = parse(arguments, WORDS)
     years, duty, sheet = _keys(words.values)
     with keep_stdout("--json" in words.options):
         drives = [lifetime(device) for device in _devices(words.others)]
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _keys(values: Mapping[str, str]) -> tuple[float, float, Drive | None]:
     """Return years, duty and the drive that keys name."""
-    chosen = read_values(values, _KEYS)
+    chosen = read_values(values, KEYS)
     own = {key: value for key, value in chosen.items() if key in _OF_DRIVE}
     drive = load_workload(_ANY, own).drive if own else None
     return chosen.get("wear.years", 5.0), chosen.get("wear.duty", 1.0), drive
@@ -101,7 +102,7 @@ def _devices(others: Sequence[str]) -> list[BlockDevice]:
     return devices
 
 
-_KEYS: dict[str, Read] = {
+KEYS: dict[str, Read] = {
     **dict.fromkeys(_OF_DRIVE, str),
     "wear.years": _up_to(1000),
     "wear.duty": _up_to(1),

@@ -40,6 +40,7 @@ OPTIONS: dict[str, Option] = {
     "--help": Option("show this", short="-h"),
     "--help-all": Option("show the rarely used keys too"),
 }
+FOR_SCRIPTS = ("--json", "--csv", "--label")
 _OF_ALL = ("--quiet", "--verbose", "--help", "--help-all")
 """Options that `main` has taken before words are parsed."""
 _VALUED = tuple(name for name, option in OPTIONS.items() if option.value)

@@ -191,18 +191,7 @@ class Workload(Section):
         Raises:
             WorkloadError: a value is missing or refused.
         """
-        if not in_bucket(self.data_folder):
-            return None
-        storage = self.storage
-        key_id, secret = storage.access_key_id, storage.secret_access_key
-        return Access.of(
-            endpoints=storage.endpoint_url,
-            region=storage.region,
-            key_id="" if key_id is None else key_id.get_secret_value(),
-            secret="" if secret is None else secret.get_secret_value(),
-            get_seconds=storage.get_seconds,
-            retries=storage.retries,
-        )
+        return Access.of(self.storage) if in_bucket(self.data_folder) else None
 
     @property
     def num_files(self) -> int:
