@@ -47,7 +47,6 @@ WRONG_WORDS = [
     (["rnu"], "unknown command rnu; did you mean run? (dlemu --help lists them)"),
     (["--vers"], "unknown command --vers (dlemu --help lists them)"),
     (["run"], f"workload= is not set; it is one of {KNOWN}"),
-    (["datasize"], f"workload= is not set; it is one of {KNOWN}"),
     (["run", "workload="], f"workload= is not set; it is one of {KNOWN}"),
     (
         ["run", "workload=unet3d_h1000"],
@@ -143,20 +142,11 @@ WRONG_OVERRIDES = [
     ("reader=5", "reader must be a group of keys, got 5"),
     ("reader.read_threads=-1", "reader.read_threads must be at least 0, got -1"),
     ("train.epochs=0", "train.epochs must be at least 1, got 0"),
-    (
-        "train.total_training_steps=1",
-        "train.total_training_steps must be -1 (all) or at least 2, got 1",
-    ),
     ("metric.au=90", "metric.au must be at most 1, got 90"),
-    ("metric.edition=v4.0", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v4.0'"),
     ("division=close", "division must be 'open' or 'closed', got 'close'"),
     ("runs=0", "runs must be at least 1, got 0"),
     ("num_accelerators=0", "num_accelerators must be at least 1, got 0"),
     ("host_memory=-1", "host_memory must be greater than 0, got -1"),
-    (
-        "host_memory=lots",
-        "host_memory: 'lots' is not a size; write it like 4096, 64KiB, 512GiB or 1.5TB",
-    ),
     ("output.drop_caches=maybe", "output.drop_caches must be true or false, got 'maybe'"),
     (
         "drive=nosuch",
@@ -249,7 +239,8 @@ def test_a_wrong_override_gets_one_line(
          "batches of 7 takes 35, and the first step is left out of AU; raise "
          "dataset.num_files_train"),
         ("dataset.record_length_bytes_stdev=500000", "dataset.record_length_bytes_stdev must be at "
-         "most about 0.7 of the mean 20000, got 500000: sizes cannot be below zero"),
+         "most about 0.7 of the mean 20000, got 500000: sizes cannot be below zero; set it too, 0 "
+         "for equal sizes"),
         ("output.folder={tmp}/file", "output.folder {tmp}/file cannot be written (File exists); "
          "set output.folder"),
         ("output.folder={tmp}/file/x", "output.folder {tmp}/file/x cannot be written (Not a "
@@ -287,14 +278,6 @@ def test_another_dataset_is_never_written_over(
 def test_a_folder_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(["datagen", *SMALL, "dataset.data_folder=/proc/x"], capsys)
     assert line == "/proc/x: No such file or directory"
-
-
-def test_a_dataset_larger_than_the_disk_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["workload=unet3d_h100", "dataset.num_files_train=900000"]
-    line = refusal(["datagen", *words, f"dataset.data_folder={tmp_path}"], capsys)
-    assert line.startswith(f"{tmp_path} has ") and "free space" in line
 
 
 def test_a_run_is_never_written_over(
