@@ -167,9 +167,7 @@ class Command:
             overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        config_dir = words.options.get("--config-dir")
-        tree = compose_words(overrides, None if config_dir is None else Path(config_dir))
-        workload = check_workload(tree)
+        workload = check_workload(compose_words(overrides, words.path("--config-dir")))
         if folder is not None:
             from dlemu.datagen.find import as_it_is
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.progress import show_progress, waiting
+from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, short_hash
 from dlemu.cli.values import (
     Read,
@@ -35,7 +35,6 @@ from dlemu.load.text import (
 )
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import Answer, keep_stdout, say
-from dlemu.units import format_bytes
 
 HELP = f"""\
 dlemu load model=NAME [target=FOLDER] [key=value ...]
@@ -82,29 +81,15 @@ def main(arguments: Sequence[str]) -> int:
         if load.model is not None and load.target is None and not load.files:
             _tell_arithmetic(load, script)
             return 0
-        answer = _measure(load, on=words.values.get("progress") != "off")
+        doing = Doing()
+        wanted = words.values.get("progress") != "off"
+        with show_progress("load", lambda: str(doing), on=wanted):
+            answer = measure(load, say, doing.begin, doing.add)
         say(Answer(f"\n{render(answer)}"))
         name = "the files" if load.model is None else load.model.name
         say("\n" + "\n".join([*arithmetic(name, answer.whole_bytes, load), ONCE]))
         script.tell(document(answer), _rows(answer))
     return 0
-
-
-def _measure(load: Load, *, on: bool) -> Loaded:
-    doing, read = [("starting", time.perf_counter())], [0]
-
-    def begin(text: str) -> None:
-        doing[0], read[0] = (text, time.perf_counter()), 0
-
-    def at(num_bytes: int) -> None:
-        read[0] += num_bytes
-
-    def now() -> str:
-        text, since = doing[0]
-        return waiting(f"{text}, {format_bytes(read[0])}" if read[0] else text, since)
-
-    with show_progress("load", now, on=on):
-        return measure(load, say, begin, at)
 
 
 def _tell_arithmetic(load: Load, script: Script) -> None:

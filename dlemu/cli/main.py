@@ -119,7 +119,7 @@ def _answer(arguments: Sequence[str]) -> str | None:
 
         return f"dlemu {version('dlemu')}"
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
-        return COMMANDS[name].help(whole="--help-all" in words)
+        return _help_on([name, *words])
     if name == "predict" and _HIT_SHARES in words:
         from dlemu.tier.shares import table
 

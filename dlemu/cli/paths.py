@@ -1,11 +1,10 @@
 """`dlemu paths`: words to a plan, and its cells as a table and files."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from dlemu.cli.progress import show_progress, waiting
+from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.values import (
     Read,
@@ -70,14 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
     wanted = words.values.get("progress") != "off"
-    doing = [("starting", time.perf_counter())]
-
-    def begin(text: str) -> None:
-        doing[0] = (text, time.perf_counter())
-
+    doing = Doing()
     with keep_stdout(script.as_json):
-        with show_progress("paths", lambda: waiting(*doing[0]), on=wanted):
-            cells = run_paths(plan, say, begin)
+        with show_progress("paths", lambda: str(doing), on=wanted):
+            cells = run_paths(plan, say, doing.begin)
         say(Answer(f"\n{render_tables(cells)}"))
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")

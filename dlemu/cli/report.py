@@ -38,18 +38,20 @@ _OUTPUTS = Path("outputs")
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
     words = parse(arguments, WORDS)
-    files = {name: words.options.get(name) for name in ("--html", "--trace")}
-    page, trace = (None if file is None else Path(file) for file in files.values())
-    as_json = "--json" in words.options
+    as_json, trace, series = (
+        "--json" in words.options,
+        words.path("--trace"),
+        words.path("--series"),
+    )
     folders = list(map(Path, words.others))
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
-    if "--series" in words.options:
-        return _series(folders, Path(words.options["--series"]))
+    if series is not None:
+        return _series(folders, series)
     return report_folders(
         folders or [_newest(as_json=as_json)],
         {key: _metric_value(key, text) for key, text in words.values.items()},
-        html=page,
+        html=words.path("--html"),
         trace=trace,
         as_json=as_json,
     )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
@@ -55,6 +56,10 @@ class Words:
     options: dict[str, str] = field(default_factory=dict)
     """Values of the options that were given, "" for those that have none."""
     others: list[str] = field(default_factory=list)
+
+    def path(self, option: str) -> Path | None:
+        """Return the file or folder that an option names; None if it was not given."""
+        return Path(self.options[option]) if option in self.options else None
 
     @property
     def as_typed(self) -> list[str]:

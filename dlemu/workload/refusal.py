@@ -76,16 +76,16 @@ def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if name not in NO_KEYS:
             yield f"{above}{name}"
-            group = _group(field.annotation)
+            group = group_of(field.annotation)
             if group is not None:
                 yield from _known_keys(group, f"{above}{name}.")
 
 
-def _group(annotation: object) -> type[BaseModel] | None:
+def group_of(annotation: object) -> type[BaseModel] | None:
     """Return the group of keys that a field holds, though it may be None instead."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(filter(None, map(_group, get_args(annotation))), None)
+    return next(filter(None, map(group_of, get_args(annotation))), None)
 
 
 def _shown(value: object) -> str:
@@ -107,5 +107,5 @@ def _dotted(location: Iterable[int | str], model: type[BaseModel]) -> str:
             break
         parts.append(part)
         field = group.model_fields.get(part)
-        group = _group(field.annotation) if field is not None else None
+        group = group_of(field.annotation) if field is not None else None
     return ".".join(parts)
