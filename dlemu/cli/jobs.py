@@ -128,7 +128,7 @@ def _found(faults: Sequence[Any]) -> str:
 
 
 def run(workload: Workload, world: World, words: Words) -> int:
-    """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
+    """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
