@@ -235,6 +235,13 @@ class Rows:
         """Return where the `length` bytes of a sample of the file `path` are to be read to."""
         if self.slots is None:
             return [length]
+        memory = self.memory(path, sample, length)
+        kept = len(memory)
+        return [memory] if kept == length else [memory, length - kept]
+
+    def memory(self, path: str, sample: int, length: int) -> memoryview:
+        """Return memory for the first bytes of a sample; training does not get the rest."""
+        assert self.slots is not None
         kept = length
         if self._resize is not None:
             kept = length if length < self._resize else self._resize
@@ -246,18 +253,17 @@ class Rows:
         row = self._row_of.get(sample)
         if row is None:
             memory = self._early[sample] = memoryview(bytearray(kept))
-        else:
-            begin = perf_counter()
-            memory = self._row(row, kept)
-            self.seconds += perf_counter() - begin
-        return [memory] if kept == length else [memory, length - kept]
+            return memory
+        begin = perf_counter()
+        memory = self._row(row, kept)
+        self.seconds += perf_counter() - begin
+        return memory
 
     def copy(self, path: str, sample: int, data: Memory) -> None:
         """Copy a sample that is in memory already to its row."""
-        target = self.parts(path, sample, len(data))[0]
+        target = self.memory(path, sample, len(data))
         begin = perf_counter()
-        if isinstance(target, memoryview):
-            target[:] = data.data[: len(target)]
+        target[:] = data.data[: len(target)]
         self.seconds += perf_counter() - begin
 
     def _row(self, row: int, kept: int) -> memoryview:

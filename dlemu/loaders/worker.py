@@ -71,7 +71,7 @@ class _InPlaceReader:
             storage.bytes_read,
             storage.num_reads,
             storage.read_seconds + seconds,
-            self._decode_seconds,
+            self._decode_seconds + storage.check_seconds,
             self._rows.seconds + storage.copy_seconds,
         )
 
@@ -374,24 +374,12 @@ class _RecordReader(_InPlaceReader):
             self._note(READING, number)
             file = self._keep_open(number)
             offsets, lengths = self._extents(number, file, layout.place_of(samples))
-            parts: Sequence[Part] = lengths
+            into: list[memoryview] = []
             if self._rows.slots is not None:
-                offsets, parts = self._into_rows(file.path, samples, offsets, lengths)
-            self._storage.read_each(file, offsets, parts)
+                found = zip(samples.tolist(), lengths, strict=True)
+                into = [self._rows.memory(file.path, *each) for each in found]
+            self._storage.read_each(file, offsets, lengths, into)
             yield
-
-    def _into_rows(
-        self, path: str, samples: Samples, offsets: list[int], lengths: list[int]
-    ) -> tuple[list[int], list[Part]]:
-        """Return the parts that the samples are read to, each with its offset."""
-        starts: list[int] = []
-        parts: list[Part] = []
-        for sample, offset, length in zip(samples.tolist(), offsets, lengths, strict=True):
-            for part in self._rows.parts(path, sample, length):
-                starts.append(offset)
-                parts.append(part)
-                offset += part if isinstance(part, int) else len(part)
-        return starts, parts
 
     def _extents(self, number: int, file: File, places: Samples) -> tuple[list[int], list[int]]:
         """Return where samples lie in a file, by their places there."""

@@ -14,14 +14,23 @@ from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.loaders import check_loader, open_loader
 from dlemu.workload.model import Workload, check_workload
-from tests.loaders.contract import content_of, make_case
+from tests.loaders.contract import expected, make_case
 
 LOADERS = ["threads", "pytorch"]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("dataset", ["raw of 13", "indexed of 13"])
-@pytest.mark.parametrize("keys", [{}, {"reader.odirect": True}, {"reader.io_depth": 4}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"reader.odirect": True},
+        {"reader.io_depth": 4},
+        {"dataset.record_length_bytes_resize": 5000, "reader.transfer_size": 1 << 17},
+    ],
+    ids=str,
+)
 def test_records_in_any_order(
     tmp_path: Path, loader: str, dataset: str, keys: dict[str, object]
 ) -> None:
@@ -37,8 +46,10 @@ def test_records_in_any_order(
             for [batch] in opened.epoch(0, plan):
                 assert batch.arrays is not None
                 assert known is False or batch.num_bytes >= sum(map(len, batch.arrays))
+                if known and "reader.transfer_size" in keys:
+                    assert batch.num_reads == 3, "one read a sample, also where it is cut"
                 for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
-                    assert np.array_equal(array, content_of(case, sample)), sample
+                    assert np.array_equal(array, expected(case, sample)), sample
                     read.append(sample)
         finally:
             opened.close()
