@@ -24,6 +24,8 @@ from dlemu.tier.reader import TierReader
 from dlemu.workload.sections import BARE, INDEXED, FormatName
 
 _Returned = TypeVar("_Returned")
+_MOST_AT_ONCE = 1 << 30
+"""Bytes that one call asks for: Linux gives at most 2 GiB less a page, and h5py asks once."""
 _MOST_DEFLATED = 1032
 """Bytes that one compressed byte can stand for (zlib's technical details)."""
 
@@ -55,12 +57,18 @@ class CountedFile(io.FileIO):
             raise cannot_open(path, error) from None
 
     def readinto(self, buffer: Any) -> int:
-        begin = perf_counter()
-        got = super().readinto(buffer) or 0
+        """Fill the buffer; fewer bytes come only at the file's end."""
+        begin, into, done = perf_counter(), memoryview(buffer).cast("B"), 0
+        while True:
+            part = into[done : done + _MOST_AT_ONCE]
+            got = super().readinto(part) or 0
+            done += got
+            self.num_reads += 1
+            if got < len(part) or done == len(into):
+                break
         self.read_seconds += perf_counter() - begin
-        self.bytes_read += got
-        self.num_reads += 1
-        return got
+        self.bytes_read += done
+        return done
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:

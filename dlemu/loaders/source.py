@@ -15,6 +15,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
+from dlemu.host.limits import host_memory_bytes
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.storage.extents import Part, settle_direct
@@ -278,7 +279,7 @@ def row_bytes_of(source: Source, num_accelerators: int) -> int:
         return 0
     row_bytes = sample_bytes(source)
     wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
-    free = psutil.virtual_memory().available
+    free = min(psutil.virtual_memory().available, host_memory_bytes()[0])
     if wanted > free:
         num_slots, num_rows = _slots_and_rows(source)
         raise WorkloadError(

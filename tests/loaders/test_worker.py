@@ -161,6 +161,20 @@ def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -
     reader.close()
 
 
+@pytest.mark.parametrize("num_bytes", [0, 999, 1000, 2500, 3000])
+def test_a_read_is_filled_though_the_kernel_gives_only_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """As of a sample of more than 2 GiB."""
+    monkeypatch.setattr("dlemu.loaders.library._MOST_AT_ONCE", 1000)
+    content = np.random.default_rng(1).bytes(2600)
+    (tmp_path / "file").write_bytes(content)
+    with CountedFile(str(tmp_path / "file")) as file:
+        assert file.read(num_bytes) == content[:num_bytes]
+        assert file.bytes_read == min(num_bytes, 2600)
+        assert file.num_reads == max(1, -(-min(num_bytes, 2600) // 1000))
+
+
 def test_a_member_whose_header_another_thread_disturbed_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
