@@ -108,7 +108,7 @@ class ColumnReader:
             return self._opened
         self.close()
         self._note(READING, number)
-        path = f"{self._source.dataset.folder}/{self._layout.path(number)}"
+        path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
             sizes = self._layout.sizes(self._layout.samples_of(number))
             self._storage.know(path, int(self._parquet.file_bytes(sizes[None])[0]))

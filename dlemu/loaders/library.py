@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -77,17 +77,22 @@ class CountedFile(io.FileIO):
         return bytes(data[: self.readinto(data)])
 
 
-class Parsed(Protocol):
+class Parsed:
     """A file of samples that a library has opened."""
+
+    _file: Any
+    """What `close` closes."""
 
     def sample(self, place: int) -> Memory:
         """Return the bytes of the file's sample number `place`, from 0, or raise DatasetError."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
-class _Array:
+class _Array(Parsed):
     """A file that is one array; of several samples, the last axis."""
 
     _axis: tuple[Any, ...] = (...,)
@@ -95,7 +100,7 @@ class _Array:
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._counted, self._num_samples = file, num_samples
-        self._file: Any = io.BufferedReader(file)
+        self._file = io.BufferedReader(file)
         begin = perf_counter()
         try:
             self._array: Any = despite_other_threads(self._load)
@@ -112,9 +117,6 @@ class _Array:
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(self._counted, error) from None
-
-    def close(self) -> None:
-        self._file.close()
 
     def _load(self) -> Any:
         self._file.seek(0)
@@ -149,7 +151,7 @@ class _Hdf5(_Array):
         self._counted.close()
 
 
-class _Records:
+class _Records(Parsed):
     """A TFRecord file, read from its start: samples are asked for in order, others are skipped."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
@@ -163,9 +165,6 @@ class _Records:
             if self._next == place + 1:
                 return data
         raise DatasetError(f"{self._file.path} holds {self._next} records, {place + 1} are wanted")
-
-    def close(self) -> None:
-        self._file.close()
 
     def _parse(self, file: io.BufferedReader) -> Iterator[Memory]:
         while frame := file.read(12):
@@ -193,7 +192,7 @@ def _damaged(file: CountedFile, error: Exception) -> DatasetError:
     return DatasetError(f"{file.path} is damaged: {' '.join(str(error).split())[:120]}")
 
 
-class _Bare:
+class _Bare(Parsed):
     """Files whose bytes are the samples; there is nothing to parse."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
@@ -208,9 +207,6 @@ class _Bare:
         if not data.size:
             raise DatasetError(f"{self._file.path} is damaged: sample {place} is empty")
         return data
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Indexed(_Bare):
@@ -254,7 +250,7 @@ class LibraryReader:
     ) -> None:
         """`tier` opens the files if there is a cache."""
         self._tier, self._visit, self._taken = tier, -1, 0
-        self._layout, self._folder = source.layout, str(source.dataset.folder)
+        self._source, self._layout = source, source.layout
         self._rows, self._note = rows, note
         self._parse = PARSERS[source.layout.format]
         self._opened: tuple[CountedFile, Parsed] | None = None
@@ -283,7 +279,7 @@ class LibraryReader:
 
     def _read_sample(self, sample: int, visit: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
-        path = f"{self._folder}/{self._layout.path(number)}"
+        path = self._source.path(number)
         self._note(READING, number)
         begin = perf_counter()
         if self._opened is None or self._opened[0].path != path or self._visit != visit:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import sub
 from time import perf_counter
 from typing import NamedTuple
@@ -106,6 +107,14 @@ class Source:
     @property
     def layout(self) -> Layout:
         return self.dataset.layout
+
+    def path(self, file: int) -> str:
+        """Return the path of a file, or the name of an object."""
+        return f"{self._folder}/{self.layout.path(file)}"
+
+    @cached_property
+    def _folder(self) -> str:
+        return str(self.dataset.folder)
 
     @property
     def takes_early(self) -> int:

@@ -52,7 +52,7 @@ class _InPlaceReader:
         self._source, self._layout = source, layout
         self._rows, self._note, self._tier = rows, note, tier
         self._format = format_of(layout)
-        self._folder = str(source.dataset.folder)
+        self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
         self._storage = storage
@@ -85,11 +85,8 @@ class _InPlaceReader:
         """Close all files."""
         self._storage.close()
 
-    def _path(self, number: int) -> str:
-        return f"{self._folder}/{self._layout.path(number)}"
-
     def _keep_open(self, number: int) -> File:
-        path = self._path(number)
+        path = self._source.path(number)
         if self._objects is not None:
             self._objects.know(path, self._file_bytes(number))
         return self._storage.keep_open(path)
@@ -102,7 +99,7 @@ class _InPlaceReader:
     def _visit(self, number: int, visit: int) -> File:
         """Open a file for a visit through the cache."""
         assert self._tier is not None
-        path = self._path(number)
+        path = self._source.path(number)
         self._read_before = self._storage.bytes_read
         return File(path, *self._tier.open(visit, number, path))
 
@@ -155,7 +152,7 @@ class _WholeFileReader(_InPlaceReader):
         for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
             self._note(READING, sample)
             if visit < 0:
-                file = self._storage.open(self._path(sample))
+                file = self._storage.open(self._source.path(sample))
                 try:
                     self._read_file(file, sample, place)
                 finally:
@@ -174,7 +171,7 @@ class _WholeFileReader(_InPlaceReader):
         offsets, lengths, sizes = task.places
         wanted = sizes if self._checksum is not None else offsets + lengths
         known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
-        return (ObjectFile(self._path(file), size, most) for file, size, most in known)
+        return (ObjectFile(self._source.path(file), size, most) for file, size, most in known)
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:
@@ -212,21 +209,11 @@ class _OpenFile:
 class _RunReader(_InPlaceReader):
     """Reads runs of samples that follow one another in a file of many."""
 
-    def __init__(
-        self,
-        source: Source,
-        rows: Rows,
-        note: Note,
-        tier: TierReader | None,
-        storage: ExtentReader,
-    ) -> None:
-        super().__init__(source, rows, note, tier, storage)
-        self._streamed = source.workload.streamed or source.workload.by_tf_data
-        self._opened: _OpenFile | None = None
-        self._checked: set[bytes] = set()
+    _opened: _OpenFile | None = None
 
     def start_epoch(self) -> None:
         self._opened = None
+        self._checked = set[bytes]()
 
     def read(self, task: Task) -> Iterator[None]:
         samples = task.fetch

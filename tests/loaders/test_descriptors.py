@@ -7,6 +7,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -36,14 +37,11 @@ def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object)
     keep = int(given.get("reader.hand_over") != "none")
     case = make_case(folder, dataset, given, num_accelerators=num_accelerators)
     before = open_files()
-    loader = case.open(keep=keep)
-    try:
+    with closing(case.open(keep=keep)) as loader:
         most = max(open_files() for _ in loader.epoch(0, case.plan(0)))
         if case.workload.reader.multiprocessing_context == "fork":
             allowed = needed(case.workload, num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
-    finally:
-        loader.close()
     del loader
     servers = 0 if case.workload.reader.multiprocessing_context == "fork" else 2
     deadline = time.monotonic() + 60

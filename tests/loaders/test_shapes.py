@@ -1,6 +1,7 @@
 """Samples read one by one from bare files, and columns of files that another tool wrote."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +96,9 @@ def test_columns_of_another_tools_files(tmp_path: Path, loader: str) -> None:
     found = survey(tmp_path, workload)
     assert found.mean_bytes == 16
     plan = make_plan(workload, found, num_accelerators=1, epoch=0)
-    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
-    try:
+    with closing(
+        open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
+    ) as opened:
         got: dict[int, bytes] = {}
         for [batch] in opened.epoch(0, plan):
             assert batch.arrays is not None
@@ -104,8 +106,6 @@ def test_columns_of_another_tools_files(tmp_path: Path, loader: str) -> None:
                 sample: array.tobytes()
                 for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True)
             }
-    finally:
-        opened.close()
     assert got == dict(enumerate(rows))
 
 
@@ -116,11 +116,10 @@ def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> 
     workload = parquet_workload(tmp_path, coalesce_gap=gap)
     found = survey(tmp_path, workload)
     plan = make_plan(workload, found, num_accelerators=1, epoch=0)
-    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=0)
-    try:
+    with closing(
+        open_loader(Dataset(workload, found, False), accelerators=range(1), keep=0)
+    ) as opened:
         read = sum(batch.num_bytes for [batch] in opened.epoch(0, plan))
-    finally:
-        opened.close()
     wanted = 0
     for path in sorted((tmp_path / "train").iterdir()):
         file = pq.ParquetFile(path).metadata
@@ -161,12 +160,9 @@ def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    opened = case.open(keep=0)
-    try:
-        with pytest.raises(DatasetError, match="its footer differs from what was written"):
-            list(opened.epoch(0, case.plan(0)))
-    finally:
-        opened.close()
+    line = "its footer differs from what was written"
+    with closing(case.open(keep=0)) as opened, pytest.raises(DatasetError, match=line):
+        list(opened.epoch(0, case.plan(0)))
 
 
 def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:
