@@ -83,7 +83,7 @@ class Amount:
         """`transfer`: bytes of the largest read; `footer`: bytes of the file's footer."""
         rows = int(ranges.ends[-1])
         lengths = np.concatenate([np.array(found[1]) for found in ranges.joined(gap)])
-        reads = int((-(-lengths // transfer)).sum()) + 2  # the footer's length, the footer
+        reads = int(ceil_div(lengths, transfer).sum()) + 2  # the footer's length, the footer
         read = int(lengths.sum()) + footer + TAIL_BYTES
         return cls(useful, int(ranges.lengths.sum()) / rows, read / rows, reads / rows)
 

@@ -19,6 +19,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
+from dlemu.storage.extents import ReadCounts
 from dlemu.storage.regular import cannot_open, open_regular
 from dlemu.tier.reader import TierReader
 from dlemu.workload.sections import BARE, INDEXED, FormatName
@@ -45,12 +46,18 @@ def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
 
 
 class CountedFile(io.FileIO):
-    """A file that counts the bytes read from it, and the seconds."""
+    """A file that counts what is read from it."""
 
-    def __init__(self, path: str, opener: Callable[[str, int], int] = open_regular) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        counts: ReadCounts | None = None,
+        opener: Callable[[str, int], int] = open_regular,
+    ) -> None:
+        """`counts`: of this file and others; None: its own."""
         self.path = path
-        self.bytes_read = self.num_reads = 0
-        self.read_seconds = 0.0
+        self.counts = counts or ReadCounts()
         try:
             super().__init__(path, opener=opener)
         except OSError as error:
@@ -63,11 +70,11 @@ class CountedFile(io.FileIO):
             part = into[done : done + _MOST_AT_ONCE]
             got = super().readinto(part) or 0
             done += got
-            self.num_reads += 1
+            self.counts.num_reads += 1
             if got < len(part) or done == len(into):
                 break
-        self.read_seconds += perf_counter() - begin
-        self.bytes_read += done
+        self.counts.read_seconds += perf_counter() - begin
+        self.counts.bytes_read += done
         return done
 
     def read(self, size: int | None = -1) -> bytes:
@@ -101,13 +108,14 @@ class _Array(Parsed):
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._counted, self._num_samples = file, num_samples
         self._file = io.BufferedReader(file)
-        begin = perf_counter()
+        counts, begin = file.counts, perf_counter()
+        bytes_before, seconds_before = counts.bytes_read, counts.read_seconds
         try:
             self._array: Any = despite_other_threads(self._load)
             if not self._is_zip:
                 # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
-                file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-                file.read_seconds = perf_counter() - begin
+                counts.bytes_read = bytes_before + os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                counts.read_seconds = seconds_before + perf_counter() - begin
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
 
@@ -254,9 +262,9 @@ class LibraryReader:
         self._rows, self._note = rows, note
         self._parse = PARSERS[source.layout.format]
         self._opened: tuple[CountedFile, Parsed] | None = None
+        self._counts = ReadCounts()
+        self._read_before = 0  # bytes, when the file was opened
         self._seconds = 0.0  # in the library, reads included
-        self._closed_bytes, self._closed_seconds = 0, 0.0  # read from files that are closed
-        self._closed_reads = 0
 
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each sample."""
@@ -267,15 +275,10 @@ class LibraryReader:
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
-        num_bytes, seconds = self._closed_bytes, self._closed_seconds
-        num_reads = self._closed_reads
-        if self._opened is not None:
-            num_bytes += self._opened[0].bytes_read
-            num_reads += self._opened[0].num_reads
-            seconds += self._opened[0].read_seconds
-        opening = 0.0 if self._tier is None else self._tier.seconds
-        decoding = self._seconds - seconds - opening
-        return Cost(num_bytes, num_reads, seconds + opening, decoding, self._rows.seconds)
+        counts = self._counts
+        reading = counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
+        decoding = self._seconds - reading
+        return Cost(counts.bytes_read, counts.num_reads, reading, decoding, self._rows.seconds)
 
     def _read_sample(self, sample: int, visit: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
@@ -284,8 +287,9 @@ class LibraryReader:
         begin = perf_counter()
         if self._opened is None or self._opened[0].path != path or self._visit != visit:
             self.close()
-            self._visit, self._taken = visit, 0
-            file = CountedFile(path, partial(self._open, number, visit))
+            self._visit, self._taken, self._read_before = visit, 0, self._counts.bytes_read
+            opener = partial(self._open, number, visit)
+            file = CountedFile(path, counts=self._counts, opener=opener)
             self._opened = file, self._parse(file, self._layout.samples_per_file)
         file, parsed = self._opened
         data = parsed.sample(place)
@@ -308,11 +312,9 @@ class LibraryReader:
         if self._opened is not None:
             file, parsed = self._opened
             if self._tier is not None:
-                self._tier.close(self._visit, file.fileno(), self._taken, file.bytes_read)
+                num_bytes = self._counts.bytes_read - self._read_before
+                self._tier.close(self._visit, file.fileno(), self._taken, num_bytes)
             parsed.close()
-            self._closed_bytes += file.bytes_read
-            self._closed_seconds += file.read_seconds
-            self._closed_reads += file.num_reads
             self._opened = None
 
     start_epoch = close  # an earlier epoch may have ended within a file

@@ -97,17 +97,18 @@ class _InPlaceReader:
         return int(self._format.file_bytes(sizes[None])[0])
 
     def _visit(self, number: int, visit: int) -> File:
-        """Open a file for a visit through the cache."""
-        assert self._tier is not None
+        """Open a file, through the cache if there is one."""
         path = self._source.path(number)
+        if self._tier is None:
+            return self._storage.open(path)
         self._read_before = self._storage.bytes_read
         return File(path, *self._tier.open(visit, number, path))
 
     def _end_visit(self, file: File, visit: int, num_samples: int) -> None:
         """Close a file that `_visit` opened."""
-        assert self._tier is not None
-        num_bytes = self._storage.bytes_read - self._read_before
-        self._tier.close(visit, file.descriptor, num_samples, num_bytes)
+        if self._tier is not None:
+            num_bytes = self._storage.bytes_read - self._read_before
+            self._tier.close(visit, file.descriptor, num_samples, num_bytes)
         self._storage.close_file(file)
 
     def _locate(self, file: File, num_samples: int) -> Places:
@@ -151,18 +152,11 @@ class _WholeFileReader(_InPlaceReader):
             self._objects.begin(self._objects_of(task))
         for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
             self._note(READING, sample)
-            if visit < 0:
-                file = self._storage.open(self._source.path(sample))
-                try:
-                    self._read_file(file, sample, place)
-                finally:
-                    self._storage.close_file(file)
-            else:
-                file = self._visit(sample, visit)
-                try:
-                    self._read_file(file, sample, place)
-                finally:
-                    self._end_visit(file, visit, 1)
+            file = self._visit(sample, visit)
+            try:
+                self._read_file(file, sample, place)
+            finally:
+                self._end_visit(file, visit, 1)
             yield
 
     def _objects_of(self, task: Task) -> Iterator[ObjectFile]:

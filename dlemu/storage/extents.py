@@ -108,16 +108,23 @@ class Parts:
         return taken
 
 
-class ExtentReader:
+class ReadCounts:
+    """What reading came to."""
+
+    def __init__(self) -> None:
+        self.bytes_read = self.num_reads = 0
+        """Bytes, and the calls that read them. A look into the page cache is one as well."""
+        self.read_seconds = 0.0
+        """Time spent in read calls, or waiting for them."""
+
+
+class ExtentReader(ReadCounts):
     """Reads files for one worker. Not thread-safe. `extent_reader` makes one."""
 
     direct = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
-        self.bytes_read = self.num_reads = 0
-        """Bytes, and the calls that read them. A look into the page cache is one as well."""
-        self.read_seconds = 0.0
-        """Time spent in read calls, or waiting for them."""
+        super().__init__()
         self.copy_seconds = 0.0
         """Time spent copying out of the reader's own buffers."""
         self.check_seconds = 0.0

@@ -171,8 +171,8 @@ def test_a_read_is_filled_though_the_kernel_gives_only_a_part(
     (tmp_path / "file").write_bytes(content)
     with CountedFile(str(tmp_path / "file")) as file:
         assert file.read(num_bytes) == content[:num_bytes]
-        assert file.bytes_read == min(num_bytes, 2600)
-        assert file.num_reads == max(1, -(-min(num_bytes, 2600) // 1000))
+        assert file.counts.bytes_read == min(num_bytes, 2600)
+        assert file.counts.num_reads == max(1, -(-min(num_bytes, 2600) // 1000))
 
 
 def test_a_member_whose_header_another_thread_disturbed_is_read_again(
