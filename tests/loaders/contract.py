@@ -252,19 +252,23 @@ class Loaders:
             loader.close()
         assert read[0] != read[1], "each epoch has its own order"
 
-    @pytest.mark.parametrize("resize", [5_000, 30_000])
     @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
     @pytest.mark.parametrize("direct", [False, True])
-    def test_cuts_and_pads(self, folders: Path, dataset: str, resize: int, direct: bool) -> None:
-        case = self.case(
-            folders,
-            dataset,
-            **{
-                "reader.odirect": direct,
-                "reader.read_threads": 2,
-                "dataset.record_length_bytes_resize": resize,
-            },
-        )
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"dataset.record_length_bytes_resize": 5_000},
+            {"dataset.record_length_bytes_resize": 30_000},
+            {"reader.check_crc": True},
+            {"reader.io_depth": 3, "reader.transfer_size": 4096},
+        ],
+        ids=["cut", "padded", "checked", "several reads"],
+    )
+    def test_cuts_pads_checks_and_keeps_several_reads_in_flight(
+        self, folders: Path, dataset: str, direct: bool, keys: dict[str, object]
+    ) -> None:
+        keys = {"reader.odirect": direct, "reader.read_threads": 2} | keys
+        case = self.case(folders, dataset, **keys)
         with closing(case.open()) as loader:
             check_epoch(case, loader, 0)
             check_epoch(case, loader, 1)
@@ -278,15 +282,6 @@ class Loaders:
         with closing(case.open(known_places=False)) as loader:
             check_epoch(case, loader, 0)
 
-    @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
-    @pytest.mark.parametrize("direct", [False, True])
-    def test_checks_checksums(self, folders: Path, dataset: str, direct: bool) -> None:
-        keys = {"reader.check_crc": True, "reader.read_threads": 2, "reader.odirect": direct}
-        case = self.case(folders, dataset, **keys)
-        with closing(case.open()) as loader:
-            check_epoch(case, loader, 0)
-            check_epoch(case, loader, 1)
-
     @pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5", "tfrecord of 13"])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_serves_several_accelerators(self, folders: Path, dataset: str, workers: int) -> None:
@@ -296,17 +291,6 @@ class Loaders:
             steps = check_epoch(case, loader, 0)
         read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
         assert len(read) == len(set(read)), "each sample once"
-
-    @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
-    @pytest.mark.parametrize("direct", [False, True])
-    def test_keeps_several_reads_in_flight(self, folders: Path, dataset: str, direct: bool) -> None:
-        case = self.case(
-            folders,
-            dataset,
-            **{"reader.io_depth": 3, "reader.odirect": direct, "reader.transfer_size": 4096},
-        )
-        with closing(case.open()) as loader:
-            check_epoch(case, loader, 0)
 
     @pytest.mark.parametrize("dataset", DATASETS)
     @pytest.mark.parametrize("direct", [False, True])
