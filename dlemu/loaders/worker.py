@@ -25,11 +25,12 @@ from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
 from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
-from dlemu.loaders.storage import by_record, open_storage
 from dlemu.objects.counts import GetCounts
-from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
+from dlemu.objects.store import store_of
+from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.tier.reader import TierReader
-from dlemu.workload.sections import INDEXED
+from dlemu.workload.objects import ObjectPath
+from dlemu.workload.sections import BARE, INDEXED
 
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
@@ -394,6 +395,30 @@ def _check_size(file: File, num_bytes: int) -> None:
         )
 
 
+def _open_storage(source: Source, *, number: int, max_open: int) -> ExtentReader:
+    """Return what worker `number` of the job reads with: files, or objects of a bucket."""
+    workload, reader, folder = source.workload, source.workload.reader, source.dataset.folder
+    columns = source.layout.format == "parquet"
+    one = source.layout.samples_per_file == 1 and not columns
+    access = source.dataset.access
+    if access is not None:
+        assert isinstance(folder, ObjectPath)
+        return ObjectReader(
+            # By worker, not by rank: one rank emulates many accelerators.
+            store_of(access, number, folder.bucket),
+            range_bytes=reader.range_bytes,
+            in_flight=reader.gets_in_flight,
+            whole=one or (not columns and (workload.streamed or workload.by_tf_data)),
+            max_open=max_open,
+        )
+    return extent_reader(
+        direct=source.direct,
+        piece_bytes=reader.piece_bytes if one else reader.transfer_size,
+        io_depth=reader.io_depth,
+        max_open=1 if one or columns else max_open,
+    )
+
+
 class SampleReader:
     """Makes the batches of one stream. Not thread-safe."""
 
@@ -421,12 +446,12 @@ class SampleReader:
         if decodes:
             self._reader = LibraryReader(source, self._rows, note, tier)
         else:
-            storage = open_storage(source, number=number, max_open=max_open)
+            storage = _open_storage(source, number=number, max_open=max_open)
             if source.layout.format == "parquet":
                 self._reader = ColumnReader(source, self._rows, note, storage)
             elif source.layout.samples_per_file == 1:
                 self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
-            elif by_record(source):
+            elif source.layout.format in BARE and workload.reader.access == "random":
                 self._reader = _RecordReader(source, self._rows, note, storage, max_open=max_open)
             else:
                 self._reader = _RunReader(source, self._rows, note, tier, storage)
