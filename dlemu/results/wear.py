@@ -86,6 +86,8 @@ def wear_line(wear: WearFields) -> str:
     """
     if not wear["drives"] or wear["block_bytes_written"] is None:
         return f"wear: not known; {wear['missing']['block_bytes_written']}"
+    if wear["file_bytes_written"] == 0:
+        return f"wear: {_written(wear)}, all of it by other programs; dlemu wrote no files there"
     parts = [_written(wear), *_life(wear)]
     parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
     return f"wear: {'; '.join(parts)}"
