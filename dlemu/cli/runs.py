@@ -9,7 +9,7 @@ from dlemu.world.world import World
 
 
 def run(workload: Any, world: World, words: Words) -> int:
-    """replay the workload; PASS or FAIL, samples/s, AU, and what bound it"""
+    """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
     from dlemu.cli.datasets import datagen
     from dlemu.cli.scripts import RUN, Script, run_document, run_row, runs_row
     from dlemu.errors import WorkloadError
