@@ -11,6 +11,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.reports.drawing import Axis, Plot, Series
+from dlemu.reports.markup import render_table
 from dlemu.reports.page import _stairs, render_page
 from dlemu.reports.sizing_section import sentence
 from dlemu.reports.stored import read_folder
@@ -158,6 +159,11 @@ def test_results_stand_side_by_side_and_lead_to_their_sections(page: str) -> Non
     assert sizing[1:4] == ["unet3d_h100", "feeds 8", "8"]
     assert unfinished[2] == "no answer yet"
     assert foreign[1:6] == ["unet3d (DLIO)", "PASS", "2", "91.50", ""]
+
+
+def test_a_long_path_in_a_table_may_break_at_each_folder() -> None:
+    table = render_table(["result"], [["outputs/a/1"]], links=["first"])
+    assert '<a href="#first">outputs/<wbr>a/<wbr>1</a>' in table
 
 
 def test_a_series_is_one_section_with_its_runs_folded(page: str) -> None:
