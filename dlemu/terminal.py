@@ -120,7 +120,18 @@ def is_verbose() -> bool:
 
 def _print(text: str, to_stderr: bool) -> None:
     with turn():
-        print(shown(text), file=sys.stderr if to_stderr else None, flush=True)
+        _write(shown(text), sys.stderr if to_stderr else sys.stdout)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Write a line, and flush. A full disk behind the stream is named by the stream's name."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        name = str(getattr(stream, "name", "")).strip("<>")
+        raise OSError(error.errno, error.strerror, name or "stdout") from None
 
 
 @contextmanager
@@ -173,7 +184,7 @@ def keep_stdout(kept: bool = True) -> Iterator[None]:
 
 def answer(text: str) -> None:
     """Print to the stdout that is kept, for programs: the text is taken as it is."""
-    print(text, file=_kept[-1], flush=True)
+    _write(text, _kept[-1])
 
 
 def silent(text: str) -> None:
@@ -186,7 +197,7 @@ def complain(text: str) -> None:
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
     _append(f"dlemu: {line}")
-    with suppress(BrokenPipeError):  # nobody is left to be told
+    with suppress(OSError):  # nobody is left to be told
         _print(f"dlemu: {line}", to_stderr=True)
 
 

@@ -30,6 +30,7 @@ html_css_files = ["dlemu.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
+smartquotes_action = "q"  # quotes only: --dry-run keeps its hyphens
 
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"

@@ -43,7 +43,7 @@ def main(folder: Path, more: list[str]) -> int:
         if world.rank == 0:
             print(answer)
             mark = "at least " if answer.at_least else ""
-            print(f"{mark}{answer.num_accelerators}, bound by {answer.limit}")
+            print(f"{mark}{answer.num_accelerators}; limit: {answer.limit}")
     return 0 if answer.num_accelerators else 2
 
 

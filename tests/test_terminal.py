@@ -214,6 +214,27 @@ def test_streams_may_be_closed(closing: str, tmp_path: Path) -> None:
     assert ("files" in done.stdout) == (closing == "2>&-")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("datasize workload=unet3d_h100 num_accelerators=1 >/dev/full", "dlemu: stdout: No space"),
+        ("datasize workload=unet3d_h100 --json >/dev/full", "dlemu: stdout: No space"),
+        ("nothing 2>/dev/full", ""),
+    ],
+)
+def test_a_full_disk_behind_a_stream_is_one_line(words: str, line: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(COMMAND)} {words}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    told = [said for said in done.stderr.splitlines() if said.startswith("dlemu:")]
+    assert (done.returncode, len(told)) == (1, 1 if line else 0), done.stderr
+    assert line in done.stderr and "Traceback" not in done.stderr
+
+
 # --- what is typed --------------------------------------------------------------------------------
 
 

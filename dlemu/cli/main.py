@@ -1,5 +1,6 @@
 """The commands of dlemu: read the words, call what does the work, print. An error is one line."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
     with Interrupts() as interrupts:
         open_streams()
+        # Without a home folder it tells at length where it keeps its fonts.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         world: World | None = None
         try:
             arguments = _without_modes(arguments)
@@ -93,10 +96,22 @@ def _line(error: Exception, world: World | None) -> str:
             return str(error)
         return f"rank {world.rank} on host {world.host}: {error}"
     if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{error.filename}: "
-        return f"{where}{error.strerror or error}"
+        if error.filename is not None:
+            return f"{error.filename}: {error.strerror or error}"
+        gone = isinstance(error, FileNotFoundError) and not _has_working_directory()
+        return (
+            "the working directory is gone; cd to another" if gone else error.strerror or f"{error}"
+        )
     why = str(error) or "this host has not enough memory for that"
     return f"{type(error).__name__}: {why}"
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _without_modes(arguments: Sequence[str]) -> list[str]:

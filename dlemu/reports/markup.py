@@ -116,7 +116,8 @@ def render_table(
     for number, row in enumerate(rows):
         cells = [escaped(cell) for cell in row]
         if targets:
-            cells[0] = f'<a href="#{escaped(targets[number])}">{cells[0]}</a>'
+            shown = cells[0].replace("/", "/<wbr>")  # a path may break at each folder
+            cells[0] = f'<a href="#{escaped(targets[number])}">{shown}</a>'
         tags = (f"<td{kind}>{cell}</td>" for cell, kind in zip(cells, kinds, strict=True))
         lines.append(f"<tr>{''.join(tags)}</tr>")
     body = "\n".join(lines)

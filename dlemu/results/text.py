@@ -39,10 +39,15 @@ _MOST_NAMED = 4
 
 
 def rows_of(workload: Workload, metrics: Metrics) -> list[_Row]:
-    """Return the rows of a run: reads/s only where the access is by ranges or by records."""
+    """Return the rows of a run, without those that say nothing of it.
+
+    reads/s is there where the access is by ranges or by records, and what was really read where the
+    loader tells it: one of the user's own does not.
+    """
     scattered = workload.dataset.format == "parquet" or workload.reader.access == "random"
-    told = scattered and metrics.num_reads
-    return [row for row in ROWS if told or row[0] != "reads/s"]
+    silent = set() if scattered and metrics.num_reads else {"reads/s"}
+    silent |= set() if metrics.read_bytes else {"read, really (MB/s)"}
+    return [row for row in ROWS if row[0] not in silent]
 
 
 @dataclass(frozen=True)

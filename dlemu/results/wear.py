@@ -86,6 +86,8 @@ def wear_line(wear: WearFields) -> str:
     """
     if not wear["drives"] or wear["block_bytes_written"] is None:
         return f"wear: not known; {wear['missing']['block_bytes_written']}"
+    if wear["file_bytes_written"] == 0:
+        return f"wear: {_written(wear)}, all of it by other programs; dlemu wrote no files there"
     parts = [_written(wear), *_life(wear)]
     parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
     return f"wear: {'; '.join(parts)}"
@@ -103,9 +105,7 @@ def _written(wear: WearFields) -> str:
     # The drive's own count stands first: it has what other hosts wrote to it, too.
     text = f"{format_bytes(block if host is None else host)} written to {names}"
     amplification = wear["file_system_amplification"]
-    if wear["file_bytes_written"] == 0:
-        text += " (none of it this command's data)"
-    elif amplification is not None:
+    if amplification is not None:
         others = "; the writes of other programs count" if amplification > _OWN else ""
         text += f" ({amplification:.2f} x the files' bytes{others})"
     if media is not None and wear["waf"] is not None:

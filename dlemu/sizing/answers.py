@@ -12,6 +12,7 @@ from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.targets import Target
 from dlemu.units import counted, format_rate, format_seconds, html_table
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 
@@ -81,7 +82,7 @@ class Sized(Sizing):
             lines.append("no N*: the runs do not agree on where AU meets the threshold")
         if self.read_ahead_share is not None:
             lines.append(
-                "quick: the dataset is smaller than the rule asks for, and was read with O_DIRECT; "
+                f"quick: the dataset is smaller than the rule asks for, {_who_caches(self)}; "
                 f"up to {self.read_ahead_share:.1%} of it is read inside the step that is left "
                 "out, and so much may AU be too high"
             )
@@ -185,10 +186,23 @@ def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
         lines.insert(1, "  ".join("-" * width for width in widths))
     notes = []
     if any(each.workload.size.quick for each in sized):
-        notes.append("quick: a dataset smaller than the rule asks for, read with O_DIRECT")
+        how = "" if any(_is_objects(each) for each in sized) else ", read with O_DIRECT"
+        notes.append(f"quick: a dataset smaller than the rule asks for{how}")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def _is_objects(sized: Sized) -> bool:
+    """Return whether the data lay in a bucket."""
+    return in_bucket(sized.workload.data_folder)
+
+
+def _who_caches(sized: Sized) -> str:
+    """Return which memory a small dataset was, or may have been, read from."""
+    if _is_objects(sized):
+        return "and the server may have it in memory"
+    return "and was read with O_DIRECT"
 
 
 def _number(sized: Sized) -> str:

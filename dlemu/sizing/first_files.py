@@ -19,6 +19,7 @@ from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.locks import locked
+from dlemu.terminal import complain
 from dlemu.units import format_bytes
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
@@ -82,24 +83,37 @@ def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
                 own.rmdir()
             raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
         if not keep:
+            # The last act ends after the removal: an interrupted removal is then done again.
+            stack.enter_context(last_act(lambda error: _remove_at_last(own)))
             stack.callback(remove, own)
-            stack.enter_context(last_act(lambda error: remove(own)))
         _check_direct(own / _MARK)
         yield own
 
 
 def remove(own: Path) -> None:
-    """Remove what a try has written, and the folder if nothing else is in it."""
+    """Remove what a try has written, and the folder if nothing else is in it.
+
+    The mark goes last, so that the next try knows what is left if this one is killed meanwhile.
+    """
     for below, folders, files in os.walk(own, topdown=False):
         for name in files:
-            if _OURS.fullmatch(name) or Path(below).name == ".dlemu":
+            ours = _OURS.fullmatch(name) or Path(below).name == ".dlemu"
+            if ours and name != _MARK:
                 with suppress(OSError):
                     os.unlink(os.path.join(below, name))
         for name in folders:
             with suppress(OSError):  # it holds something foreign
                 os.rmdir(os.path.join(below, name))
     with suppress(OSError):
+        (own / _MARK).unlink()
         own.rmdir()
+
+
+def _remove_at_last(own: Path) -> None:
+    """Remove it while the process ends, and say so if the files of a stuck thread stay."""
+    remove(own)
+    if own.exists():
+        complain(f"{own} could not be removed; remove it, or let the next dlemu try do it")
 
 
 def _mark(own: Path) -> None:
@@ -158,10 +172,11 @@ def plan_files(
     room = min(max_bytes, _FREE_SHARE * free)
     least = sum(_LEAST_FILES * _file_bytes(workload) for workload in workloads)
     if least > room:
+        remedy = "raise max_bytes" if room == max_bytes else "free space"
         raise RunError(
             f"{own.parent} has {format_bytes(free)} free, and dlemu try may write "
-            f"{format_bytes(room)} of it; {format_bytes(least)} are needed: free space, raise "
-            "max_bytes, or name fewer workloads"
+            f"{format_bytes(room)} of it; {format_bytes(least)} are needed: {remedy}, or name "
+            "fewer workloads"
         )
     planned: list[Files] = []
     for left, workload in zip(range(len(workloads), 0, -1), workloads, strict=True):

@@ -43,6 +43,7 @@ from dlemu.sizing.unfinished import HeldSearch, hold_search
 from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import Alone, World
 
 _ANSWER = "sizing.json"
@@ -282,9 +283,10 @@ class _Search:
         workload, layout = self._workload, self._enough.layout
         dataset = workload.dataset
         stored = layout.mean_bytes * dataset.stored_bytes / dataset.mean_bytes
+        drives = "" if in_bucket(workload.data_folder) else f", {self._target.num_drives} x drive"
         self._say(
-            f"\n{workload.name} on {self._target.name} ({workload.data_folder}, "
-            f"{self._target.num_drives} x drive): {counted(layout.num_files, 'file')}, "
+            f"\n{workload.name} on {self._target.name} ({workload.data_folder}{drives}): "
+            f"{counted(layout.num_files, 'file')}, "
             f"{format_bytes(layout.num_samples * stored)}; "
             "an accelerator takes "
             f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"

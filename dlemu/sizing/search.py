@@ -20,6 +20,7 @@ from statistics import fmean
 
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
+from dlemu.units import counted
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
 # percentile 0.84. The prior weighs as much as two runs' worth of evidence.
@@ -225,7 +226,7 @@ class _History:
         if last < self.fewest_failed <= last + self._resolution(last):
             if passed < self.confirm:
                 return last, f"confirm: {passed} of {self.goal.confirm} passed"
-            return None, f"{passed} consecutive runs passed"
+            return None, f"{counted(passed, 'consecutive run')} passed"
         feeds = self._feeds(self._near(self.counted))
         if feeds is None and self.fewest_failed - self.most_passed > 1:
             return self._grown(), f"{self.most_passed} are not held back: more"

@@ -36,9 +36,13 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
         },
     }
     known = bool(counted["num_bytes"].sum()) and not workload.dataset.record_dims
+    of_sample = counted["num_bytes"] / samples
     if known:
-        of_sample = counted["num_bytes"] / samples
         keys["dataset.record_length_bytes"] = float(f"{of_sample.mean():.10g}")
+    # A stream counts what it read ahead with the batch at hand: that tells the mean of a sample,
+    # not how samples deviate.
+    deviates = known and not (workload.by_tf_data or workload.streamed)
+    if deviates:
         # A batch's mean deviates by 1 / sqrt(batch) of what a sample deviates.
         keys["dataset.record_length_bytes_stdev"] = float(f"{of_sample.std() * sqrt(batch):.6g}")
     whole = sum(counted[part].sum() for part in ("wait", "overhead", "compute", "barrier"))
@@ -50,4 +54,8 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
     ]
     if not known:
         comment.append(f"dataset: that of {workload.name}; the loader does not tell its bytes")
+    elif not deviates:
+        comment.append(
+            f"deviation of the samples' bytes: that of {workload.name}; files are streams"
+        )
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)

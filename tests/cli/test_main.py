@@ -353,6 +353,26 @@ def test_no_threads_are_started_to_multiply_matrices() -> None:
     assert out.splitlines()[-1] == "1"
 
 
+def test_plots_without_a_home_say_nothing() -> None:
+    program = "from dlemu.cli.main import run; run(['--version']); import matplotlib.figure"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MPLCONFIGDIR": "/proc/nowhere"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'cd "{gone}" && rmdir "{gone}" && {sys.executable} -m dlemu wear .'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    line = "dlemu: the working directory is gone; cd to another\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 def test_help_may_be_cut_short(tmp_path: Path) -> None:
     """As `dlemu --help | head -1` does."""
     command = f"{sys.executable} -m dlemu --help | true"

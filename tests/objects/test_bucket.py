@@ -319,8 +319,11 @@ def test_a_search_reads_objects(
     words = ["size.quick=true", "size.confirm=0", "size.start=1", "size.max_accelerators=1"]
     words += ["reader.batch_size=1", "reader.read_threads=1", "reader.prefetch_size=1"]
     status = run(["size", *QUICK, data, *words, f"output.folder={tmp_path / 'out'}"])
-    assert status == 0, capsys.readouterr().err
+    said = capsys.readouterr()
+    assert status == 0, said.err
     assert moto.seen.methods.keys() == {"GET"}
+    assert "and the server may have it in memory; up to" in said.out
+    assert "O_DIRECT" not in said.out and "x drive" not in said.out
 
 
 @pytest.mark.mpi

@@ -14,6 +14,7 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.reports.drawing import Axis, Plot, Series
 from dlemu.reports.foreign import read_foreign
+from dlemu.reports.markup import render_table
 from dlemu.reports.page import _best_counter, _stairs, render_page
 from dlemu.reports.sizing_section import sentence
 from dlemu.reports.sizings import StoredSizing
@@ -159,6 +160,11 @@ def test_a_run_that_was_cut_short_does_not_count(folder: Path, tmp_path: Path) -
     stored = read_folder(cut)
     assert "run.5" in stored.outcomes, "it is shown"
     assert list(stored.counting) == ["run.1", "run.2", "run.3", "run.4"]
+
+
+def test_a_long_path_in_a_table_may_break_at_each_folder() -> None:
+    table = render_table(["result"], [["outputs/a/1"]], links=["first"])
+    assert '<a href="#first">outputs/<wbr>a/<wbr>1</a>' in table
 
 
 def test_a_series_is_one_section_with_its_runs_folded(page: str) -> None:

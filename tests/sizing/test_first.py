@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
 from dlemu.sizing.first_files import scratch_folder
 from dlemu.workload.model import Workload, load_workload
+from dlemu.world import ending
 from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.drives import drive_folder
@@ -171,6 +173,45 @@ def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> No
     assert left(drive) == set()
 
 
+def test_a_removal_that_is_interrupted_is_done_again_by_the_last_act(drive: Path) -> None:
+    acts = []
+
+    def interrupted(own: Path) -> None:
+        acts.extend(ending._last_acts)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("dlemu.sizing.first_files.remove", interrupted)
+        with scratch_folder(drive, keep=False) as own:
+            (own / "img_0_of_1.npz").touch()
+    assert left(drive) == {"dlemu-try"}
+    acts[-1](KeyboardInterrupt())
+    assert left(drive) == set()
+
+
+def test_what_a_killed_removal_leaves_is_taken_by_the_next(drive: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.rmdir", Mock(side_effect=KeyboardInterrupt))
+        with scratch_folder(drive, keep=False) as own:
+            (own / "cosmoflow_h100").mkdir()
+    assert left(drive) == {"dlemu-try"}
+
+    try_storage(trial(drive, tmp_path), lambda text: None)
+    assert left(drive) == set()
+
+
+def test_what_cannot_be_removed_is_told_of(
+    drive: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scratch_folder(drive, keep=False) as own:
+        monkeypatch.setattr("os.unlink", Mock(side_effect=OSError))
+        ending._last_acts[-1](KeyboardInterrupt())
+        monkeypatch.undo()
+    assert capsys.readouterr().err == (
+        f"dlemu: {own} could not be removed; remove it, or let the next dlemu try do it\n"
+    )
+
+
 def test_a_second_try_at_the_same_time_is_refused(drive: Path, tmp_path: Path) -> None:
     with (
         scratch_folder(drive, keep=False),
@@ -196,7 +237,7 @@ def test_no_room_is_said_in_one_line(drive: Path, tmp_path: Path) -> None:
         try_storage(trial(drive, tmp_path, max_bytes=4096), lambda text: None)
 
     text = str(refused.value)
-    assert "dlemu try may write 4.0 KiB of it; 8.0 KiB are needed: free space, raise" in text
+    assert "dlemu try may write 4.0 KiB of it; 8.0 KiB are needed: raise max_bytes, or" in text
     assert "\n" not in text
     assert left(drive) == set()
 

@@ -775,7 +775,7 @@ def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("at least 2, bound by ")
+    assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
 
 
 def test_a_library_call_returns_the_answer(

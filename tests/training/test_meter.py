@@ -171,6 +171,7 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     assert found.dataset == load_workload("unet3d_h100").dataset
     assert "waiting for batches: 25.0 %" in file.read_text()
     assert "the loader does not tell its bytes" in file.read_text()
+    assert "read, nominal" in meter.report() and "read, really" not in meter.report()
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
@@ -185,5 +186,11 @@ def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
     assert found.train.computation_time.mean == 2.5, "the loop's own work is part of a step"
     # Means of 4 samples deviate by sqrt(2/3); the samples by twice that.
     assert found.dataset.record_length_bytes_stdev == pytest.approx(2 * (2 / 3) ** 0.5, rel=1e-4)
+    streams = WORKLOAD.with_keys({"reader.data_loader": "tensorflow"})
+    file.write_text(own_workload_yaml(streams, steps, name="own", timed_by="a clock"))
+    found = load_workload(file)
+    assert found.dataset.record_length_bytes == 10
+    usual = load_workload("unet3d_h100").dataset.record_length_bytes_stdev
+    assert found.dataset.record_length_bytes_stdev == usual, "read ahead: no deviation of samples"
     with pytest.raises(WorkloadError, match="at least two steps"):
         own_workload_yaml(WORKLOAD, steps[:1], name="own", timed_by="a clock")
