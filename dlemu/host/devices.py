@@ -67,7 +67,7 @@ class BlockDevice:
 
     name: str
     stats: tuple[Path, ...]
-    """Its stat file; with NVMe multipath, the stat file of each path."""
+    """Its stat file; with NVMe multipath, those of its paths behind it."""
 
     def counters(self) -> DeviceCounters | None:
         """Return the drive's counters; None if the kernel does not provide them."""
@@ -78,13 +78,15 @@ class BlockDevice:
             ]
         except (OSError, ValueError):
             return None
-        columns = list(zip(*rows, strict=False))
+        own, *paths = rows
+        # Before Linux 6.2 only the paths of NVMe multipath count, and not the drive.
+        columns = list(zip(*([own] if any(own) or not paths else paths), strict=False))
         if len(columns) < 11:
             return None
         return DeviceCounters(
             reads=sum(columns[0]),
             read_bytes=sum(columns[2]) * _SECTOR,
-            busy_ms=max(columns[9]),
+            busy_ms=sum(columns[9]),
             queue_ms=sum(columns[10]),
             in_flight=sum(columns[8]),
             written_bytes=sum(columns[6]) * _SECTOR,
@@ -236,12 +238,9 @@ def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> It
 
 
 def _block_device(disk: Path, sys: Path) -> BlockDevice:
-    # With NVMe multipath, every kernel counts reads at the hidden paths (nvme0c1n1); only since 6.2
-    # also at the drive.
     name = re.fullmatch(r"nvme(\d+)n(\d+)", disk.name)
-    hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()
-    paths = sorted(path / "stat" for path in hidden) or [disk / "stat"]
-    return BlockDevice(disk.name, tuple(paths))
+    hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()  # of multipath
+    return BlockDevice(disk.name, (disk / "stat", *sorted(path / "stat" for path in hidden)))
 
 
 def _layers(options: str) -> list[Path]:

@@ -118,7 +118,12 @@ class ProcessTree:
         children: dict[int, list[int]] = {}
         for pid, stat in stats.items():
             children.setdefault(stat.parent, []).append(pid)
-        found = [pid for pid in {*roots, *self._starts} if pid in stats]
+        # A known pid with another start is another process, whose children are not ours.
+        found = [
+            pid
+            for pid in {*roots, *self._starts}
+            if pid in stats and self._starts.get(pid, stats[pid].start) == stats[pid].start
+        ]
         for pid in found:
             self._starts.setdefault(pid, stats[pid].start)
             found += [child for child in children.get(pid, ()) if child not in self._starts]

@@ -8,10 +8,12 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
+from dlemu.sizing.cached import supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
 from dlemu.storage.probe import probe_writing
+from dlemu.tier.host import has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import Access, in_bucket
@@ -35,7 +37,7 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     if workload.size.start is not None:
         return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
-    if drive is not None:
+    if drive is not None and not has_tier(workload):
         job = PredictionInput.of(workload, drive)
         job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
         expected = predict(job, calibration).real_accelerators
@@ -44,14 +46,36 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         own, access = 0.0, world.on_first(lambda: workload.access)
         if world.local_rank == 0:
             own = probed_rate(workload, enough.layout, access)
+            own = min(own, workload.origin.read_bandwidth or math.inf)
         rate = math.fsum(world.all_gather(own))
+        what = f"get {format_rate(rate)}"
+        if workload.cache.folder is not None:
+            what += " from the origin"
+            rate = _with_cache(workload, rate)
+            what += f", and {format_rate(rate)} with the cache,"
         expected = rate / workload.demand / workload.metric.au
-        whose = " from the origin" if workload.cache.folder is not None else ""
         say(
-            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}{whose}, as "
-            f"much as {expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
+            f"{target.name}: {PROBE_READERS} readers at once {what}, as much as "
+            f"{expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
         )
     return max(1, min(math.floor(expected) + 1, most)), expected
+
+
+def _with_cache(workload: Workload, origin: float) -> float:
+    """Return bytes per second that an origin of this rate and the cache before it should give.
+
+    The cache's rate is that of the key drive; without one the cache is taken to be no limit.
+    """
+    drive = workload.drive
+    if origin == 0:
+        return 0.0
+    reads = writes = math.inf
+    if drive is not None:
+        reads = workload.drives * (drive.read_bandwidth or math.inf)
+        writes = workload.drives * (drive.write_bandwidth or math.inf)
+    given = supply_of(workload, origin=origin, reads=reads, writes=writes)
+    rate = given.warm if workload.cache.warm is True else given.cold
+    return rate if math.isfinite(rate) else origin
 
 
 def probed_rate(workload: Workload, layout: Layout, access: Access | None = None) -> float:

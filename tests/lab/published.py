@@ -333,7 +333,7 @@ def _published_cache(row: dict[str, str]) -> PublishedCache:
         cache_rate=1e6 * float(row["cache_read_MBps" if warm else "cache_write_MBps"]),
         origin_rate=1e6 * float(row["origin_read_MBps"]),
         rate=supply,
-        limit=found.warm_limit if warm else found.cold_limit,
+        limit=found.supply.warm_limit if warm else found.supply.cold_limit,
         published_limit=row["limit"],
     )
 

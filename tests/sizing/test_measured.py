@@ -36,6 +36,8 @@ from dlemu.sizing.plots import plot_sizing, plot_table
 from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.start import describe_plan
 from dlemu.sizing.targets import Target, find_targets
+from dlemu.sizing.unfinished import hold_search
+from dlemu.terminal import silent
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
@@ -401,6 +403,22 @@ def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     assert "dataset.num_files_train=303000" in command and command.startswith("  dlemu datagen ")
     assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
     assert not list(few.data_folder.glob(".dlemu-probe*"))
+
+
+def test_a_search_that_goes_on_and_fails_says_why(
+    job: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unnamed = job.with_keys({"output.folder": None})
+    with hold_search(unnamed, Alone(), silent) as begun:
+        begun.begin()
+
+    with (
+        pytest.raises(WorkloadError, match="too many files"),
+        hold_search(unnamed, Alone(), silent) as again,
+    ):
+        assert again.folder == begun.folder
+        raise WorkloadError("too many files")
 
 
 @pytest.mark.usefixtures("no_pictures")
