@@ -39,6 +39,7 @@ from dlemu.results.metrics import Metrics, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
+    append_steps,
     map_steps,
     overwrite_summary,
     write_config,
@@ -280,7 +281,8 @@ class _Run:
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._writing():
-                        write_steps(self._folder, world.rank, *parts)
+                        write = append_steps if epoch else write_steps
+                        write(self._folder, world.rank, steps)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
