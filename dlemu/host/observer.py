@@ -29,10 +29,10 @@ class HostObserver:
     observations, and writes them to `path` as JSON lines.
 
     Args:
-        folder: the counters of the drives and the mount under it are read.
+        folders: the counters of the drives under them are read; of the first one, the data folder,
+            those of its mount as well.
         pids: returns the processes to follow; their descendants are followed as well.
         path: where to write the observations; None writes nothing.
-        also: other folders that training reads, as a cache; their drives are read as well.
         period: seconds between two observations.
 
     Raises:
@@ -41,16 +41,15 @@ class HostObserver:
 
     def __init__(
         self,
-        folder: Path,
+        folders: Sequence[Path],
         pids: Callable[[], Iterable[int]],
         path: Path | None = None,
         *,
-        also: Sequence[Path] = (),
         period: float = 1.0,
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
-        under = [devices_under(each, proc=proc, sys=sys) for each in (folder, *also)]
+        under = [devices_under(each, proc=proc, sys=sys) for each in folders]
         self.devices = list({device.name: device for each in under for device in each}.values())
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
@@ -58,7 +57,7 @@ class HostObserver:
         network = read_network(proc=proc)
         self.links = find_links(network.nics, sys=sys) if network else {}
         """The host's network interfaces, and their bits per second; None where unknown."""
-        self._mount = mount_under(folder, proc=proc)
+        self._mount = mount_under(folders[0], proc=proc)
         self._pids, self._path, self._period, self._proc = pids, path, period, proc
         self._tree = ProcessTree(proc)
         self._cgroups: list[Path] = []

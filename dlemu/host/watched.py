@@ -40,8 +40,8 @@ class PlaceCounts:
     """CPU time of the FUSE mount's process and of those that it started."""
 
     def since(self, earlier: "PlaceCounts") -> "PlaceCounts":
-        """Return the growth since an earlier moment."""
-        return _each(lambda now, before: now - before, (self, earlier))
+        """Return the growth since an earlier moment; None where a counter has begun anew."""
+        return _each(lambda now, before: now - before if now >= before else None, (self, earlier))
 
 
 def add_up(hosts: Sequence[PlaceCounts]) -> PlaceCounts:
