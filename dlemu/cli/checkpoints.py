@@ -14,7 +14,7 @@ def checkpoint(workload: Any, world: World, words: Words) -> int:
     from dlemu.checkpoint.progress import Progress
     from dlemu.checkpoint.text import exit_status, render, verdict_line
     from dlemu.cli.scripts import json_text, run_document
-    from dlemu.run.beginning import versions
+    from dlemu.run.summary import versions
     from dlemu.run.watchdog import Watchdog
     from dlemu.terminal import answer
 

@@ -29,7 +29,8 @@ from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.formula import step_overhead
 from dlemu.sizing.start import cold_rate
 from dlemu.storage.locks import locked
 from dlemu.terminal import Answer, say, silent

@@ -8,7 +8,8 @@ from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
-from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
 from dlemu.units import counted, format_rate, html_table
 from dlemu.workload.model import Drive, Workload

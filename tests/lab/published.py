@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, PublishedHost, predict
+from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.formula import Prediction, PredictionInput, PublishedHost, predict
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, Workload, load_workload
 

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
+from dlemu.sizing.calibration_file import ERROR, Calibration, CalibrationFile
 from dlemu.sizing.formula import (
     DLIO_CORE_SECONDS,
-    ERROR,
     UNMEASURED_OVERHEAD,
-    Calibration,
-    CalibrationFile,
     PredictionInput,
     PublishedHost,
     predict,

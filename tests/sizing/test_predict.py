@@ -7,7 +7,7 @@ import pytest
 
 import dlemu
 from dlemu.cli.main import run
-from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.workload.model import load_workload
 from dlemu.workload.published import what_it_stands_for
 from tests.lab.published_training import fit_efficiency, read_minutes, read_spreads
