@@ -63,7 +63,8 @@ class Watchdog:
         self._until_left = ExitStack()
 
     def __enter__(self) -> Self:
-        for act in (self._tell_others, self._record, self._kill):  # called in reverse order
+        # Called in reverse order. `record` may be set later.
+        for act in (self._tell_others, lambda error: self.record(error), self._kill):
             self._until_left.enter_context(last_act(act))
         self._thread.start()
         return self
@@ -171,9 +172,6 @@ class Watchdog:
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 kill(pid, SIGKILL)
-
-    def _record(self, error: BaseException) -> None:
-        self.record(error)
 
     def _tell_others(self, error: BaseException) -> None:
         if self._world.num_ranks > 1:

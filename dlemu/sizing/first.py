@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlemu.dataset.layout import Repeated
+from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
@@ -178,7 +178,7 @@ class _Try:
         """Return the answer for the workload."""
         if self._files.written:
             write_files(self._files)
-        rate = probed_rate(self._workload, self._files.layout)
+        rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
         self._tell(

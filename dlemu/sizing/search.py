@@ -202,14 +202,8 @@ class _History:
         allowed = [number for number in self.runs if number <= goal.max_accelerators]
         self.fewest_failed = min(filter(self._failed, allowed), default=goal.max_accelerators + 1)
         """The fewest accelerators that fail; max_accelerators + 1 if none fails."""
-        self.most_passed = max(
-            (
-                n
-                for n, au in self.runs.items()
-                if n < self.fewest_failed and passes(au[-1], self.threshold)
-            ),
-            default=0,
-        )
+        passed = [number for number, au in self.runs.items() if passes(au[-1], self.threshold)]
+        self.most_passed = max((n for n in passed if n < self.fewest_failed), default=0)
         """The most accelerators below `fewest_failed` whose last run passed."""
 
     def next_run(self) -> tuple[int | None, str]:

@@ -4,7 +4,7 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
-from dlemu.dataset.layout import Dataset, Layout
+from dlemu.dataset.layout import Dataset
 from dlemu.dataset.rule import SizeCheck, datagen_command
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
@@ -16,7 +16,7 @@ from dlemu.storage.probe import probe_writing
 from dlemu.tier.host import has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import Access, in_bucket
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
@@ -45,7 +45,7 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     else:
         own, access = 0.0, world.on_first(lambda: workload.access)
         if world.local_rank == 0:
-            own = probed_rate(workload, enough.layout, access)
+            own = probed_rate(Dataset(workload, enough.layout, access=access))
             own = min(own, workload.origin.read_bandwidth or math.inf)
         rate = math.fsum(world.all_gather(own))
         what = f"get {format_rate(rate)}"
@@ -78,15 +78,9 @@ def _with_cache(workload: Workload, origin: float) -> float:
     return rate if math.isfinite(rate) else origin
 
 
-def probed_rate(workload: Workload, layout: Layout, access: Access | None = None) -> float:
-    """Return bytes per second that PROBE_READERS threads get from the dataset's files."""
-    dataset = Dataset(workload, layout, access=access)
-    return cold_rate(dataset, PROBE_READERS, _PROBE_SECONDS)
-
-
-def cold_rate(dataset: Dataset, num_readers: int, seconds: float) -> float:
-    """Return bytes per second that threads get from the dataset's files; 0: nothing was read."""
-    return probe_dataset(dataset, num_readers=num_readers, seconds=seconds) or 0.0
+def probed_rate(dataset: Dataset) -> float:
+    """Return bytes per second that PROBE_READERS threads get from a dataset, 0 if nothing."""
+    return probe_dataset(dataset, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
 
 
 def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
