@@ -347,8 +347,10 @@ class _Run:
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
-            yield checkpoints
-            self._live.checkpoint = lambda: ""
+            try:
+                yield checkpoints
+            finally:
+                self._live.checkpoint = lambda: ""
 
     def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
         reports = self._world.gather(checkpoints.finish())

@@ -6,6 +6,7 @@ Most tests ask for so little AU that every number passes: what they check is not
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -379,6 +380,21 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     assert size_storage(larger, Alone()) == 0
     again = sizing_of(job)
     assert (again["num_accelerators"], again["bound"]) == (9, "")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_search_that_goes_on_with_fewer_files_stays_below_the_most(job: Workload) -> None:
+    """198 of 200 samples are enough for 6, whom the first search tries; 119 are for 3."""
+    keys = {"size.max_accelerators": 6, "size.start": 6, "size.confirm": 1}
+    assert size_storage(job.with_keys(keys), Alone()) == 0
+    assert sizing_of(job)["num_accelerators"] == 6
+    shutil.rmtree(job.data_folder)
+    fewer = job.with_keys({"dataset.num_files_train": 119, "size.confirm": 1})
+    generate(fewer, world=Alone())
+
+    assert size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone()) == 0
+
+    assert sizing_of(job)["num_accelerators"] == 4
 
 
 @pytest.mark.usefixtures("no_pictures")
