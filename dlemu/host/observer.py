@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
 from dlemu.host.intervals import Observation
 from dlemu.host.limits import cgroup_folders, cpu_throttling, page_cache_bytes, usable_cpus
-from dlemu.host.network import NetworkCounters, find_links, read_network
+from dlemu.host.network import find_links, read_network
 from dlemu.host.processes import ProcessTree, read_host_cpu
 
 T = TypeVar("T")
@@ -136,6 +136,7 @@ class HostObserver:
 
     def _take(self, label: str | None, pss_bytes: int | None) -> Observation:
         counters = {device.name: device.counters() for device in self.devices}
+        network = read_network(proc=self._proc)
         observation = Observation(
             time=time.perf_counter(),
             label=label,
@@ -147,15 +148,11 @@ class HostObserver:
             throttling=cpu_throttling(self._cgroups),
             pss_bytes=pss_bytes,
             page_cache_bytes=page_cache_bytes(proc=self._proc),
-            network=self._network(),
+            network=None if network is None else network.only(self.links),
         )
         self.observations.append(observation)
         self._write(asdict(observation))
         return observation
-
-    def _network(self) -> NetworkCounters | None:
-        network = read_network(proc=self._proc)
-        return None if network is None else network.only(self.links)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:

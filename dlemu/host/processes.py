@@ -199,10 +199,8 @@ class ProcessTree:
         return {}
 
     def _stat(self, pid: int) -> _Stat | None:
-        # The process's name, in brackets, may itself contain spaces and brackets.
-        _, _, rest = _read(f"{self._proc}/{pid}/stat").rpartition(b")")
-        words = rest.split()
-        if len(words) < 20:
+        words = _stat_words(f"{self._proc}/{pid}/stat")
+        if not words:
             return None
         # utime, stime, cutime, cstime; the last two are of the children waited for.
         ticks = sum(int(word) for word in words[11:15])
@@ -215,10 +213,17 @@ class ProcessTree:
 
 def process_age(*, proc: Path = PROC) -> float | None:
     """Return the seconds since this process was started; None if the kernel does not tell."""
-    words = _read(f"{proc}/self/stat").rpartition(b")")[2].split()
-    if len(words) < 20:
+    words = _stat_words(f"{proc}/self/stat")
+    if not words:
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS_PER_SECOND
+
+
+def _stat_words(path: str) -> list[bytes]:
+    """Return the words of a stat file behind the process's name; none if the process has ended."""
+    # The name, in brackets, may itself contain spaces and brackets.
+    words = _read(path).rpartition(b")")[2].split()
+    return words if len(words) >= 20 else []
 
 
 def _sums(rows: Iterable[_Counts]) -> _Counts:

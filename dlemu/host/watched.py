@@ -144,7 +144,8 @@ def find_daemon(mount: Mount | None, *, proc: Path = PROC) -> int | None:
             return pid
         if told and not any("fuse_connection:" in text for text in told):
             others.append(pid)
-    named = [pid for pid in others if mount.point in _arguments(proc / str(pid))]
+    words = {pid: read_text(proc / str(pid) / "cmdline").split("\0") for pid in others}
+    named = [pid for pid in others if mount.point in words[pid]]
     return next(iter(named or (others if len(others) == 1 else ())), None)
 
 
@@ -155,10 +156,6 @@ def _fuse_files(process: Path) -> Iterator[str]:
             with suppress(OSError):
                 if os.readlink(link) == "/dev/fuse":
                     yield read_text(process / "fdinfo" / link.name)
-
-
-def _arguments(process: Path) -> list[str]:
-    return read_text(process / "cmdline").split("\0")
 
 
 def _total(

@@ -227,13 +227,14 @@ class _Try:
         if self.points and begin + takes > self._until:
             raise _TimeIsUp
         files = self._num_files(steps, number)
+        name = f"{workload.name}.{len(self.points) + 1:02}"
         keys = {
             "dataset.num_files_train": files,
             "num_accelerators": number,
             "train.total_training_steps": steps,
             "train.seed": workload.train.seed + len(self.points),
             "workflow.checkpoint": False,
-            "output.folder": str(self._results / "runs" / self._run_name(number)),
+            "output.folder": str(self._results / "runs" / f"{name}.n{number}"),
         }
         outcome = run_job(
             workload.with_keys(keys),
@@ -256,9 +257,6 @@ class _Try:
         files = ceil_div(steps * self._workload.reader.batch_size * accelerators, per_file)
         streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
         return files + streams
-
-    def _run_name(self, number: int) -> str:
-        return f"{self._workload.name}.{len(self.points) + 1:02}.n{number}"
 
     def _left(self) -> str:
         return f"{format_seconds(max(1.0, self._end - time.perf_counter()))} left"
