@@ -3,6 +3,7 @@
 import math
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.rule import SizeCheck, datagen_command
@@ -12,8 +13,9 @@ from dlemu.sizing.cached import supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
-from dlemu.storage.probe import probe_writing
-from dlemu.tier.host import has_tier
+from dlemu.storage.probe import probe_rate, probe_writing
+from dlemu.tier.folder import CacheFolder, entry_path
+from dlemu.tier.host import file_sizes, has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
@@ -43,16 +45,18 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         expected = predict(job, calibration).real_accelerators
         say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
     else:
-        own, access = 0.0, world.on_first(lambda: workload.access)
+        access = world.on_first(lambda: workload.access)
+        own = cached = 0.0
         if world.local_rank == 0:
-            own = probed_rate(Dataset(workload, enough.layout, access=access))
-            own = min(own, workload.origin.read_bandwidth or math.inf)
-        rate = math.fsum(world.all_gather(own))
+            dataset = Dataset(workload, enough.layout, access=access)
+            own = min(probed_rate(dataset), workload.origin.read_bandwidth or math.inf)
+            cached = _cache_rate(dataset)
+        rates = world.all_gather((own, cached))
+        rate, cached = (math.fsum(each) for each in zip(*rates, strict=True))
         what = f"get {format_rate(rate)}"
         if workload.cache.folder is not None:
-            what += " from the origin"
-            rate = _with_cache(workload, rate)
-            what += f", and {format_rate(rate)} with the cache,"
+            rate = _with_cache(workload, rate, cached)
+            what += f" from the origin, and {format_rate(rate)} with the cache"
         expected = rate / workload.demand / workload.metric.au
         say(
             f"{target.name}: {PROBE_READERS} readers at once {what}, as much as "
@@ -61,21 +65,32 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     return max(1, min(math.floor(expected) + 1, most)), expected
 
 
-def _with_cache(workload: Workload, origin: float) -> float:
-    """Return bytes per second that an origin of this rate and the cache before it should give.
-
-    The cache's rate is that of the key drive; without one the cache is taken to be no limit.
-    """
-    drive = workload.drive
-    if origin == 0:
+def _cache_rate(dataset: Dataset) -> float:
+    """Return bytes per second that a probe gets of what this host's cache holds; 0: nothing."""
+    workload = dataset.workload
+    if workload.cache.folder is None or workload.cache.warm is not True:
         return 0.0
-    reads = writes = math.inf
+    folder = CacheFolder(workload, dataset.layout, file_sizes(dataset), claim=False)
+    paths = [Path(entry_path(str(folder.path), *entry)) for entry in folder.look()]
+    if not paths:
+        return 0.0
+    return probe_rate(paths, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
+
+
+def _with_cache(workload: Workload, origin: float, cached: float) -> float:
+    """Return bytes per second that an origin and the cache before it should give.
+
+    `cached` is the rate of the caches by a probe; the key drive, which says the same, comes first.
+    """
+    drive, reads, writes = workload.drive, cached, math.inf
     if drive is not None:
-        reads = workload.drives * (drive.read_bandwidth or math.inf)
+        reads = workload.drives * drive.read_bandwidth if drive.read_bandwidth else cached
         writes = workload.drives * (drive.write_bandwidth or math.inf)
-    given = supply_of(workload, origin=origin, reads=reads, writes=writes)
-    rate = given.warm if workload.cache.warm is True else given.cold
-    return rate if math.isfinite(rate) else origin
+    warm = workload.cache.warm is True
+    if not origin or (warm and not reads):  # nothing tells more than the origin does
+        return origin
+    given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes)
+    return given.warm if warm else given.cold
 
 
 def probed_rate(dataset: Dataset) -> float:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.dataset.layout import layout_of
+from dlemu.datagen import generate
+from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.sizing import start
@@ -16,6 +17,8 @@ from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.measured import size
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
+from dlemu.tier.folder import CacheFolder, entry_path
+from dlemu.tier.host import file_sizes
 from dlemu.tier.shares import hit_share, profile, supply
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import CachePolicy
@@ -89,21 +92,24 @@ def test_a_server_is_no_drive_that_holds_a_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "rate"),
+    ("keys", "cached", "rate"),
     [
-        ({"cache.warm": True}, 5e9),  # a fifth comes from the origin
-        ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 2.5e9),
-        ({"cache.warm": False}, 1e9),
-        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 1e8),
-        ({"cache.warm": True, "cache.capacity": 1}, 1e9),  # nothing tells the cache's rate
-        ({"cache.warm": True, "origin.read_bandwidth": 10**8}, 5e8),
-        ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 1e8),
+        ({"cache.warm": True}, 9e9, 5e9),  # a fifth comes from the origin
+        ({"cache.warm": True}, 2e9, 2.5e9),
+        ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
+        ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
+        ({"cache.warm": True, "cache.capacity": 1}, 9e9, 9e9),
+        ({"cache.warm": True, "origin.read_bandwidth": 10**8}, 9e9, 5e8),
+        ({"cache.warm": False}, 0.0, 1e9),
+        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 0.0, 1e8),
+        ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 0.0, 1e8),
     ],
 )
 def test_a_search_starts_at_what_origin_and_cache_give(
-    keys: dict[str, object], rate: float, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, object], cached: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "probed_rate", lambda *_: 1e9)
+    monkeypatch.setattr(start, "_cache_rate", lambda *_: cached)
     given: dict[str, object] = {
         "dataset.data_folder": "/mnt/slow",
         "dataset.num_files_train": 100_000,
@@ -120,6 +126,32 @@ def test_a_search_starts_at_what_origin_and_cache_give(
 
     assert expected == pytest.approx(rate / workload.demand / workload.metric.au)
     assert first == math.floor(expected) + 1
+
+
+def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_PROBE_SECONDS", 0.1)
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    keys: dict[str, object] = {
+        "dataset.data_folder": str(data),
+        "dataset.num_files_train": 4,
+        "dataset.record_length_bytes": 1 << 16,
+        "dataset.record_length_bytes_stdev": 0,
+        "cache.folder": str(cache),
+        "cache.warm": True,
+    }
+    workload = load_workload("unet3d_h100", keys)
+    generate(workload, world=Alone())
+    dataset = Dataset(workload, layout_of(workload))
+    sizes = file_sizes(dataset)
+    folder = CacheFolder(workload, dataset.layout, sizes)
+    assert start._cache_rate(dataset) == 0.0
+    Path(entry_path(str(cache), 2, 0)).write_bytes(bytes(sizes[2]))
+    folder.close()
+
+    assert start._cache_rate(dataset) > 0.0
+    assert (
+        start._cache_rate(Dataset(workload.with_keys({"cache.warm": False}), dataset.layout)) == 0
+    )
 
 
 def test_a_rate_of_parts_that_all_hit_is_bounded_by_the_others() -> None:
