@@ -294,7 +294,7 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
         width *= stdev / got_stdev
     raise WorkloadError(
         f"dataset.record_length_bytes_stdev must be at most about 0.7 of the mean {mean:g}, "
-        f"got {stdev:g}: sizes cannot be below zero"
+        f"got {stdev:g}: sizes cannot be below zero; set it too, 0 for equal sizes"
     )
 
 
@@ -313,7 +313,8 @@ class Dataset:
     access: Access | None = None
     """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
     cache_state: str = ""
-    """File that the readers of this host share if they read through a cache (`tier.state`)."""
+    """File that the readers of this host share if they read through a cache: see
+    `tier.shared_memory`."""
 
     @property
     def folder(self) -> Path:

@@ -33,7 +33,7 @@ from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
-from dlemu.results.header import dataset_fields, header, place_fields
+from dlemu.results.header import DatasetFields, header, place_fields
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
@@ -194,8 +194,11 @@ class _Run:
                 num_hosts=world.num_hosts,
                 access=self._dataset.access,
             )
-            self._summary["dataset"] = dataset_fields(
-                folder, found.format, found.num_files, found.num_samples * found.mean_bytes
+            self._summary["dataset"] = DatasetFields(
+                folder=str(folder),
+                format=found.format,
+                num_files=found.num_files,
+                num_bytes=found.num_samples * found.mean_bytes,
             )
         with watchdog.phase("while looking at the host"):
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
@@ -417,7 +420,7 @@ class _Run:
         try:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
-            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
+            seen = combine(self._workload, hosts, sums, paths, gets)
             summary = complete_summary(self._summary, seen, metrics)
             if self._cached is not None:
                 add_cache(summary, self._cached, metrics)

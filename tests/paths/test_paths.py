@@ -23,6 +23,7 @@ from dlemu.gpu.availability import lists_gpu
 from dlemu.host.place import Connection
 from dlemu.paths import report, sweep, uring
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.paths.random_files import write_random_file
 from dlemu.paths.report import (
     has_several_places,
     path_name,
@@ -32,7 +33,7 @@ from dlemu.paths.report import (
     render_tables,
     render_targets_csv,
 )
-from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths, write_random_file
+from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
 
@@ -378,6 +379,22 @@ def test_where_no_gpu_is_no_path_to_one_is_spoken_of(tmp_path: Path) -> None:
     assert not any("left out" in text or "cufile" in text for text in events)
 
 
+def test_a_file_has_all_blocks_that_are_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_LARGEST_FILE", MIB)
+    deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(32,))
+
+    cells = run_paths(deep, lambda _: None)
+
+    assert [cell.file_bytes for cell in cells] == [2 * MIB] * 2
+
+
+def test_a_drive_that_fills_up_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^/dev/full cannot be written: No space left on device;"):
+        write_random_file("/dev/full", 0, MIB)
+
+
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"free, too little for 2 files of .*; free some, or lower"):
         run_paths(plan(tmp_path, file_size=1 << 60), lambda _: None)
@@ -397,8 +414,10 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> 
             "file_size must be at least the largest of io_sizes x the largest of queue_depths, "
             "2097152 bytes",
         ),
-        ({"workers": (0,)}, "workers must be at least 1, got 0"),
-        ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
+        ({"workers": (0,)}, "workers must be from 1 to 1024, got 0"),
+        ({"workers": (8, 99_999_999)}, "workers must be from 1 to 1024, got 99999999"),
+        ({"seconds": float("inf")}, "seconds must be above 0, at most 86400, got inf"),
+        ({"seconds": 0.0}, "seconds must be above 0, at most 86400, got 0.0"),
         ({"patterns": ()}, "patterns must not be empty"),
         ({"file_size": 4096}, "file_size must be at least the largest of io_sizes, 131072 bytes"),
         ({"targets": (Path("/nowhere"),)}, "target /nowhere is not a folder"),
@@ -439,7 +458,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
     ("argument", "message"),
     [
         ("worker=3", "unknown key worker; did you mean workers?"),
-        ("workers=many", "workers=many: invalid literal"),
+        ("workers=many", "workers=many: must be a whole number"),
         ("io_sizes=4KX", "io_sizes=4KX: '4KX' is not a size"),
         ("paths=gds", "paths=gds: gds is none of host_buffered, host_direct"),
         ("seconds=5", "no folder to measure; write dlemu paths FOLDER"),
