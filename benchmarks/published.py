@@ -16,7 +16,8 @@ that pass: where AU is above the threshold, N x AU / threshold says how many mor
 from collections.abc import Sequence
 
 from dlemu.results.wear import sustained
-from dlemu.sizing.formula import ERROR, Prediction, predict
+from dlemu.sizing.calibration_file import ERROR
+from dlemu.sizing.formula import Prediction, predict
 from dlemu.units import format_rate
 from dlemu.workload.model import load_workload
 from tests.lab.published import (

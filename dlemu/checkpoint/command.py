@@ -164,7 +164,7 @@ class _Command:
                 with self._watch.phase(_COUNTERS):
                     wear.start()
                 path = host_file(results, world.rank) if results.is_dir() else None
-                job.observer = stack.enter_context(HostObserver(folder.path, lambda: here, path))
+                job.observer = stack.enter_context(HostObserver([folder.path], lambda: here, path))
             saves = job.write() if key.num_checkpoints_write else []
             reads = key.num_checkpoints_read and key.writer == "dlemu"
             pages = job.make_cold() if reads else None

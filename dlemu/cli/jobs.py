@@ -244,7 +244,7 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.progress import Progress
     from dlemu.checkpoint.text import exit_status, render, verdict_line
-    from dlemu.run.beginning import versions
+    from dlemu.run.summary import versions
     from dlemu.run.watchdog import Watchdog
 
     if "--verify" in words.options:

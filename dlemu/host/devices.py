@@ -6,7 +6,7 @@ of another host's files can be read.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,9 @@ _WORD = r"([^ \n]*)"
 _MOUNT = re.compile(
     rf"^{_WORD} {_WORD} {_WORD} {_WORD} {_WORD} {_WORD} (?:.*? )?- {_WORD} {_WORD} {_WORD}", re.M
 )
-_SECTOR = 512  # bytes; stat files count these, whatever the drive's own sector size is
+SECTOR = 512  # bytes; /sys counts these, whatever the drive's own sector size is
+IN_MEMORY = ("tmpfs", "ramfs")
+"""File systems that never read a drive."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class BlockDevice:
 
     name: str
     stats: tuple[Path, ...]
-    """Its stat file; with NVMe multipath, the stat file of each path."""
+    """Its stat file; with NVMe multipath, those of its paths behind it."""
 
     def counters(self) -> DeviceCounters | None:
         """Return the drive's counters; None if the kernel does not provide them."""
@@ -78,16 +80,18 @@ class BlockDevice:
             ]
         except (OSError, ValueError):
             return None
-        columns = list(zip(*rows, strict=False))
+        own, *paths = rows
+        # Before Linux 6.2 only the paths of NVMe multipath count, and not the drive.
+        columns = list(zip(*([own] if any(own) or not paths else paths), strict=False))
         if len(columns) < 11:
             return None
         return DeviceCounters(
             reads=sum(columns[0]),
-            read_bytes=sum(columns[2]) * _SECTOR,
-            busy_ms=max(columns[9]),
+            read_bytes=sum(columns[2]) * SECTOR,
+            busy_ms=sum(columns[9]),
             queue_ms=sum(columns[10]),
             in_flight=sum(columns[8]),
-            written_bytes=sum(columns[6]) * _SECTOR,
+            written_bytes=sum(columns[6]) * SECTOR,
         )
 
 
@@ -97,9 +101,7 @@ def devices_under(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[B
     A partition is resolved to its drive; md, dm, LVM and multipath to their members; a loop device
     to the drives under its file; overlay to the drives under those of its layers that are visible.
     """
-    disks = _disks_under(folder.resolve(), read_mounts(proc=proc), sys, set())
-    by_name = {disk.name: disk for disk in disks}
-    return [_block_device(disk, sys) for _, disk in sorted(by_name.items())]
+    return _block_devices(_disks_under(folder.resolve(), read_mounts(proc=proc), sys, set()), sys)
 
 
 def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
@@ -109,23 +111,20 @@ def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[
     it is the device itself; of an overlay, whose layers have several, the drives below.
     """
     if place.is_block_device():
-        folder = sys / "class" / "block" / place.resolve().name
-        return [_block_device(folder.resolve(), sys)] if folder.exists() else []
+        return _block_devices(_named_device(place, sys), sys)
     mount = mount_under(place, proc=proc)
     if mount is None or mount.kind == "overlay":
         return devices_under(place, proc=proc, sys=sys)
-    found = {device.name: device for device in _mounted_devices(mount, sys)}
-    return [_block_device(device, sys) for _, device in sorted(found.items())]
+    return _block_devices(_mounted_devices(mount, sys), sys)
 
 
 def drives_of(device: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
     """Return the physical drives of a block device such as /dev/nvme0n1p1, by name."""
-    folder = sys / "class" / "block" / device.resolve().name
-    if not folder.exists():
-        return []
-    disks = _members(folder.resolve(), read_mounts(proc=proc), sys, set())
-    by_name = {disk.name: disk for disk in disks}
-    return [_block_device(disk, sys) for _, disk in sorted(by_name.items())]
+    mounts = read_mounts(proc=proc)
+    disks = [
+        disk for found in _named_device(device, sys) for disk in _members(found, mounts, sys, set())
+    ]
+    return _block_devices(disks, sys)
 
 
 def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
@@ -136,7 +135,7 @@ def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
 def lies_in_memory(folder: Path) -> bool:
     """Return whether a folder lies on tmpfs or ramfs: reading its files never waits for a drive."""
     mount = mount_under(folder)
-    return mount is not None and mount.kind in ("tmpfs", "ramfs")
+    return mount is not None and mount.kind in IN_MEMORY
 
 
 def network_read_bytes(mount: Mount | None, *, proc: Path = PROC) -> int | None:
@@ -213,12 +212,17 @@ def _mounted_devices(mount: Mount, sys: Path) -> list[Path]:
     if not mount.source.startswith("/dev/"):
         return []
     # btrfs has a device number of its own; its source is one of its devices.
-    name = Path(mount.source).resolve().name
+    source = Path(mount.source)
     for volume in sys.glob("fs/btrfs/*/devices"):
-        if (volume / name).exists():
+        if (volume / source.resolve().name).exists():
             return [device.resolve() for device in volume.iterdir()]
-    device = sys / "class" / "block" / name
-    return [device.resolve()] if device.exists() else []
+    return _named_device(source, sys)
+
+
+def _named_device(path: Path, sys: Path) -> list[Path]:
+    """Return the /sys folder of a block device such as /dev/sda1; none if it has none."""
+    folder = sys / "class" / "block" / path.resolve().name
+    return [folder.resolve()] if folder.exists() else []
 
 
 def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> Iterator[Path]:
@@ -235,13 +239,16 @@ def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> It
     yield from members or [disk]
 
 
+def _block_devices(folders: Iterable[Path], sys: Path) -> list[BlockDevice]:
+    """Return the devices of these /sys folders, each once, by name."""
+    by_name = {folder.name: folder for folder in folders}
+    return [_block_device(folder, sys) for _, folder in sorted(by_name.items())]
+
+
 def _block_device(disk: Path, sys: Path) -> BlockDevice:
-    # With NVMe multipath, every kernel counts reads at the hidden paths (nvme0c1n1); only since 6.2
-    # also at the drive.
     name = re.fullmatch(r"nvme(\d+)n(\d+)", disk.name)
-    hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()
-    paths = sorted(path / "stat" for path in hidden) or [disk / "stat"]
-    return BlockDevice(disk.name, tuple(paths))
+    hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()  # of multipath
+    return BlockDevice(disk.name, (disk / "stat", *sorted(path / "stat" for path in hidden)))
 
 
 def _layers(options: str) -> list[Path]:

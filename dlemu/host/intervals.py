@@ -95,7 +95,7 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
     devices = {
         name: (first.devices[name], now)
         for name, now in last.devices.items()
-        if name in first.devices
+        if name in first.devices and now.read_bytes >= first.devices[name].read_bytes
     }
     reads = {name: now.read_bytes - then.read_bytes for name, (then, now) in devices.items()}
     begun, ended = first.network, last.network
@@ -161,4 +161,8 @@ def _busy_share(before: DeviceCounters, after: DeviceCounters, seconds: float) -
 
 
 def _growth(first: N | None, last: N | None) -> N | None:
-    return None if first is None or last is None else last - first
+    """Return how much a counter grew; None if it is not known, or has begun anew meanwhile.
+
+    A file system that is mounted again, or a cgroup that has gone, starts a counter at 0.
+    """
+    return None if first is None or last is None or last < first else last - first

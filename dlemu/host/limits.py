@@ -34,8 +34,14 @@ def usable_cpus(pids: Collection[int] | None = None, *, proc: Path = PROC) -> fl
     for pid in [0] if pids is None else pids:
         with contextlib.suppress(OSError):  # the process has ended
             affinity |= os.sched_getaffinity(pid)
-    quotas = _cpu_quotas(cgroup_folders("cpu", pids=pids, proc=proc))
-    return min([float(len(affinity) or os.cpu_count() or 1), *quotas])
+    cpus = float(len(affinity) or os.cpu_count() or 1)
+    chains = _chains("cpu", pids, proc)
+    if not chains:
+        return cpus
+    # Each cgroup has a quota of its own, within those of the parents that all of them share.
+    together = sum(min([cpus, *_cpu_quotas(chain)]) for chain in chains)
+    shared = set.intersection(*map(set, chains))
+    return min([cpus, together, *_cpu_quotas(shared)])
 
 
 def memory_bytes() -> int:
@@ -89,11 +95,16 @@ def cgroup_folders(
 
     If a v1 hierarchy has the controller, that one counts, else the v2 hierarchy.
     """
+    chains = _chains(controller, pids, proc)
+    return list(dict.fromkeys(folder for chain in chains for folder in chain))
+
+
+def _chains(controller: str, pids: Collection[int] | None, proc: Path) -> list[list[Path]]:
+    """Return the different cgroups of processes, each followed by its parents."""
     names = ["self"] if pids is None else [str(pid) for pid in pids]
-    texts = {read_text(proc / name / "cgroup") for name in names}
+    texts = {read_text(proc / name / "cgroup") for name in names} - {""}  # "": it has ended
     mounts = read_mounts(proc=proc)
-    folders = [folder for text in sorted(texts) for folder in _chain(controller, text, mounts)]
-    return list(dict.fromkeys(folders))
+    return [_chain(controller, text, mounts) for text in sorted(texts)]
 
 
 def _chain(controller: str, text: str, mounts: list[Mount]) -> list[Path]:

@@ -42,21 +42,22 @@ class NetworkCounters:
     """Received before another that was sent earlier: a reader's sign that segments were lost."""
 
     def since(self, earlier: "NetworkCounters") -> "NetworkCounters":
-        """Return the growth since an earlier moment, of the interfaces that were there then."""
-        both = [
-            (name, earlier.nics[name], now)
-            for name, now in self.nics.items()
-            if name in earlier.nics
-        ]
+        """Return the growth since an earlier moment.
+
+        Without the interfaces that were not there then, or have begun to count anew since.
+        """
         return NetworkCounters(
             {
                 name: NicCounters(
                     now.received_bytes - then.received_bytes, now.sent_bytes - then.sent_bytes
                 )
-                for name, then, now in both
+                for name, now in self.nics.items()
+                if (then := earlier.nics.get(name)) is not None
+                and now.received_bytes >= then.received_bytes
+                and now.sent_bytes >= then.sent_bytes
             },
             *(
-                None if now is None or then is None else now - then
+                None if now is None or then is None or now < then else now - then
                 for now, then in zip(_segments(self), _segments(earlier), strict=True)
             ),
         )
@@ -73,18 +74,14 @@ class NetworkCounters:
 
     def __add__(self, other: "NetworkCounters") -> "NetworkCounters":
         """Return the sum of two growths."""
-        nothing = NicCounters(0, 0)
-        pairs = {
-            name: (self.nics.get(name, nothing), other.nics.get(name, nothing))
-            for name in self.nics | other.nics
-        }
+        nics = dict(self.nics)
+        for name, nic in other.nics.items():
+            mine = nics.get(name, NicCounters(0, 0))
+            nics[name] = NicCounters(
+                mine.received_bytes + nic.received_bytes, mine.sent_bytes + nic.sent_bytes
+            )
         return NetworkCounters(
-            {
-                name: NicCounters(
-                    one.received_bytes + two.received_bytes, one.sent_bytes + two.sent_bytes
-                )
-                for name, (one, two) in pairs.items()
-            },
+            nics,
             *(
                 None if one is None or two is None else one + two
                 for one, two in zip(_segments(self), _segments(other), strict=True)

@@ -32,6 +32,7 @@ _NAND_WRITTEN, _HOST_WRITTEN = 0xF4, 0xF5
 _HAVE_VENDOR_LOG = ("0x8086", "0x025e", "0x1c5f")
 """PCI vendors whose log CAh is known: Intel, Solidigm, Memblaze. Others use CAh for other pages."""
 
+_CONTROLLER = re.compile(r"nvme\d+")
 _ADMIN_COMMAND = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
 _GET_LOG_PAGE = 0x02
 _ALL_NAMESPACES = 0xFFFFFFFF
@@ -104,9 +105,9 @@ def controller_of(drive: str, *, sys: Path = SYS) -> str | None:
     if not device.exists():
         return None
     folder = device.resolve()
-    if re.fullmatch(r"nvme\d+", folder.name):
+    if _CONTROLLER.fullmatch(folder.name):
         return folder.name
-    names = sorted(path.name for path in folder.glob("nvme*") if _is_controller(path))
+    names = sorted(path.name for path in folder.glob("nvme*") if _CONTROLLER.fullmatch(path.name))
     in_use = [name for name in names if read_text(folder / name / "state").strip() == "live"]
     return next(iter(in_use or names), None)
 
@@ -163,10 +164,6 @@ class _Command(ctypes.Structure):
         *((f"cdw{number}", ctypes.c_uint32) for number in range(10, 16)),
         *((name, ctypes.c_uint32) for name in ("timeout_ms", "result")),
     )
-
-
-def _is_controller(path: Path) -> bool:
-    return re.fullmatch(r"nvme\d+", path.name) is not None
 
 
 def _number(page: bytes, start: int, size: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
 from dlemu.host.intervals import Observation
 from dlemu.host.limits import cgroup_folders, cpu_throttling, page_cache_bytes, usable_cpus
-from dlemu.host.network import NetworkCounters, find_links, read_network
+from dlemu.host.network import find_links, read_network
 from dlemu.host.processes import ProcessTree, read_host_cpu
 
 T = TypeVar("T")
@@ -29,10 +29,10 @@ class HostObserver:
     observations, and writes them to `path` as JSON lines.
 
     Args:
-        folder: the counters of the drives and the mount under it are read.
+        folders: the counters of the drives under them are read; of the first one, the data folder,
+            those of its mount as well.
         pids: returns the processes to follow; their descendants are followed as well.
         path: where to write the observations; None writes nothing.
-        also: other folders that training reads, as a cache; their drives are read as well.
         period: seconds between two observations.
 
     Raises:
@@ -41,16 +41,15 @@ class HostObserver:
 
     def __init__(
         self,
-        folder: Path,
+        folders: Sequence[Path],
         pids: Callable[[], Iterable[int]],
         path: Path | None = None,
         *,
-        also: Sequence[Path] = (),
         period: float = 1.0,
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
-        under = [devices_under(each, proc=proc, sys=sys) for each in (folder, *also)]
+        under = [devices_under(each, proc=proc, sys=sys) for each in folders]
         self.devices = list({device.name: device for each in under for device in each}.values())
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
@@ -58,7 +57,7 @@ class HostObserver:
         network = read_network(proc=proc)
         self.links = find_links(network.nics, sys=sys) if network else {}
         """The host's network interfaces, and their bits per second; None where unknown."""
-        self._mount = mount_under(folder, proc=proc)
+        self._mount = mount_under(folders[0], proc=proc)
         self._pids, self._path, self._period, self._proc = pids, path, period, proc
         self._tree = ProcessTree(proc)
         self._cgroups: list[Path] = []
@@ -137,6 +136,7 @@ class HostObserver:
 
     def _take(self, label: str | None, pss_bytes: int | None) -> Observation:
         counters = {device.name: device.counters() for device in self.devices}
+        network = read_network(proc=self._proc)
         observation = Observation(
             time=time.perf_counter(),
             label=label,
@@ -148,15 +148,11 @@ class HostObserver:
             throttling=cpu_throttling(self._cgroups),
             pss_bytes=pss_bytes,
             page_cache_bytes=page_cache_bytes(proc=self._proc),
-            network=self._network(),
+            network=None if network is None else network.only(self.links),
         )
         self.observations.append(observation)
         self._write(asdict(observation))
         return observation
-
-    def _network(self) -> NetworkCounters | None:
-        network = read_network(proc=self._proc)
-        return None if network is None else network.only(self.links)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:

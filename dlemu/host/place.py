@@ -7,11 +7,16 @@ Documentation/ABI/testing/sysfs-devices and the drivers' own attributes).
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlemu.host.devices import PROC, SYS, devices_under, mount_under, read_text
+from dlemu.host.devices import (
+    IN_MEMORY,
+    PROC,
+    SECTOR,
+    SYS,
+    devices_under,
+    mount_under,
+    read_text,
+)
 from dlemu.units import counted
-
-_SECTOR = 512  # bytes; the kernel's `size` counts these, whatever the drive's own sector size is
-_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Place:
     @property
     def in_memory(self) -> bool:
         """Whether no drive is read at all."""
-        return self.file_system in _IN_MEMORY
+        return self.file_system in IN_MEMORY
 
 
 def find_place(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Place:
@@ -72,7 +77,7 @@ def describe_drive(name: str, *, sys: Path = SYS) -> Drive:
         name=name,
         model=_first(folder / "device", "model", "name"),  # SCSI and NVMe; SD cards
         firmware=_first(folder / "device", "firmware_rev", "rev", "fwrev"),
-        size_bytes=int(words[0]) * _SECTOR if words and words[0].isdecimal() else 0,
+        size_bytes=int(words[0]) * SECTOR if words and words[0].isdecimal() else 0,
     )
 
 

@@ -118,7 +118,12 @@ class ProcessTree:
         children: dict[int, list[int]] = {}
         for pid, stat in stats.items():
             children.setdefault(stat.parent, []).append(pid)
-        found = [pid for pid in {*roots, *self._starts} if pid in stats]
+        # A known pid with another start is another process, whose children are not ours.
+        found = [
+            pid
+            for pid in {*roots, *self._starts}
+            if pid in stats and self._starts.get(pid, stats[pid].start) == stats[pid].start
+        ]
         for pid in found:
             self._starts.setdefault(pid, stats[pid].start)
             found += [child for child in children.get(pid, ()) if child not in self._starts]
@@ -194,10 +199,8 @@ class ProcessTree:
         return {}
 
     def _stat(self, pid: int) -> _Stat | None:
-        # The process's name, in brackets, may itself contain spaces and brackets.
-        _, _, rest = _read(f"{self._proc}/{pid}/stat").rpartition(b")")
-        words = rest.split()
-        if len(words) < 20:
+        words = _stat_words(f"{self._proc}/{pid}/stat")
+        if not words:
             return None
         # utime, stime, cutime, cstime; the last two are of the children waited for.
         ticks = sum(int(word) for word in words[11:15])
@@ -210,10 +213,17 @@ class ProcessTree:
 
 def process_age(*, proc: Path = PROC) -> float | None:
     """Return the seconds since this process was started; None if the kernel does not tell."""
-    words = _read(f"{proc}/self/stat").rpartition(b")")[2].split()
-    if len(words) < 20:
+    words = _stat_words(f"{proc}/self/stat")
+    if not words:
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS_PER_SECOND
+
+
+def _stat_words(path: str) -> list[bytes]:
+    """Return the words of a stat file behind the process's name; none if the process has ended."""
+    # The name, in brackets, may itself contain spaces and brackets.
+    words = _read(path).rpartition(b")")[2].split()
+    return words if len(words) >= 20 else []
 
 
 def _sums(rows: Iterable[_Counts]) -> _Counts:

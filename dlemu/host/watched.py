@@ -40,8 +40,8 @@ class PlaceCounts:
     """CPU time of the FUSE mount's process and of those that it started."""
 
     def since(self, earlier: "PlaceCounts") -> "PlaceCounts":
-        """Return the growth since an earlier moment."""
-        return _each(lambda now, before: now - before, (self, earlier))
+        """Return the growth since an earlier moment; None where a counter has begun anew."""
+        return _each(lambda now, before: now - before if now >= before else None, (self, earlier))
 
 
 def add_up(hosts: Sequence[PlaceCounts]) -> PlaceCounts:
@@ -144,7 +144,8 @@ def find_daemon(mount: Mount | None, *, proc: Path = PROC) -> int | None:
             return pid
         if told and not any("fuse_connection:" in text for text in told):
             others.append(pid)
-    named = [pid for pid in others if mount.point in _arguments(proc / str(pid))]
+    words = {pid: read_text(proc / str(pid) / "cmdline").split("\0") for pid in others}
+    named = [pid for pid in others if mount.point in words[pid]]
     return next(iter(named or (others if len(others) == 1 else ())), None)
 
 
@@ -155,10 +156,6 @@ def _fuse_files(process: Path) -> Iterator[str]:
             with suppress(OSError):
                 if os.readlink(link) == "/dev/fuse":
                     yield read_text(process / "fdinfo" / link.name)
-
-
-def _arguments(process: Path) -> list[str]:
-    return read_text(process / "cmdline").split("\0")
 
 
 def _total(

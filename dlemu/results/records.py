@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import yaml
@@ -104,15 +104,36 @@ def host_file(folder: Path, rank: int) -> Path:
     return folder / f"host.{rank}.jsonl"
 
 
-def write_steps(folder: Path, rank: int, *parts: Steps) -> None:
-    """Write a rank's records, of any shape, one part after the other; whole or not at all."""
+def write_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Write a rank's records, of any shape; whole or not at all."""
     path = steps_file(folder, rank)
-    header = {"descr": STEP.descr, "fortran_order": False, "shape": (sum(p.size for p in parts),)}
     # NumPy's own writing to a file hides an error's cause.
     with named(path), replacing(path) as partial, partial.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        _write_header(file, steps.size)
+        file.write(_bytes_of(steps))
+
+
+def append_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Append records to those that `write_steps` wrote; all or none of them."""
+    path = steps_file(folder, rank)
+    with named(path), path.open("r+b", buffering=0) as file:
+        np.lib.format.read_magic(file)
+        (before,), _, _ = np.lib.format.read_array_header_1_0(file)
+        append_whole(file, _bytes_of(steps), sync=False)
+        # Last, so that the header never tells of more records than there are. It has room for any
+        # number, so its length stays the same.
+        file.seek(0)
+        _write_header(file, before + steps.size)
+
+
+def _write_header(file: IO[bytes], num: int) -> None:
+    header = {"descr": STEP.descr, "fortran_order": False, "shape": (num,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _bytes_of(steps: Steps) -> memoryview:
+    data: NDArray[np.uint8] = np.ascontiguousarray(steps).reshape(-1).view(np.uint8)
+    return data.data
 
 
 def read_steps(folder: Path) -> Steps:

@@ -110,18 +110,14 @@ def forecast_run(
 
 def _origin_rate(dataset: Dataset, num_readers: int) -> float | None:
     """Return what a probe reads in a second; of an emulated origin no more than it gives."""
-    rate, emulated = read_rate(dataset, num_readers), dataset.workload.origin.read_bandwidth
+    num_readers = min(num_readers, _MOST_READERS)
+    rate = probe_dataset(dataset, num_readers=num_readers, seconds=_PROBE_SECONDS)
+    emulated = dataset.workload.origin.read_bandwidth
     return min(rate, emulated) if rate and emulated else rate
 
 
-def read_rate(dataset: Dataset, num_readers: int) -> float | None:
-    """Return bytes per second that so many threads get in a second; None: nothing was read."""
-    num_readers = min(num_readers, _MOST_READERS)
-    return probe_dataset(dataset, num_readers=num_readers, seconds=_PROBE_SECONDS)
-
-
 def probe_dataset(dataset: Dataset, *, num_readers: int, seconds: float) -> float | None:
-    """Return bytes per second that threads get from a dataset's files or objects."""
+    """Return bytes per second that threads get from a dataset's files or objects; None: nothing."""
     layout, folder, access = dataset.layout, dataset.folder, dataset.access
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
     paths = [folder / layout.path(file) for file in files]

@@ -6,7 +6,7 @@ alone makes the folder, writes the summary and shows progress.
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -30,26 +30,24 @@ from dlemu.errors import DlemuError, RunError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.system import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.bottleneck import find_limit
 from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
-from dlemu.results.metrics import Metrics, measure_sums
+from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
+    append_steps,
     map_steps,
-    overwrite_summary,
     write_config,
     write_steps,
     write_summary,
 )
 from dlemu.results.series import SERIES, write_series
-from dlemu.results.summary import CacheMeasured, Measured, RunsSummary, Summary, time_of_day
+from dlemu.results.summary import CacheMeasured, Summary, time_of_day
 from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.results.text import report_run
-from dlemu.run.beginning import demand_line, dlio_fields, first_summary
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
 from dlemu.run.gpus import compute_on_gpu, find_gpus
@@ -62,8 +60,15 @@ from dlemu.run.replay import (
     replay_blocks,
     replay_epoch,
 )
+from dlemu.run.summary import (
+    complete_summary,
+    demand_line,
+    dlio_fields,
+    first_summary,
+    write_failure,
+)
 from dlemu.run.watchdog import Watchdog
-from dlemu.terminal import complain, say, silent
+from dlemu.terminal import say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.workload.model import Workload
 from dlemu.world.world import PeerError, World
@@ -112,16 +117,12 @@ def run_job(
         live = live or Live()
         with live.run(lambda: watchdog.doing):
             clock = clock or WallClock.calibrate()
-            run = _Run(workload, world, clock, say, watchdog, live)
-            run.layout = layout
-            return run.run()
+            return _Run(workload, world, clock, say, watchdog, live).run(layout)
 
 
 class _Run:
     """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
-    layout: Layout | None = None
-    """The files, if they are known already."""
     _checkpoints: RunCheckpoints | None = None
     _tier: HostTier | None = None
     """The cache, if there is one."""
@@ -147,9 +148,9 @@ class _Run:
         self._num_accelerators = num_accelerators(workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
-    def run(self) -> Outcome | None:
+    def run(self, layout: Layout | None) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
-        self._prepare()
+        self._prepare(layout)
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
             self._is_first = not self._live.introduced
@@ -167,7 +168,7 @@ class _Run:
                 self._say_ended_epochs()
                 raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, layout: Layout | None) -> None:
         """Find the dataset, and refuse what cannot be run before anything is written."""
         started = time_of_day()
         world, watchdog = self._world, self._watchdog
@@ -175,18 +176,18 @@ class _Run:
         workload, reader = self._workload, self._workload.reader
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
             workload = workload.with_keys({"train.seed": world.broadcast(secrets.randbits(31))})
-        if self.layout is not None:
-            access = world.on_first(lambda: workload.access)
-            self._dataset = Dataset(workload, self.layout, access=access)
-        else:
+        if layout is None:
             self._dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
+        else:
+            access = world.on_first(lambda: workload.access)
+            self._dataset = Dataset(workload, layout, access=access)
         self._workload = self._dataset.workload
         if world.rank == 0:
             self._count_steps()  # refuses what cannot be planned
         notes = (*world.notes, *self._dataset.notes)
         self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
-            folder, layout = self._workload.data_folder, self._dataset.layout
+            folder, found = self._workload.data_folder, self._dataset.layout
             self._summary["place"] = place_fields(
                 folder,
                 host=world.host,
@@ -195,9 +196,9 @@ class _Run:
             )
             self._summary["dataset"] = DatasetFields(
                 folder=str(folder),
-                format=layout.format,
-                num_files=layout.num_files,
-                num_bytes=layout.num_samples * layout.mean_bytes,
+                format=found.format,
+                num_files=found.num_files,
+                num_bytes=found.num_samples * found.mean_bytes,
             )
         with watchdog.phase("while looking at the host"):
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
@@ -283,19 +284,17 @@ class _Run:
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._writing():
-                        write_steps(self._folder, world.rank, *parts)
+                        write = append_steps if epoch else write_steps
+                        write(self._folder, world.rank, steps)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
                     self._live.does("waiting for the last checkpoint")
                     self._gather_checkpoints(self._checkpoints)
                 self._live.does("gathering the results")
-                lost = sum(float(each["wait"].sum() + each["barrier"].sum()) for each in parts)
-                computed = sum(float(each["compute"].sum()) for each in parts)
-                share = lost / max(lost + computed, 1e-9)
-                most = max(world.all_gather(share))
+                most_lost = max(world.all_gather(_lost_share(parts)))
                 with watchdog.phase("while probing the drive"):
-                    monitor.probe(most)
+                    monitor.probe(most_lost)
         return monitor, parts
 
     @contextmanager
@@ -351,8 +350,10 @@ class _Run:
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
-            yield checkpoints
-            self._live.checkpoint = lambda: ""
+            try:
+                yield checkpoints
+            finally:
+                self._live.checkpoint = lambda: ""
 
     def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
         reports = self._world.gather(checkpoints.finish())
@@ -420,22 +421,7 @@ class _Run:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
             seen = combine(self._workload, hosts, sums, paths, gets)
-            summary: Summary = {
-                **self._summary,
-                "status": "complete",
-                "measured": {
-                    **seen.measured,
-                    "read_bytes": metrics.read_bytes,
-                    "read_bytes_per_second": metrics.read_bytes_per_second,
-                    **_reads(metrics),
-                    "whole_epoch_au_percentage": [
-                        epoch.whole_epoch_au_percentage for epoch in metrics.epochs
-                    ],
-                    "first_step_seconds": [epoch.first_step_seconds for epoch in metrics.epochs],
-                },
-                "limit": asdict(find_limit(seen.evidence)),
-                "notes": [*self._summary["notes"], *seen.notes],
-            }
+            summary = complete_summary(self._summary, seen, metrics)
             if self._cached is not None:
                 add_cache(summary, self._cached, metrics)
             self._summary = with_metrics(summary, self._workload, metrics)
@@ -492,6 +478,13 @@ class _Run:
         )
 
 
+def _lost_share(parts: Sequence[Steps]) -> float:
+    """Return the share (0-1) of the time of this rank's accelerators in which they waited."""
+    lost = sum(float(steps["wait"].sum() + steps["barrier"].sum()) for steps in parts)
+    computed = sum(float(steps["compute"].sum()) for steps in parts)
+    return lost / max(lost + computed, 1e-9)
+
+
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     seconds = steps["wait"] + steps["compute"] + steps["barrier"]
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
@@ -501,22 +494,6 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )
-
-
-def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
-    """Write the summary with its error, over the old one if the disk is full."""
-    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-    text = str(error) if isinstance(error, DlemuError) else repr(error)
-    summary["status"] = "incomplete" if interrupted else "failed"
-    summary["error"] = "interrupted" if interrupted else text
-    summary["end"] = time_of_day()
-    try:
-        write_summary(folder, summary)
-    except RunError as second:
-        if overwrite_summary(folder, summary):
-            return
-        if str(folder) not in text:  # else this error is about the same disk
-            complain(str(second))
 
 
 class _Idle:
@@ -535,10 +512,3 @@ class _Idle:
 
     def close(self) -> None:
         pass
-
-
-def _reads(metrics: Metrics) -> Measured:
-    """Return the fields of the read calls, where they were counted."""
-    if not metrics.num_reads:
-        return Measured()
-    return Measured(num_reads=metrics.num_reads, reads_per_second=metrics.reads_per_second)

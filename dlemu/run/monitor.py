@@ -137,7 +137,7 @@ class RunMonitor:
                 self._file_system = "s3"
             if world.local_rank != 0:
                 return self
-            observer = HostObserver(folder, lambda: self._pids, self._path, also=self._also)
+            observer = HostObserver([folder, *self._also], lambda: self._pids, self._path)
             self._wear.start()
             self._places = watched_places(self._workload)
             watchdog.at("")

@@ -19,8 +19,9 @@ from dlemu.results.several import LABEL, judge_runs, render_runs, row_of, runs_v
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed, closed_warnings
-from dlemu.run.job import Say, run_job, write_failure
+from dlemu.run.job import Say, run_job
 from dlemu.run.live import Live
+from dlemu.run.summary import write_failure
 from dlemu.terminal import Answer, say
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act

@@ -110,11 +110,11 @@ def draw_computation_times(
     """Return (steps, accelerators) seconds, drawn independently on every accelerator."""
     if computation_time.stdev == 0 and computation_time.type != "exponential":
         return np.full((num_steps, len(accelerators)), computation_time.mean)
-    columns = []
-    for accelerator in accelerators:
+    times = np.empty((num_steps, len(accelerators)))
+    for column, accelerator in enumerate(accelerators):
         generator = np.random.default_rng((seed, epoch, accelerator))
-        columns.append([computation_time.draw(generator) for _ in range(num_steps)])
-    return np.array(columns).T
+        times[:, column] = [computation_time.draw(generator) for _ in range(num_steps)]
+    return times
 
 
 def check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:

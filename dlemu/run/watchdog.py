@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from os import kill
 from signal import SIGKILL
 from typing import Self
@@ -25,6 +26,16 @@ _WORKING_SECONDS = 1e-3
 """CPU time between two looks that shows that a thread is not stuck."""
 
 
+@dataclass(frozen=True)
+class _Phase:
+    """What is watched; `where` is explained at `Watchdog.phase`."""
+
+    name: str
+    where: Callable[[], str] | None
+    thread: int
+    begun: float
+
+
 class Watchdog:
     """A thread that ends the process if a phase makes no progress for `stall_seconds`.
 
@@ -43,10 +54,8 @@ class Watchdog:
         self._stall_seconds = stall_seconds
         self._world = world
         self._now = now
-        self._phase: str | None = None
-        self._where: Callable[[], str] | None = None
-        self._last = self._cpu = self._begun = 0.0
-        self._worker = 0
+        self._phase: _Phase | None = None
+        self._last = self._cpu = 0.0
         self._paths: dict[int, tuple[float, str]] = {}
         self._compute = self._prepare = 0.0
         self._ended = threading.Event()
@@ -54,7 +63,8 @@ class Watchdog:
         self._until_left = ExitStack()
 
     def __enter__(self) -> Self:
-        for act in (self._tell_others, self._record, self._kill):  # called in reverse order
+        # Called in reverse order. `record` may be set later.
+        for act in (self._tell_others, lambda error: self.record(error), self._kill):
             self._until_left.enter_context(last_act(act))
         self._thread.start()
         return self
@@ -72,23 +82,22 @@ class Watchdog:
         Without it the end names the file that a thread has been at for the longest. A phase may
         be inside another one, which then goes on.
         """
-        outer = self._phase, self._where
+        outer, thread = self._phase, threading.get_ident()
         self._paths = {}
-        self._where = where
-        self._worker = threading.get_ident()
-        self._cpu = _cpu_seconds(self._worker)
-        self._last = self._begun = self._now()
-        self._phase = name
+        self._cpu = _cpu_seconds(thread)
+        self._last = begun = self._now()
+        self._phase = _Phase(name, where, thread, begun)
         try:
             yield
         finally:
             self._last = self._now()
-            self._phase, self._where = outer
+            self._phase = outer
 
     @property
     def doing(self) -> tuple[str, float]:
-        """The phase's name, "" between phases, and for how many seconds it has lasted."""
-        return self._phase or "", self._now() - self._begun
+        """The phase's name, and for how many seconds it has lasted; "" and 0 between phases."""
+        phase = self._phase
+        return ("", 0.0) if phase is None else (phase.name, self._now() - phase.begun)
 
     def at(self, path: str) -> None:
         """Note that this thread begins with a file; with "" that it has ended its work."""
@@ -128,8 +137,8 @@ class Watchdog:
         phase = self._phase
         if phase is None:
             return
-        if self._where is None:
-            cpu = _cpu_seconds(self._worker)
+        if phase.where is None:
+            cpu = _cpu_seconds(phase.thread)
             if cpu - self._cpu > _WORKING_SECONDS:
                 self._cpu, self._last = cpu, self._now()
         waited = self._now() - self._last
@@ -145,11 +154,11 @@ class Watchdog:
         while not self._ended.wait(min(1.0, self._stall_seconds / 4)):
             self.look()
 
-    def _end(self, phase: str, waited: float) -> None:
+    def _end(self, phase: _Phase, waited: float) -> None:
         world = self._world
-        where = self.longest_at() if self._where is None else self._where()
+        where = self.longest_at() if phase.where is None else phase.where()
         line = (
-            f"no progress for {format_seconds(waited)} (output.stall_seconds) {phase}"
+            f"no progress for {format_seconds(waited)} (output.stall_seconds) {phase.name}"
             f"{': ' if where else ''}{where}"
         )
         complain(f"rank {world.rank} on host {world.host}: {line}")
@@ -163,9 +172,6 @@ class Watchdog:
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 kill(pid, SIGKILL)
-
-    def _record(self, error: BaseException) -> None:
-        self.record(error)
 
     def _tell_others(self, error: BaseException) -> None:
         if self._world.num_ranks > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.targets import Target
-from dlemu.units import counted, format_rate, format_seconds, html_table
+from dlemu.units import counted, format_rate, format_seconds, html_table, text_table
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
 
@@ -176,14 +176,7 @@ _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (
 def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
     """Return the table of drives, with the columns of published results."""
     rows = [_COLUMNS, *map(_cells, sized)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
-    if markdown:
-        lines = ["| " + " | ".join(row) + " |" for row in cells]
-        lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    else:
-        lines = ["  ".join(row).rstrip() for row in cells]
-        lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = [_markdown(rows) if markdown else text_table(rows, ruled=True)]
     notes = []
     if any(each.workload.size.quick for each in sized):
         how = "" if any(_is_objects(each) for each in sized) else ", read with O_DIRECT"
@@ -203,6 +196,14 @@ def _who_caches(sized: Sized) -> str:
     if _is_objects(sized):
         return "and the server may have it in memory"
     return "and was read with O_DIRECT"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown whose columns stand below each other as text, too."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
+    lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|")
+    return "\n".join(lines)
 
 
 def _number(sized: Sized) -> str:

@@ -23,27 +23,60 @@ from dlemu.workload.model import Drive, Workload
 
 
 @dataclass(frozen=True)
+class Supply:
+    """Bytes per second that an origin and the cache before it give together."""
+
+    hits: float
+    """Share (0-1) of a warm epoch's bytes that the cache serves."""
+    cold: float
+    warm: float
+    cold_limit: str
+    """Which of the rates decides: "origin", "cache writes" or "cache"."""
+    warm_limit: str
+
+
+def supply_of(workload: Workload, *, origin: float, reads: float, writes: float) -> Supply:
+    """Return what an origin and a cache with these rates give, in bytes per second.
+
+    `math.inf` is a rate that is no limit.
+    """
+    reader, cache = workload.reader, workload.cache
+    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    hits = profile(cache.policy, capacity_share(workload), shuffled=shuffled)
+    if cache.fill == "off" or cache.policy == "none":
+        writes = math.inf
+    slower = "cache writes" if writes < origin else "origin"
+    # Each miss is written, unless the cache keeps what it has.
+    misses_by = (origin, "origin") if cache.policy == "keep" else (min(origin, writes), slower)
+    share = float(hits.mean())
+    by_misses = (1 - share) / misses_by[0] > share / reads
+    return Supply(
+        hits=share,
+        cold=min(origin, writes),
+        warm=supply(hits, origin=misses_by[0], cache=reads, au=workload.metric.au),
+        cold_limit=slower,
+        warm_limit=misses_by[1] if by_misses else "cache",
+    )
+
+
+@dataclass(frozen=True)
 class CachedPrediction:
     """The predictions for a cold and a warm epoch; `str` gives what `dlemu predict` shows."""
 
     workload: Workload
     drive: Drive
     """One of the cache's drives."""
-    hits: float
-    """Share (0-1) of a warm epoch's bytes that the cache serves."""
+    supply: Supply
     cold: Predicted
     warm: Predicted
-    cold_limit: str
-    """Which of the two rates decides the supply: "origin", "cache writes" or "cache"."""
-    warm_limit: str
 
     @property
     def fields(self) -> dict[str, object]:
         """The content of predict.json."""
         return {
-            "hit_share": self.hits,
-            "cold_supply_limit": self.cold_limit,
-            "warm_supply_limit": self.warm_limit,
+            "hit_share": self.supply.hits,
+            "cold_supply_limit": self.supply.cold_limit,
+            "warm_supply_limit": self.supply.warm_limit,
             "cold": self.cold.fields,
             "warm": self.warm.fields,
         }
@@ -53,15 +86,15 @@ class CachedPrediction:
         assert workload.origin.read_bandwidth is not None
         lines = [
             f"{workload.name} on {workload.drives} x {self.drive.name} as a cache of "
-            f"{100 * share_of(workload):.0f}% of the dataset (cache.policy={cache.policy}), before "
-            f"an origin of {format_rate(workload.origin.read_bandwidth)}",
+            f"{100 * capacity_share(workload):.0f}% of the dataset (cache.policy={cache.policy}), "
+            f"before an origin of {format_rate(workload.origin.read_bandwidth)}",
             "",
             f"{'':<12}{'hits (%)':>10}{'supply':>12}{'accelerators':>14}   {'range':<12}"
             f"{'AU (%)':>8}   limit",
         ]
         for name, found, hits, limit in (
-            ("cold epoch", self.cold, 0.0, self.cold_limit),
-            ("warm epoch", self.warm, self.hits, self.warm_limit),
+            ("cold epoch", self.cold, 0.0, self.supply.cold_limit),
+            ("warm epoch", self.warm, self.supply.hits, self.supply.warm_limit),
         ):
             high = "or more" if found.high is None else f"to {found.high}"
             decides = limit if found.limit == "storage" else found.limit
@@ -79,7 +112,7 @@ def asks_for_cache(workload: Workload) -> bool:
     return any(key.startswith(("cache.", "origin.")) for key in workload.given)
 
 
-def share_of(workload: Workload) -> float:
+def capacity_share(workload: Workload) -> float:
     """Return cache.capacity as a share of the dataset.
 
     Raises:
@@ -111,30 +144,20 @@ def predict_cached(workload: Workload) -> CachedPrediction:
             "storage behind it; add origin.read_bandwidth=2GB"
         )
     drive, _ = needed_rates(workload)
-    reader = workload.reader
-    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
-    policy, share = workload.cache.policy, share_of(workload)
-    hits = profile(policy, share, shuffled=shuffled)
-    each = PredictionInput.of(workload, drive).drive_read_bytes_per_second
-    reads = workload.drives * each
-    writes = workload.drives * (drive.write_bandwidth or math.inf)
-    if workload.cache.fill == "off" or policy == "none":
-        writes = math.inf
-    # Each miss is written, unless the cache keeps what it has.
-    refill = origin if policy == "keep" else min(origin, writes)
-    given = supply(hits, origin=refill, cache=reads, au=workload.metric.au)
-    misses = float(1 - hits.mean())
-    by_origin = misses / refill > (1 - misses) / reads
-    slow = "cache writes" if writes < origin else "origin"
-    found = CachedPrediction(
+    if drive.read_bandwidth is None:
+        raise WorkloadError(
+            "drive is not set: server.read_bandwidth says nothing of the drive that holds the "
+            "cache; name its datasheet (drive=d7_ps1010), or give its rate "
+            "(drive.read_bandwidth=7GB)"
+        )
+    given = supply_of(
         workload,
-        drive,
-        1 - misses,
-        _predicted(workload, drive, min(origin, writes)),
-        _predicted(workload, drive, given),
-        slow,
-        ("origin" if policy == "keep" else slow) if by_origin else "cache",
+        origin=origin,
+        reads=workload.drives * drive.read_rate,
+        writes=workload.drives * (drive.write_bandwidth or math.inf),
     )
+    cold, warm = (_predicted(workload, drive, rate) for rate in (given.cold, given.warm))
+    found = CachedPrediction(workload, drive, given, cold, warm)
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
             write_json(folder / "predict.json", found.fields)

@@ -27,10 +27,11 @@ from dlemu.results.folders import hold
 from dlemu.results.header import introduction
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import Steps, check_writable, read_steps, write_json
+from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.formula import Calibration, CalibrationFile, step_overhead
-from dlemu.sizing.start import cold_rate
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.formula import step_overhead
 from dlemu.storage.locks import locked
 from dlemu.terminal import Answer, say, silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
@@ -231,12 +232,12 @@ class _Runs:
             return None
         workload = self._workload
         with self._live.doing("probing the drive"):
-            rate = self._world.on_first(
-                lambda: (
-                    cold_rate(Dataset(workload, layout), _PROBE_READERS, _PROBE_SECONDS)
-                    or workload.demand
+            probed = self._world.on_first(
+                lambda: probe_dataset(
+                    Dataset(workload, layout), num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS
                 )
             )
+        rate = probed or workload.demand
         batches = layout.num_samples // workload.reader.batch_size
         # About as many as the storage may feed: fewer would not fill its queues.
         number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))

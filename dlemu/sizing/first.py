@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlemu.dataset.layout import Repeated
+from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
@@ -178,7 +178,7 @@ class _Try:
         """Return the answer for the workload."""
         if self._files.written:
             write_files(self._files)
-        rate = probed_rate(self._workload, self._files.layout)
+        rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
         self._tell(
@@ -227,13 +227,14 @@ class _Try:
         if self.points and begin + takes > self._until:
             raise _TimeIsUp
         files = self._num_files(steps, number)
+        name = f"{workload.name}.{len(self.points) + 1:02}"
         keys = {
             "dataset.num_files_train": files,
             "num_accelerators": number,
             "train.total_training_steps": steps,
             "train.seed": workload.train.seed + len(self.points),
             "workflow.checkpoint": False,
-            "output.folder": str(self._results / "runs" / self._run_name(number)),
+            "output.folder": str(self._results / "runs" / f"{name}.n{number}"),
         }
         outcome = run_job(
             workload.with_keys(keys),
@@ -256,9 +257,6 @@ class _Try:
         files = ceil_div(steps * self._workload.reader.batch_size * accelerators, per_file)
         streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
         return files + streams
-
-    def _run_name(self, number: int) -> str:
-        return f"{self._workload.name}.{len(self.points) + 1:02}.n{number}"
 
     def _left(self) -> str:
         return f"{format_seconds(max(1.0, self._end - time.perf_counter()))} left"

@@ -158,6 +158,10 @@ class FirstAnswer:
             real = f"{found.real_accelerators:.2f} ({low:.2f} to {high:.2f})"
         return self.workload.name, number, band, real, found.limit
 
+    def full_lines(self) -> list[str]:
+        """Return what the full measurement needs, and its commands."""
+        return [f"{self.workload.name}: {self.full}", *(f"  {c}" for c in self.full.commands)]
+
 
 _HEAD = ("workload", "accelerators", "interval", "N*", "limit")
 
@@ -173,6 +177,7 @@ class FirstAnswers:
 
     def __str__(self) -> str:
         table = text_table([_HEAD, *(answer.cells() for answer in self.answers)], ruled=True)
+        total = format_bytes(sum(answer.files.num_bytes for answer in self.answers))
         return "\n".join(
             [
                 f"first answer for {self.folder}: from {format_seconds(self.seconds)} of writing "
@@ -181,19 +186,13 @@ class FirstAnswers:
                 table,
                 "",
                 *(f"{a.workload.name}: {a.estimate.evidence}" for a in self.answers),
-                *self._notes(),
+                f"the files were small ({total} in all) and were read many times: a cache in the "
+                "drive, its controller or a server may have answered for it",
                 "",
                 "the full measurement:",
-                *(line for answer in self.answers for line in _full_lines(answer)),
+                *(line for answer in self.answers for line in answer.full_lines()),
             ]
         )
-
-    def _notes(self) -> list[str]:
-        total = sum(answer.files.num_bytes for answer in self.answers)
-        return [
-            f"the files were small ({format_bytes(total)} in all) and were read many times: a "
-            "cache in the drive, its controller or a server may have answered for it"
-        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of try.json."""
@@ -214,7 +213,3 @@ class FirstAnswers:
                 for answer in self.answers
             ],
         }
-
-
-def _full_lines(answer: FirstAnswer) -> list[str]:
-    return [f"{answer.workload.name}: {answer.full}", *(f"  {c}" for c in answer.full.commands)]

@@ -21,18 +21,15 @@ so every answer has a range. Source: docs/sizing.md, which also says how well it
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
+from dlemu.sizing.calibration_file import ERROR, Calibration
 from dlemu.workload.model import Drive, Workload
 
-ERROR = 0.36
-"""Relative error of a rate, by datasheet or calibration: 90 % of the published cells are no further
-off when their drive is left out of the fit (printed by `benchmarks.published`)."""
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""
 UNMEASURED_OVERHEAD = 0.014
@@ -46,84 +43,6 @@ LINK_PAYLOAD = (1448 / 1538, 8948 / 9038)
 a frame has 52 bytes of headers of IP and TCP, and costs 38 more on the wire."""
 EXTRAPOLATED_ABOVE = 400
 """The barrier term was compared with measurements up to 411 accelerators."""
-
-
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Calibration(BaseModel):
-    """What was measured on one host with one workload, loader and odirect setting."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    workload: str
-    loader: str
-    odirect: bool
-    sample_bytes: Positive | None = None
-    """Mean bytes of the samples it was measured with; None: unknown, not compared."""
-    read_threads: Annotated[int, Field(ge=0)] | None = None
-    overhead: Annotated[float, Field(ge=0)]
-    """Seconds of a step beyond compute, where storage is not the limit (o)."""
-    jitter: Annotated[float, Field(ge=0)] = 0.0
-    """Scale of the step's jitter over the accelerators, seconds (σ); differs from site to site."""
-    host_read_bytes_per_second: Positive
-    """What one host moves at full load, where storage is not the limit (C)."""
-    drive_read_bytes_per_second: Positive | None = None
-    """Rate of one drive, read cold in the loader's own pattern (S); None: use the datasheet."""
-    page_cache_share: Share = 0.0
-    """Share of the bytes that memory serves, 0 to 1 (h)."""
-    error: Share = ERROR
-    """Relative error of what is predicted from these figures."""
-    overhead_limit: str | None = None
-    """Limit of the run that gave the overhead, as in summary.json; None: not recorded."""
-    host_limit: str | None = None
-    """Limit of the run that gave the host's rate; if not the host, the host may move more."""
-    drive_limit: str | None = None
-    """Limit of the cold read; if not the storage, the drive may give more."""
-
-
-class CalibrationFile(BaseModel):
-    """What `dlemu calibrate` writes: the calibrations of one host."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: Literal[1, 2] = 2
-    """Version 1 recorded no limits."""
-    host: str
-    calibrations: tuple[Calibration, ...]
-
-    @classmethod
-    def parse(cls, text: str | bytes, *, path: str) -> Self:
-        """Return the calibrations in a file's text; errors name `path`."""
-        try:
-            file = cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise WorkloadError(
-                f"{path} is not a calibration{f', {key}' if key else ''}: {first['msg']}; "
-                "write it with dlemu calibrate"
-            ) from None
-        if file.version > 1:
-            return file
-        # Version 1 wrote the residual of the fit, 0.2.
-        known = tuple(
-            each.model_copy(update={"error": ERROR}) if each.error == 0.2 else each
-            for each in file.calibrations
-        )
-        return file.model_copy(update={"calibrations": known})
-
-    def find(self, *, workload: str, loader: str, odirect: bool) -> Calibration:
-        """Return the calibration of exactly this job; a host's rates do not hold for another."""
-        asked = (workload, loader, odirect)
-        for found in self.calibrations:
-            if asked == (found.workload, found.loader, found.odirect):
-                return found
-        raise WorkloadError(
-            f"predict.calibration has nothing for {workload} with reader.data_loader={loader} and "
-            f"reader.odirect={str(odirect).lower()}; measure it with dlemu calibrate"
-        )
 
 
 @dataclass(frozen=True)
@@ -301,9 +220,9 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
 
 def _published_figure(low: "_Terms", high: "_Terms") -> Literal["drive", "host", "either"]:
     """Return which of the two a published figure measures; `either` where the ranges overlap."""
-    if high.hosts < low.storage:
+    if high.feeds["host cpu"] < low.feeds["storage"]:
         return "host"
-    return "drive" if low.hosts > high.storage else "either"
+    return "drive" if low.feeds["host cpu"] > high.feeds["storage"] else "either"
 
 
 def step_overhead(computation_time: float, au_percentage: float, jitter: float) -> float:
@@ -312,77 +231,70 @@ def step_overhead(computation_time: float, au_percentage: float, jitter: float) 
     return max(0.0, step - computation_time - jitter * np.euler_gamma)
 
 
+@dataclass(frozen=True)
+class _Rate:
+    """What a resource moves in a second, and how well that is known."""
+
+    value: float
+    error: float = ERROR
+    """Relative."""
+    bound_by: str | None = None
+    """What limited it when it was measured, if not the resource itself: there may be more."""
+
+    def at(self, sign: int) -> float:
+        """Return the rate as it is (sign 0), or at the worse (-1) or better (1) end."""
+        if sign > 0 and self.bound_by is not None:
+            return math.inf
+        return self.value * (1 + sign * self.error)
+
+
+_UNLIMITED = _Rate(math.inf)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Terms:
     """The terms of the formula. Times are seconds."""
 
-    storage: float
-    """Accelerators that the storage feeds at AU 100 %."""
-    hosts: float
-    """Accelerators that the hosts feed at AU 100 %."""
-    server: float
-    """The same for the storage's servers, and for the hosts' links; infinite if not given."""
-    links: float
+    feeds: dict[str, float]
+    """Accelerators that each resource feeds at AU 100 %, by its name as a limit."""
+    bound_by: dict[str, str | None]
+    """What limited the measured rate of a resource, if not the resource itself."""
     computation_time: float
-    overhead: float
-    jitter: float
-    storage_bound_by: str | None = None
-    """What limited the storage's measured rate, if not the storage itself."""
-    hosts_bound_by: str | None = None
-    """What limited the hosts' measured rate, if not the host itself."""
+    overhead: float = 0.0
+    jitter: float = 0.0
 
     @classmethod
     def of(cls, job: PredictionInput, calibration: Calibration | None, sign: int) -> Self:
         """Return the terms as they are (sign 0), or all at the worse (-1) or better (1) end."""
-        drive, storage_error, cached = job.drive_read_bytes_per_second, ERROR, 0.0
+        drive, host = _Rate(job.drive_read_bytes_per_second), _UNLIMITED
         overhead = UNMEASURED_OVERHEAD * job.computation_time if sign < 0 else 0.0
-        host, host_error, jitter = math.inf, 0.0, 0.0
-        drive_bound_by = host_bound_by = None
+        jitter = cached = 0.0
         if calibration is not None:
+            drive, host = _measured_rates(calibration, drive)
             error, cached = calibration.error, calibration.page_cache_share
-            if calibration.drive_read_bytes_per_second is not None:
-                drive, storage_error = calibration.drive_read_bytes_per_second, error
-            host, host_error = calibration.host_read_bytes_per_second, error
             overhead = calibration.overhead * (1 - sign * error)
             overhead = max(0.0, overhead - sign * AU_NOISE * job.computation_time)
             jitter = calibration.jitter * (1 - sign * error)
-            if calibration.drive_limit != "storage":
-                drive_bound_by = calibration.drive_limit
-            if calibration.host_limit not in ("host cpu", "memory"):
-                host_bound_by = calibration.host_limit
         elif job.published_host is not None:
             low, high = job.published_host.low, job.published_host.high
             # The geometric mean: the ends are factors apart.
-            host = {-1: low, 0: math.sqrt(low * high), 1: high}[sign]
-        missed = job.demand * (1 - cached)
-        storage = job.num_drives * drive / missed
-        hosts = job.num_hosts * host / job.demand
-        server = math.inf if (rate := job.server_read_bytes_per_second) is None else rate / missed
+            host = _Rate({-1: low, 0: math.sqrt(low * high), 1: high}[sign], error=0.0)
+        given = job.server_read_bytes_per_second
+        server = _UNLIMITED if given is None else _Rate(given)
         link = math.inf if job.nic_gbps is None else job.nic_gbps * 1e9 / 8
-        # A figure that something else limited is no upper bound.
+        missed = job.demand * (1 - cached)
         return cls(
-            storage=math.inf
-            if sign > 0 and drive_bound_by
-            else storage * (1 + sign * storage_error),
-            hosts=math.inf if sign > 0 and host_bound_by else hosts * (1 + sign * host_error),
-            server=server * (1 + sign * ERROR),
-            links=job.num_hosts * link * LINK_PAYLOAD[sign > 0] / missed,
+            feeds={
+                "host cpu": job.num_hosts * host.at(sign) / job.demand,
+                "storage": job.num_drives * drive.at(sign) / missed,
+                "server": server.at(sign) / missed,
+                "network": job.num_hosts * link * LINK_PAYLOAD[sign > 0] / missed,
+            },
+            bound_by={"host cpu": host.bound_by, "storage": drive.bound_by},
             computation_time=job.computation_time,
             overhead=overhead,
             jitter=jitter,
-            storage_bound_by=drive_bound_by,
-            hosts_bound_by=host_bound_by,
         )
-
-    @property
-    def feeds(self) -> dict[str, float]:
-        """Accelerators that each resource feeds at AU 100 %, by its name as a limit."""
-        return {
-            "host cpu": self.hosts,
-            "storage": self.storage,
-            "server": self.server,
-            "network": self.links,
-        }
 
     @property
     def fed(self) -> float:
@@ -400,8 +312,7 @@ class _Terms:
 
     def au(self, num_accelerators: int) -> float:
         """Return AU, 0 to 1."""
-        rate = self.fed / num_accelerators
-        return min(self.ceiling(num_accelerators), rate)
+        return min(self.ceiling(num_accelerators), self.fed / num_accelerators)
 
     def most(self, threshold: float) -> float:
         """Return the real number of accelerators at which AU (0 to 1) falls to the threshold."""
@@ -428,9 +339,21 @@ class _Terms:
         ceiling = self.ceiling(num_accelerators)
         if self.fed / num_accelerators < ceiling:
             name = min(self.feeds, key=lambda each: self.feeds[each])
-            bound_by = {"storage": self.storage_bound_by, "host cpu": self.hosts_bound_by}.get(name)
+            bound_by = self.bound_by.get(name)
             return bound_by or name, bound_by is not None
         if passes(100 * ceiling, threshold):
             return "none", False
         late = self.late(num_accelerators) > self.overhead
         return "barrier" if late else "step overhead", False
+
+
+def _measured_rates(calibration: Calibration, datasheet: _Rate) -> tuple[_Rate, _Rate]:
+    """Return the rates of a drive and of a host; the datasheet's where no drive was read."""
+    error, drive = calibration.error, datasheet
+    if calibration.drive_read_bytes_per_second is not None:
+        limit = calibration.drive_limit
+        bound_by = None if limit == "storage" else limit
+        drive = _Rate(calibration.drive_read_bytes_per_second, error, bound_by)
+    limit = calibration.host_limit
+    bound_by = None if limit in ("host cpu", "memory") else limit
+    return drive, _Rate(calibration.host_read_bytes_per_second, error, bound_by)

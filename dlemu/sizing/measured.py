@@ -151,6 +151,16 @@ def _same_command(words: Sequence[str], folder: Path) -> str:
 class _Search:
     """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
+    _enough: SizeCheck
+    """What the dataset is enough for."""
+    _log: SearchLog
+    """The runs so far, on rank 0."""
+    _goal: Goal
+    _bound: str
+    """Why size.max_accelerators is lower than was asked; empty: it is not."""
+    _first, _expected = 1, 1.0
+    """The first number to try, and how many accelerators the storage is expected to feed."""
+
     def __init__(
         self,
         target: Target,
@@ -174,7 +184,6 @@ class _Search:
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
         self._log = world.on_first(self._open_log)
-        self._first, self._expected = 1, 1.0
         if not self._log.points:
             with self._live.doing("probing the drive"):
                 self._first, self._expected = first_number(
@@ -197,13 +206,14 @@ class _Search:
 
     def _bound_by_dataset(self) -> None:
         """Search no further than the dataset allows; refuse one that is too small for 1."""
-        most = self._enough.most_accelerators
+        most, asked = self._enough.most_accelerators, self._workload.size.max_accelerators
         if most == 0:
             self._enough.check(1, expected=self._expected)
-        if most >= self._workload.size.max_accelerators:
+        if most >= asked:
             return
         # A smaller dataset than this one may have been enough for more, in a quick search.
-        most = max([most, *(point.num_accelerators for point in self._log.points)])
+        tried = [point.num_accelerators for point in self._log.points]
+        most = min(asked, max([most, *tried]))
         self._bound = self._enough.describe_bound(self._expected)
         self._workload = self._workload.with_keys({"size.max_accelerators": most})
 

@@ -8,7 +8,8 @@ from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
-from dlemu.sizing.formula import Calibration, CalibrationFile, Prediction, PredictionInput
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
 from dlemu.units import counted, format_rate, html_table
 from dlemu.workload.model import Drive, Workload
@@ -49,25 +50,23 @@ class Predicted(Prediction):
     def _minutes(self, bytes_per_second: float) -> float | None:
         return None if self.pass_bytes is None else self.pass_bytes / bytes_per_second / 60
 
-    def _fields_of_a_pass(self) -> dict[str, float | None]:
-        return {
-            "pass_bytes": self.pass_bytes,
-            "minutes": self.minutes,
-            "minutes_low": self._minutes(self.read_high),
-            "minutes_high": self._minutes(self.read_low),
-        }
-
     @property
     def fields(self) -> dict[str, object]:
         """The content of predict.json."""
-        own = {field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)}
-        return {
+        found = {
             "workload": self.workload.name,
             "drive": self.drive.name,
             "drives": self.workload.drives,
-            **own,
-            **(self._fields_of_a_pass() if self.workload.predict.minutes else {}),
+            **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
         }
+        if self.workload.predict.minutes:
+            found |= {
+                "pass_bytes": self.pass_bytes,
+                "minutes": self.minutes,
+                "minutes_low": self._minutes(self.read_high),
+                "minutes_high": self._minutes(self.read_low),
+            }
+        return found
 
     def __str__(self) -> str:
         """Return number, range, AU, rate and limit, and what they rest on."""

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlemu.dataset.layout import Layout, layout_of
+from dlemu.dataset.layout import layout_of
 from dlemu.loaders.columns import amount_of
-from dlemu.units import ceil_div, format_bytes, format_rate, format_seconds
+from dlemu.units import ceil_div, format_bytes, format_rate, format_seconds, text_table
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Drive, Workload, load_workload
 
@@ -31,7 +31,10 @@ class Row:
     @property
     def bytes_per_second(self) -> float:
         """Bytes that storage must give: those that are read, not only those that are used."""
-        return self.workload.demand * self._read_share
+        if not self.workload.dataset.columns:
+            return self.workload.demand
+        amount = amount_of(self.workload, layout_of(self.workload))
+        return self.workload.demand * amount.read / amount.useful
 
     @property
     def reads_per_second(self) -> float:
@@ -40,7 +43,7 @@ class Row:
         dataset = workload.dataset
         samples = reader.batch_size / workload.train.computation_time.mean
         if dataset.columns:
-            return samples * amount_of(workload, self._layout).reads
+            return samples * amount_of(workload, layout_of(workload)).reads
         if dataset.num_samples_per_file > 1 and workload.streamed:
             return self.bytes_per_second / reader.transfer_size
         return samples * ceil_div(math.ceil(dataset.mean_bytes), reader.piece_bytes)
@@ -101,18 +104,6 @@ class Row:
             "feels_the_drive": self.feels,
         }
 
-    @property
-    def _layout(self) -> Layout:
-        return layout_of(self.workload)
-
-    @property
-    def _read_share(self) -> float:
-        """Bytes that are read for each that is used."""
-        if not self.workload.dataset.columns:
-            return 1.0
-        amount = amount_of(self.workload, self._layout)
-        return amount.read / amount.useful
-
 
 HEADINGS = (
     "workload",
@@ -138,12 +129,7 @@ def table(found: Iterable[Row], *, markdown: bool = False) -> str:
     if markdown:
         lines.insert(1, ("---",) * len(HEADINGS))
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-    return "\n".join(text)
+    return text_table(lines)
 
 
 def _drive(name: str) -> Drive:

@@ -199,16 +199,12 @@ class _History:
         squares = [(au - self.means[n]) ** 2 for n, runs in self.runs.items() for au in runs]
         freedom = len(squares) - len(self.runs) + _PRIOR_WEIGHT
         self.sd = math.sqrt((math.fsum(squares) + _PRIOR_WEIGHT * _PRIOR_SD**2) / freedom)
-        self.fewest_failed = min(filter(self._failed, self.runs), default=goal.max_accelerators + 1)
+        # An earlier search in this folder may have tried more than this one may try.
+        allowed = [number for number in self.runs if number <= goal.max_accelerators]
+        self.fewest_failed = min(filter(self._failed, allowed), default=goal.max_accelerators + 1)
         """The fewest accelerators that fail; max_accelerators + 1 if none fails."""
-        self.most_passed = max(
-            (
-                n
-                for n, au in self.runs.items()
-                if n < self.fewest_failed and passes(au[-1], self.threshold)
-            ),
-            default=0,
-        )
+        passed = [number for number, au in self.runs.items() if passes(au[-1], self.threshold)]
+        self.most_passed = max((n for n in passed if n < self.fewest_failed), default=0)
         """The most accelerators below `fewest_failed` whose last run passed."""
 
     def next_run(self) -> tuple[int | None, str]:

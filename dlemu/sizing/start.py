@@ -3,18 +3,22 @@
 import math
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
-from dlemu.dataset.layout import Dataset, Layout
+from dlemu.dataset.layout import Dataset
 from dlemu.dataset.rule import SizeCheck, datagen_command
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
+from dlemu.sizing.cached import supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
-from dlemu.storage.probe import probe_writing
+from dlemu.storage.probe import probe_rate, probe_writing
+from dlemu.tier.folder import CacheFolder, entry_path
+from dlemu.tier.host import file_sizes, has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import Access, in_bucket
+from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
@@ -35,34 +39,63 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     if workload.size.start is not None:
         return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
-    if drive is not None:
+    if drive is not None and not has_tier(workload):
         job = PredictionInput.of(workload, drive)
         job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
         expected = predict(job, calibration).real_accelerators
         say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
     else:
-        own, access = 0.0, world.on_first(lambda: workload.access)
+        access = world.on_first(lambda: workload.access)
+        own = cached = 0.0
         if world.local_rank == 0:
-            own = probed_rate(workload, enough.layout, access)
-        rate = math.fsum(world.all_gather(own))
+            dataset = Dataset(workload, enough.layout, access=access)
+            own = min(probed_rate(dataset), workload.origin.read_bandwidth or math.inf)
+            cached = _cache_rate(dataset)
+        rates = world.all_gather((own, cached))
+        rate, cached = (math.fsum(each) for each in zip(*rates, strict=True))
+        what = f"get {format_rate(rate)}"
+        if workload.cache.folder is not None:
+            rate = _with_cache(workload, rate, cached)
+            what += f" from the origin, and {format_rate(rate)} with the cache"
         expected = rate / workload.demand / workload.metric.au
-        whose = " from the origin" if workload.cache.folder is not None else ""
         say(
-            f"{target.name}: {PROBE_READERS} readers at once get {format_rate(rate)}{whose}, as "
-            f"much as {expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
+            f"{target.name}: {PROBE_READERS} readers at once {what}, as much as "
+            f"{expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
         )
     return max(1, min(math.floor(expected) + 1, most)), expected
 
 
-def probed_rate(workload: Workload, layout: Layout, access: Access | None = None) -> float:
-    """Return bytes per second that PROBE_READERS threads get from the dataset's files."""
-    dataset = Dataset(workload, layout, access=access)
-    return cold_rate(dataset, PROBE_READERS, _PROBE_SECONDS)
+def _cache_rate(dataset: Dataset) -> float:
+    """Return bytes per second that a probe gets of what this host's cache holds; 0: nothing."""
+    workload = dataset.workload
+    if workload.cache.folder is None or workload.cache.warm is not True:
+        return 0.0
+    folder = CacheFolder(workload, dataset.layout, file_sizes(dataset), claim=False)
+    paths = [Path(entry_path(str(folder.path), *entry)) for entry in folder.look()]
+    if not paths:
+        return 0.0
+    return probe_rate(paths, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
 
 
-def cold_rate(dataset: Dataset, num_readers: int, seconds: float) -> float:
-    """Return bytes per second that threads get from the dataset's files; 0: nothing was read."""
-    return probe_dataset(dataset, num_readers=num_readers, seconds=seconds) or 0.0
+def _with_cache(workload: Workload, origin: float, cached: float) -> float:
+    """Return bytes per second that an origin and the cache before it should give.
+
+    `cached` is the rate of the caches by a probe; the key drive, which says the same, comes first.
+    """
+    drive, reads, writes = workload.drive, cached, math.inf
+    if drive is not None:
+        reads = workload.drives * drive.read_bandwidth if drive.read_bandwidth else cached
+        writes = workload.drives * (drive.write_bandwidth or math.inf)
+    warm = workload.cache.warm is True
+    if not origin or (warm and not reads):  # nothing tells more than the origin does
+        return origin
+    given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes)
+    return given.warm if warm else given.cold
+
+
+def probed_rate(dataset: Dataset) -> float:
+    """Return bytes per second that PROBE_READERS threads get from a dataset, 0 if nothing."""
+    return probe_dataset(dataset, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
 
 
 def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:

@@ -55,15 +55,18 @@ def hold_search(workload: Workload, world: World, say: Say) -> Iterator[HeldSear
             return
         wanted = _wanted(workload, world)
         for folder in _unfinished(wanted):
-            with suppress(WorkloadError):  # another dlemu searches there
+            try:
                 stack.enter_context(hold(folder, "size"))
-                say(
-                    f"going on with the same search in {folder}, which has not ended; for a new "
-                    "one name another output.folder"
-                )
-                yield HeldSearch(folder, wanted)
-                return
-        yield HeldSearch(stack.enter_context(hold(None, "size")), wanted)
+            except WorkloadError:  # another dlemu searches there
+                continue
+            say(
+                f"going on with the same search in {folder}, which has not ended; for a new "
+                "one name another output.folder"
+            )
+            break
+        else:
+            folder = stack.enter_context(hold(None, "size"))
+        yield HeldSearch(folder, wanted)
 
 
 def _wanted(workload: Workload, world: World) -> dict[str, Any]:

@@ -15,13 +15,17 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{PARTIAL}")
 
 
-def append_whole(file: FileIO, data: bytes) -> None:
-    """Append to an open unbuffered file and sync it; if that fails, the file stays as it was."""
+def append_whole(file: FileIO, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Append to an open unbuffered file; if that fails, the file stays as it was.
+
+    With `sync`, the content is on the drive at the end.
+    """
     size = file.seek(0, os.SEEK_END)
     try:
         while data:
             data = data[file.write(data) :]
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     except BaseException:
         file.truncate(size)
         raise

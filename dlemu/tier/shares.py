@@ -98,7 +98,9 @@ def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
     along it is min(origin / (1 - hits), cache / hits).
     """
     slowest = np.maximum((1 - hits) / origin, hits / cache)  # seconds a byte
-    low, high = 0.0, 1.0 / float(slowest.min())
+    if not slowest.any():
+        return math.inf
+    low, high = 0.0, 1.0 / float(slowest.max())  # a part that waits for nothing has no bound
     while _au(slowest, high) > au:
         high *= 2
     for _ in range(60):

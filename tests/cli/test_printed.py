@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.sizing.calibrate import _Runs, calibrate_host
-from dlemu.sizing.formula import Calibration
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import check_workload
 from dlemu.world.world import Alone

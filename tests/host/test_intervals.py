@@ -92,6 +92,21 @@ def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:
     assert storage(replace(first, processes=NOTHING), replace(last, processes=NOTHING)) is None
 
 
+def test_a_counter_that_begins_anew_tells_nothing() -> None:
+    """After a remount, a new cgroup, a driver that is loaded again."""
+    counted = replace(LAST, network_read_bytes=500)
+
+    summary = summarize_interval([counted, replace(FIRST, time=120.0, network_read_bytes=0)])
+
+    assert (summary.network_read_bytes, summary.throttled_seconds) == (None, None)
+    assert (summary.devices, summary.device_read_bytes, summary.storage_read_bytes) == (
+        {},
+        None,
+        None,
+    )
+    assert summary.network == NetworkCounters({}, None, None, None, None)
+
+
 def test_what_was_never_told_stays_none() -> None:
     nothing = replace(
         FIRST, devices={}, host=None, processes=NOTHING, throttling=None, network=None

@@ -112,6 +112,15 @@ def test_cpus_are_bounded_by_affinity_and_by_every_quota(first: Host, second: Ho
     assert usable_cpus(proc=first.proc) == 0.05
 
 
+def test_ranks_in_cgroups_of_their_own_have_all_their_quotas_together(second: Host) -> None:
+    for group in ("job/step", "x"):
+        second.write(f"cgroup/{group}/cpu.max", "10000 100000\n")
+    assert usable_cpus([7], proc=second.proc) == 0.1
+    assert usable_cpus([7, 8], proc=second.proc) == 0.2
+    second.write("cgroup/cpu.max", "15000 100000\n")
+    assert usable_cpus([7, 8], proc=second.proc) == 0.15, "no more than what is above both"
+
+
 def test_ranks_bound_to_a_cpu_each_have_them_all_together() -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     sleep = [sys.executable, "-c", "input()"]

@@ -75,7 +75,7 @@ def observe(
     assert child.stdout.readline() == b"\n"
     if group:
         group.enter(child.pid)
-    with HostObserver(folder, lambda: [os.getpid()], period=0.1) as observer:
+    with HostObserver([folder], lambda: [os.getpid()], period=0.1) as observer:
         observer.mark("start")
         child.stdin.write(b"\n")
         assert child.stdout.readline() == b"\n"
@@ -187,7 +187,7 @@ def test_it_costs_little_more_than_to_read_the_files() -> None:
         return time.thread_time() - start
 
     def check() -> tuple[bool, str]:
-        with HostObserver(Path("."), lambda: pids) as observer:
+        with HostObserver([Path(".")], lambda: pids) as observer:
             first = observer.mark("start")
             bare = []
             while len(observer.observations) < 5:
@@ -211,7 +211,7 @@ def test_memory_is_measured_between_the_borders() -> None:
     )
     assert child.stdout is not None
     child.stdout.readline()
-    with HostObserver(Path("."), lambda: [child.pid], period=0.05) as observer:
+    with HostObserver([Path(".")], lambda: [child.pid], period=0.05) as observer:
         first = observer.mark("start")
         deadline = time.perf_counter() + 60
         while all(o.pss_bytes is None for o in observer.observations if o.time > first.time):
@@ -228,7 +228,7 @@ def test_memory_is_measured_between_the_borders() -> None:
 
 def test_observations_are_kept_as_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "host.0.jsonl"
-    with HostObserver(tmp_path, lambda: [os.getpid()], path, period=0.02) as observer:
+    with HostObserver([tmp_path], lambda: [os.getpid()], path, period=0.02) as observer:
         start = observer.mark("epoch 0 start")
         deadline = time.perf_counter() + 60
         while path.read_text().count("\n") <= 3:
@@ -260,7 +260,7 @@ def test_a_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> Non
     path = tmp_path / "host.0.jsonl"
     path.write_text("precious")
 
-    with pytest.raises(FileExistsError), HostObserver(tmp_path, lambda: [], path):
+    with pytest.raises(FileExistsError), HostObserver([tmp_path], lambda: [], path):
         pass
     assert path.read_text() == "precious"
 
@@ -275,12 +275,12 @@ def test_a_full_disk_is_told_by_the_next_call(tmp_path: Path) -> None:
     try:
         with (
             pytest.raises(OSError, match="No space left"),
-            HostObserver(tmp_path, lambda: [], tmp_path / "0", proc=tmp_path) as observer,
+            HostObserver([tmp_path], lambda: [], tmp_path / "0", proc=tmp_path) as observer,
         ):
             for epoch in range(100):
                 observer.mark(f"epoch {epoch} start")
         (tmp_path / "0").unlink()
-        quick = HostObserver(tmp_path, lambda: [], tmp_path / "1", period=0.001, proc=tmp_path)
+        quick = HostObserver([tmp_path], lambda: [], tmp_path / "1", period=0.001, proc=tmp_path)
         with pytest.raises(OSError, match="No space left"), quick:
             time.sleep(2)
         with pytest.raises(OSError, match="No space left"):
@@ -290,7 +290,9 @@ def test_a_full_disk_is_told_by_the_next_call(tmp_path: Path) -> None:
 
 
 def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> None:
-    with HostObserver(tmp_path, lambda: [1], proc=tmp_path, sys=tmp_path, period=0.01) as observer:
+    with HostObserver(
+        [tmp_path], lambda: [1], proc=tmp_path, sys=tmp_path, period=0.01
+    ) as observer:
         observer.mark("start")
         time.sleep(0.05)
         observer.mark("end")
@@ -310,7 +312,10 @@ def test_reads_by_the_observing_process_itself_count() -> None:
     """As loaders with threads do; and on a drive that others may read as well."""
     with drive_folder(64 * MIB) as folder:
         path = cold_file(folder)
-        with HostObserver(folder, lambda: [os.getpid()]) as observer, mmap.mmap(-1, MIB) as buffer:
+        with (
+            HostObserver([folder], lambda: [os.getpid()]) as observer,
+            mmap.mmap(-1, MIB) as buffer,
+        ):
             observer.mark("start")
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             while os.readv(file, [buffer]):
@@ -329,7 +334,7 @@ def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     kinds = [number * ticks for number in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, kinds))}\ncpu0 1 2 3 4 5 6 7 8\n")
-    observer = HostObserver(tmp_path, list, proc=tmp_path)
+    observer = HostObserver([tmp_path], list, proc=tmp_path)
     expected = HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
     assert observer.mark("all kinds").host == expected
     (tmp_path / "stat").write_text("cpu  1 2 3\n")

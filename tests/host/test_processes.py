@@ -130,7 +130,11 @@ def test_a_pid_given_anew_is_somebody_else(tmp_path: Path) -> None:
     stat = tmp_path / "10" / "stat"
     stat.write_text(stat.read_text().replace(" 87513 ", " 99999 "))
 
-    assert cpu_ticks(tree) == 100
+    processes.set(11, 10, ticks=7)
+
+    tree.refresh([])
+
+    assert cpu_ticks(tree) == 100, "and its children are not ours either"
     assert tree.pids == []
 
 

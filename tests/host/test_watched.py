@@ -89,6 +89,7 @@ def test_the_places_tell_where_bytes_came_from(host: Host) -> None:
     grown = watch.counts().since(before)
 
     assert grown == PlaceCounts(100 * 512, 21 * 512, 102 * 512, None)
+    assert before.since(watch.counts()) == PlaceCounts(), "counters that have begun anew"
     assert [note for note in watch.notes() if "FUSE" not in note] == []
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, PublishedHost, predict
+from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.formula import Prediction, PredictionInput, PublishedHost, predict
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, Workload, load_workload
 
@@ -333,7 +334,7 @@ def _published_cache(row: dict[str, str]) -> PublishedCache:
         cache_rate=1e6 * float(row["cache_read_MBps" if warm else "cache_write_MBps"]),
         origin_rate=1e6 * float(row["origin_read_MBps"]),
         rate=supply,
-        limit=found.warm_limit if warm else found.cold_limit,
+        limit=found.supply.warm_limit if warm else found.supply.cold_limit,
         published_limit=row["limit"],
     )
 

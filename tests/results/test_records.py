@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlemu.errors import RunError, WorkloadError
+from dlemu.results import records
 from dlemu.results.folders import make
 from dlemu.results.records import (
     CONFIG,
     STEP,
     JsonLines,
     Steps,
+    append_steps,
     check_writable,
     read_steps,
     read_summary,
@@ -76,6 +78,30 @@ def test_any_record_comes_back(steps: Steps, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("run")
     write_steps(folder, 0, steps)
     assert read_steps(folder).tobytes() == steps.tobytes()
+
+
+def test_the_epochs_of_a_run_are_one_array(tmp_path: Path) -> None:
+    epochs = [some_steps(number=number) for number in (3, 9_999, 0, 2)]
+    write_steps(tmp_path, 0, epochs[0])
+    path = tmp_path / "steps.0.npy"
+    for number, epoch in enumerate(epochs[1:], 2):
+        before = path.stat()
+        append_steps(tmp_path, 0, epoch.reshape(-1, 1))
+        assert read_steps(tmp_path).tobytes() == np.concatenate(epochs[:number]).tobytes()
+        assert path.stat().st_ino == before.st_ino, "it is not written anew"
+        assert path.stat().st_size == before.st_size + epoch.nbytes
+    assert len(np.load(path, allow_pickle=False)) == 10_004
+
+
+def test_a_kill_while_records_are_appended_leaves_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    monkeypatch.setattr(records, "_write_header", lambda *_: None)  # killed before it
+
+    append_steps(tmp_path, 0, some_steps(number=2))
+
+    assert read_steps(tmp_path).tobytes() == some_steps().tobytes()
 
 
 def test_a_folder_without_records_is_no_runs(tmp_path: Path) -> None:
@@ -273,6 +299,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(small_disk: Path) -> N
     assert str(error.value).endswith("); free space or name another output folder")
     assert "None" not in str(error.value)
     assert len(read_steps(small_disk)) == 3, "the older file is whole"
+    with pytest.raises(RunError, match=r"steps.0.npy cannot be written \(No space left"):
+        append_steps(small_disk, 0, some_steps(number=2000))
+    assert len(read_steps(small_disk)) == 3, "and as it was"
     with pytest.raises(RunError) as error:
         write_json(small_disk / "big.json", "x" * 100_000)
     assert str(error.value) == (

@@ -11,7 +11,7 @@ from dlemu.results.text import (
     render_run,
     verdict_line,
 )
-from dlemu.run.beginning import demand_line
+from dlemu.run.summary import demand_line
 from dlemu.workload.model import load_workload
 
 WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 1.0})

@@ -219,6 +219,7 @@ def test_times_are_drawn_apart_on_every_accelerator(kind: str) -> None:
     assert (draw(accelerators=range(4, 8)) == times[:, 4:]).all(), "whatever rank draws it"
     assert not np.isin(draw(epoch=1), times[times > 0]).any()
     assert not np.isin(draw(seed=2), times[times > 0]).any()
+    assert new_steps(0, draw(accelerators=range(0))).shape == (50, 0), "a rank may have none"
 
 
 def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> None:

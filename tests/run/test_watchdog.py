@@ -152,6 +152,11 @@ def test_work_of_the_cpu_is_progress_where_nothing_else_tells(
         assert seconds_to_the_end(clock, dog) == pytest.approx(10.1)
         taken[0] += 0.001
         dog.look()
+    with dog.phase("in epoch 1", idle):
+        clock.time += 11
+        taken[0] += 1.0
+        with pytest.raises(Ended):
+            dog.look()
 
 
 def test_a_long_computation_time_is_no_stall(clock: VirtualClock) -> None:

@@ -1,19 +1,28 @@
 """Predictions with a cache: cold and warm, published caches, and what is missing."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.datagen import generate
+from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
+from dlemu.sizing import start
 from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.measured import size
-from dlemu.sizing.targets import find_jobs
+from dlemu.sizing.targets import Target, find_jobs
+from dlemu.terminal import silent
+from dlemu.tier.folder import CacheFolder, entry_path
+from dlemu.tier.host import file_sizes
 from dlemu.tier.shares import hit_share, profile, supply
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import CachePolicy
+from dlemu.world.world import Alone
 from tests.lab.published import read_caches
 
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=2"]
@@ -72,6 +81,84 @@ def test_what_is_missing_is_said() -> None:
     keys |= {"origin.read_bandwidth": 10**9, "dataset.num_files_train": "auto"}
     with pytest.raises(WorkloadError, match=r"cache\.capacity must be a share of the dataset"):
         predict_cached(load_workload("unet3d_h100", keys))
+
+
+def test_a_server_is_no_drive_that_holds_a_cache() -> None:
+    keys = {"origin.read_bandwidth": 10**9, "server.read_bandwidth": 10**10, "cache.capacity": 1}
+    with pytest.raises(
+        WorkloadError, match=r"drive is not set: server.read_bandwidth says nothing"
+    ):
+        predict_cached(load_workload("unet3d_h100", keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "cached", "rate"),
+    [
+        ({"cache.warm": True}, 9e9, 5e9),  # a fifth comes from the origin
+        ({"cache.warm": True}, 2e9, 2.5e9),
+        ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
+        ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
+        ({"cache.warm": True, "cache.capacity": 1}, 9e9, 9e9),
+        ({"cache.warm": True, "origin.read_bandwidth": 10**8}, 9e9, 5e8),
+        ({"cache.warm": False}, 0.0, 1e9),
+        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 0.0, 1e8),
+        ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 0.0, 1e8),
+    ],
+)
+def test_a_search_starts_at_what_origin_and_cache_give(
+    keys: dict[str, object], cached: float, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "probed_rate", lambda *_: 1e9)
+    monkeypatch.setattr(start, "_cache_rate", lambda *_: cached)
+    given: dict[str, object] = {
+        "dataset.data_folder": "/mnt/slow",
+        "dataset.num_files_train": 100_000,
+        "cache.folder": "/mnt/nvme/cache",
+        "cache.capacity": 0.8,
+        "cache.policy": "keep",
+        "host_memory": "1GiB",
+    }
+    workload = load_workload("unet3d_h100", given | keys)
+    enough = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
+    target = Target("slow", "/mnt/slow", 1)
+
+    first, expected = start.first_number(target, enough, Alone(), silent)
+
+    assert expected == pytest.approx(rate / workload.demand / workload.metric.au)
+    assert first == math.floor(expected) + 1
+
+
+def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_PROBE_SECONDS", 0.1)
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    keys: dict[str, object] = {
+        "dataset.data_folder": str(data),
+        "dataset.num_files_train": 4,
+        "dataset.record_length_bytes": 1 << 16,
+        "dataset.record_length_bytes_stdev": 0,
+        "cache.folder": str(cache),
+        "cache.warm": True,
+    }
+    workload = load_workload("unet3d_h100", keys)
+    generate(workload, world=Alone())
+    dataset = Dataset(workload, layout_of(workload))
+    sizes = file_sizes(dataset)
+    folder = CacheFolder(workload, dataset.layout, sizes)
+    assert start._cache_rate(dataset) == 0.0
+    Path(entry_path(str(cache), 2, 0)).write_bytes(bytes(sizes[2]))
+    folder.close()
+
+    assert start._cache_rate(dataset) > 0.0
+    assert (
+        start._cache_rate(Dataset(workload.with_keys({"cache.warm": False}), dataset.layout)) == 0
+    )
+
+
+def test_a_rate_of_parts_that_all_hit_is_bounded_by_the_others() -> None:
+    """Where the first half comes from a cache without a bound, half of the time is the origin's."""
+    halves = np.array([1.0, 0.0])
+    assert supply(halves, origin=1e9, cache=math.inf, au=1 / 2) == pytest.approx(1.5e9)
+    assert supply(np.ones(2), origin=1e9, cache=math.inf, au=0.9) == math.inf
 
 
 def test_size_searches_cold_and_warm(tmp_path: Path) -> None:

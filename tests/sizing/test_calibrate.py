@@ -21,7 +21,7 @@ from dlemu.results.summary import Summary
 from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host, render_calibration
-from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab.mpirun import mpirun

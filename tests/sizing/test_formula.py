@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
+from dlemu.sizing.calibration_file import ERROR, Calibration, CalibrationFile
 from dlemu.sizing.formula import (
     DLIO_CORE_SECONDS,
-    ERROR,
     UNMEASURED_OVERHEAD,
-    Calibration,
-    CalibrationFile,
     PredictionInput,
     PublishedHost,
     predict,
@@ -300,11 +298,6 @@ def test_calibrations_are_found_by_the_very_job() -> None:
 def test_what_is_no_calibration_gets_one_line(text: str) -> None:
     with pytest.raises(WorkloadError, match=r"^a\.json is not a calibration.*dlemu calibrate$"):
         CalibrationFile.parse(text, path="a.json")
-
-
-def test_what_cannot_be_predicted_gets_one_line() -> None:
-    with pytest.raises(WorkloadError, match=r"^train\.computation_time must be above 0"):
-        replace(UNET3D, computation_time=0.0)
 
 
 def test_every_drive_names_its_source() -> None:

@@ -6,6 +6,7 @@ Most tests ask for so little AU that every number passes: what they check is not
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,8 @@ from dlemu.sizing.plots import plot_sizing, plot_table
 from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.start import describe_plan
 from dlemu.sizing.targets import Target, find_targets
+from dlemu.sizing.unfinished import hold_search
+from dlemu.terminal import silent
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
@@ -380,6 +383,21 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_search_that_goes_on_with_fewer_files_stays_below_the_most(job: Workload) -> None:
+    """198 of 200 samples are enough for 6, whom the first search tries; 119 are for 3."""
+    keys = {"size.max_accelerators": 6, "size.start": 6, "size.confirm": 1}
+    assert size_storage(job.with_keys(keys), Alone()) == 0
+    assert sizing_of(job)["num_accelerators"] == 6
+    shutil.rmtree(job.data_folder)
+    fewer = job.with_keys({"dataset.num_files_train": 119, "size.confirm": 1})
+    generate(fewer, world=Alone())
+
+    assert size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone()) == 0
+
+    assert sizing_of(job)["num_accelerators"] == 4
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -401,6 +419,22 @@ def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     assert "dataset.num_files_train=303000" in command and command.startswith("  dlemu datagen ")
     assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
     assert not list(few.data_folder.glob(".dlemu-probe*"))
+
+
+def test_a_search_that_goes_on_and_fails_says_why(
+    job: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unnamed = job.with_keys({"output.folder": None})
+    with hold_search(unnamed, Alone(), silent) as begun:
+        begun.begin()
+
+    with (
+        pytest.raises(WorkloadError, match="too many files"),
+        hold_search(unnamed, Alone(), silent) as again,
+    ):
+        assert again.folder == begun.folder
+        raise WorkloadError("too many files")
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,13 +1,15 @@
 """What `dlemu predict` prints and writes, through the command line."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import dlemu
 from dlemu.cli.main import run
-from dlemu.sizing.formula import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.workload.model import load_workload
 from dlemu.workload.published import what_it_stands_for
 from tests.lab.published_training import fit_efficiency, read_minutes, read_spreads
@@ -38,29 +40,12 @@ def test_the_file_says_the_same(tmp_path: Path) -> None:
     assert run([*PS1010, "drives=4", f"output.folder={folder}"]) == 0
 
     told = json.loads((folder / "predict.json").read_text())
-    demand = 7 * 146_600_628 / 0.323
-    real = 4 * 14.5e9 / 0.9 / demand
-    assert told == {
-        "workload": "unet3d_h100",
-        "drive": "D7-PS1010",
-        "drives": 4,
-        "num_accelerators": 20,
-        "low": 12,
-        "high": 27,
-        "real_accelerators": pytest.approx(real),
-        "at_least": False,
-        "au_percentage": pytest.approx(90 * real / 20),
-        "au_low": pytest.approx(0.64 * 90 * real / 20),
-        "au_high": 100.0,
-        "read_bytes_per_second": pytest.approx(58e9),
-        "read_low": pytest.approx(0.64 * 58e9),
-        "read_high": pytest.approx(20 * demand),
-        "limit": "storage",
-        "feeds": {"storage": pytest.approx(real)},
-        "calibrated": False,
-        "extrapolated": False,
-        "published_figure": None,
-    }
+    workload = load_workload("unet3d_h100", {"drive": "d7_ps1010", "drives": 4})
+    assert workload.drive is not None
+    prediction = predict(PredictionInput.of(workload, workload.drive))
+    assert told == {"workload": "unet3d_h100", "drive": "D7-PS1010", "drives": 4} | asdict(
+        prediction
+    )
 
 
 def test_a_server_and_links_are_told_beside_the_drives(capsys: pytest.CaptureFixture[str]) -> None:

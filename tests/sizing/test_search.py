@@ -104,6 +104,16 @@ def test_nothing_failed_up_to_the_most() -> None:
     assert sizing.failed_au_percentage is None
 
 
+def test_a_search_that_goes_on_with_a_lower_most_stays_below_it() -> None:
+    earlier = size(storage_of(8.4), start=10).points[:1]
+
+    goal = Goal(90, 5, confirm=2)
+    sizing = search(storage_of(8.4), goal, known=earlier)
+
+    assert tried(sizing) == [10, 5, 5]
+    assert (sizing.num_accelerators, sizing.fewest_failed, sizing.at_least) == (5, None, True)
+
+
 def test_the_hosts_limit_is_not_the_drives_number() -> None:
     for limit in ("host cpu", "loader", "oversleep", "barrier", "memory"):
         sizing = size(storage_of(5.5, limit=limit))

@@ -1,12 +1,20 @@
-"""What is known of a run before its first step: its summary so far, and what it will ask for."""
+"""The summary of a run: what is known when it begins, when it is complete, and when it fails."""
 
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import num_accelerators
-from dlemu.results.summary import Summary
+from dlemu.errors import DlemuError, RunError
+from dlemu.results.bottleneck import find_limit
+from dlemu.results.evidence import Gathered
+from dlemu.results.metrics import Metrics
+from dlemu.results.records import overwrite_summary, write_summary
+from dlemu.results.summary import Measured, RunsSummary, Summary, time_of_day
+from dlemu.terminal import complain
 from dlemu.units import format_rate
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
@@ -62,6 +70,44 @@ def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
         potential_caching=[int(memory > num_bytes) for memory, _ in hosts],
         epochs=0,
     )
+
+
+def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summary:
+    """Return the summary with what was measured and what the limit was."""
+    measured: Measured = {
+        **seen.measured,
+        "read_bytes": metrics.read_bytes,
+        "read_bytes_per_second": metrics.read_bytes_per_second,
+    }
+    if metrics.num_reads:  # else they were not counted
+        measured["num_reads"] = metrics.num_reads
+        measured["reads_per_second"] = metrics.reads_per_second
+    epochs = metrics.epochs
+    measured["whole_epoch_au_percentage"] = [each.whole_epoch_au_percentage for each in epochs]
+    measured["first_step_seconds"] = [each.first_step_seconds for each in epochs]
+    return {
+        **summary,
+        "status": "complete",
+        "measured": measured,
+        "limit": asdict(find_limit(seen.evidence)),
+        "notes": [*summary["notes"], *seen.notes],
+    }
+
+
+def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
+    """Write the summary with its error, over the old one if the disk is full."""
+    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+    text = str(error) if isinstance(error, DlemuError) else repr(error)
+    summary["status"] = "incomplete" if interrupted else "failed"
+    summary["error"] = "interrupted" if interrupted else text
+    summary["end"] = time_of_day()
+    try:
+        write_summary(folder, summary)
+    except RunError as second:
+        if overwrite_summary(folder, summary):
+            return
+        if str(folder) not in text:  # else this error is about the same disk
+            complain(str(second))
 
 
 def demand_line(workload: Workload, num_accelerators: int) -> str:
