@@ -1,5 +1,6 @@
 """What all tests begin with, and which of them are quick."""
 
+import json
 import os
 import signal
 import sys
@@ -12,14 +13,18 @@ from hypothesis import settings
 from tests.lab import warm
 
 SHORT_PROBES = {
-    "dlemu.datagen.probe._PROBE_SECONDS": 0.1,
-    "dlemu.run.forecast._PROBE_SECONDS": 0.1,
-    "dlemu.run.monitor._PROBE_SECONDS": 0.3,
-    "dlemu.sizing.start._PROBE_SECONDS": 0.1,
+    "dlemu.datagen.probe._PROBE_SECONDS": 0.03,
+    "dlemu.run.forecast._PROBE_SECONDS": 0.03,
+    "dlemu.run.monitor._PROBE_SECONDS": 0.03,
+    "dlemu.sizing.start._PROBE_SECONDS": 0.03,
+    "dlemu.sizing.calibrate._PROBE_SECONDS": 0.1,
+    "dlemu.load.measure._PROBE_SECONDS": 0.1,
     "dlemu.cli.progress._PLAIN_SECONDS": 600.0,
 }
 """A probe after each short run would take longer than all else; no such test is about its rate. Nor
 is one about a plain line of progress, which a busy host would add to what a command says."""
+SETTINGS = Path(__file__).parent / "lab" / "settings"
+"""Has new Pythons set them: see sitecustomize.py there."""
 NOT_QUICK = {
     line
     for line in Path(__file__).with_name("not_quick.txt").read_text().splitlines()
@@ -128,7 +133,7 @@ def no_process(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe storage for a moment only, here and in warm processes.
+    """Probe storage for a moment only, here and in all processes that a test starts.
 
     But not where the clock is read, nor in a module with FULL_PROBES, which is about them.
     """
@@ -137,3 +142,5 @@ def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         for name, seconds in SHORT_PROBES.items():
             monkeypatch.setattr(name, seconds)
         monkeypatch.setattr(warm, "settings", SHORT_PROBES)
+        monkeypatch.setenv("DLEMU_TEST_SETTINGS", json.dumps(SHORT_PROBES))
+        monkeypatch.setenv("PYTHONPATH", str(SETTINGS), prepend=os.pathsep)
