@@ -59,6 +59,8 @@ _SLOW_MARKS = {"clock", "root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
 _started: list[str] = []
+_timed: set[Path] = set()
+"""Files with tests that need probes of full length."""
 
 
 def _note_starts(event: str, arguments: tuple[object, ...]) -> None:
@@ -88,6 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if not listed and not any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
             item.add_marker("quick")
     yield  # -m leaves out others
+    _timed.update(item.path for item in items if _is_timed(item))
     _spread_the_longest(items, workers=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
@@ -131,16 +134,34 @@ def no_process(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"a quick test starts a process: {_started[0]}; see tests/not_quick.txt")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_probes_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Probe storage for a moment only in what the tests of a module share, too."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.path not in _timed:
+            _probe_shortly(monkeypatch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe storage for a moment only, here and in all processes that a test starts.
 
     But not where the clock is read, nor in a module with FULL_PROBES, which is about them.
     """
-    full = getattr(request.module, "FULL_PROBES", False)
-    if not full and request.node.get_closest_marker("clock") is None:
-        for name, seconds in SHORT_PROBES.items():
-            monkeypatch.setattr(name, seconds)
-        monkeypatch.setattr(warm, "settings", SHORT_PROBES)
-        monkeypatch.setenv("DLEMU_TEST_SETTINGS", json.dumps(SHORT_PROBES))
+    if not _is_timed(request.node):
+        _probe_shortly(monkeypatch)
+
+
+def _is_timed(item: pytest.Item) -> bool:
+    full = getattr(getattr(item, "module", None), "FULL_PROBES", False)
+    return full or item.get_closest_marker("clock") is not None
+
+
+def _probe_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in SHORT_PROBES.items():
+        monkeypatch.setattr(name, seconds)
+    monkeypatch.setattr(warm, "settings", SHORT_PROBES)
+    monkeypatch.setenv("DLEMU_TEST_SETTINGS", json.dumps(SHORT_PROBES))
+    if str(SETTINGS) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         monkeypatch.setenv("PYTHONPATH", str(SETTINGS), prepend=os.pathsep)
