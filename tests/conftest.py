@@ -31,7 +31,6 @@ NOT_QUICK = {
     if not line.startswith("#")
 }
 LONGEST = (
-    "tests/training/test_loader.py::test_a_strict_client_sees_the_types",
     "tests/test_docs.py",
     "tests/test_fuzz.py",
     "tests/run/test_hosts.py::test_a_worker_that_is_killed_on_another_host_is_named",
@@ -39,7 +38,6 @@ LONGEST = (
     "tests/run/test_hosts.py::test_a_link_that_is_held_to_a_rate_is_the_limit",
     "tests/loaders/test_descriptors.py::test_others_cost_what_the_formula_says",
     "tests/test_terminal.py::test_files_are_opened_with_an_encoding",
-    "tests/datagen/test_write.py::test_killed_at_any_moment_it_continues",
     "tests/cli/test_end_to_end.py::test_two_ranks_open_disjoint_files_and_together_the_plans",
     "tests/reports/test_page.py",
     "tests/sizing/test_calibrate.py",
@@ -48,7 +46,6 @@ LONGEST = (
     "tests/paths/test_paths.py::test_the_command_writes_its_reports_and_ends_with_0",
     "tests/loaders/test_faults.py::test_workers_may_be_started_in_any_way",
     "tests/results/test_bottleneck.py::test_storage_is_blamed_only_where_nothing_else_can_be",
-    "tests/datagen/test_write.py::test_ranks_change_no_byte",
     "tests/run/test_faults.py::test_a_read_that_never_ends_is_named",
     "tests/formats/test_formats.py::test_an_npz_beyond_4_gib_is_sound",
     "tests/test_examples.py",
