@@ -1,5 +1,6 @@
 """What all tests begin with, and which of them are quick."""
 
+import json
 import os
 import signal
 import sys
@@ -12,21 +13,24 @@ from hypothesis import settings
 from tests.lab import warm
 
 SHORT_PROBES = {
-    "dlemu.datagen.probe._PROBE_SECONDS": 0.1,
-    "dlemu.run.forecast._PROBE_SECONDS": 0.1,
-    "dlemu.run.monitor._PROBE_SECONDS": 0.3,
-    "dlemu.sizing.start._PROBE_SECONDS": 0.1,
+    "dlemu.datagen.probe._PROBE_SECONDS": 0.03,
+    "dlemu.run.forecast._PROBE_SECONDS": 0.03,
+    "dlemu.run.monitor._PROBE_SECONDS": 0.03,
+    "dlemu.sizing.start._PROBE_SECONDS": 0.03,
+    "dlemu.sizing.calibrate._PROBE_SECONDS": 0.1,
+    "dlemu.load.measure._PROBE_SECONDS": 0.1,
     "dlemu.cli.progress._PLAIN_SECONDS": 600.0,
 }
 """A probe after each short run would take longer than all else; no such test is about its rate. Nor
 is one about a plain line of progress, which a busy host would add to what a command says."""
+SETTINGS = Path(__file__).parent / "lab" / "settings"
+"""Has new Pythons set them: see sitecustomize.py there."""
 NOT_QUICK = {
     line
     for line in Path(__file__).with_name("not_quick.txt").read_text().splitlines()
     if not line.startswith("#")
 }
 LONGEST = (
-    "tests/training/test_loader.py::test_a_strict_client_sees_the_types",
     "tests/test_docs.py",
     "tests/test_fuzz.py",
     "tests/run/test_hosts.py::test_a_worker_that_is_killed_on_another_host_is_named",
@@ -34,7 +38,6 @@ LONGEST = (
     "tests/run/test_hosts.py::test_a_link_that_is_held_to_a_rate_is_the_limit",
     "tests/loaders/test_descriptors.py::test_others_cost_what_the_formula_says",
     "tests/test_terminal.py::test_files_are_opened_with_an_encoding",
-    "tests/datagen/test_write.py::test_killed_at_any_moment_it_continues",
     "tests/cli/test_end_to_end.py::test_two_ranks_open_disjoint_files_and_together_the_plans",
     "tests/reports/test_page.py",
     "tests/sizing/test_calibrate.py",
@@ -43,7 +46,6 @@ LONGEST = (
     "tests/paths/test_paths.py::test_the_command_writes_its_reports_and_ends_with_0",
     "tests/loaders/test_faults.py::test_workers_may_be_started_in_any_way",
     "tests/results/test_bottleneck.py::test_storage_is_blamed_only_where_nothing_else_can_be",
-    "tests/datagen/test_write.py::test_ranks_change_no_byte",
     "tests/run/test_faults.py::test_a_read_that_never_ends_is_named",
     "tests/formats/test_formats.py::test_an_npz_beyond_4_gib_is_sound",
     "tests/test_examples.py",
@@ -54,6 +56,8 @@ _SLOW_MARKS = {"clock", "root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
 _started: list[str] = []
+_timed: set[Path] = set()
+"""Files with tests that need probes of full length."""
 
 
 def _note_starts(event: str, arguments: tuple[object, ...]) -> None:
@@ -83,6 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if not listed and not any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
             item.add_marker("quick")
     yield  # -m leaves out others
+    _timed.update(item.path for item in items if _is_timed(item))
     _spread_the_longest(items, workers=int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
@@ -126,14 +131,34 @@ def no_process(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"a quick test starts a process: {_started[0]}; see tests/not_quick.txt")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_probes_of_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Probe storage for a moment only in what the tests of a module share, too."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.path not in _timed:
+            _probe_shortly(monkeypatch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe storage for a moment only, here and in warm processes.
+    """Probe storage for a moment only, here and in all processes that a test starts.
 
     But not where the clock is read, nor in a module with FULL_PROBES, which is about them.
     """
-    full = getattr(request.module, "FULL_PROBES", False)
-    if not full and request.node.get_closest_marker("clock") is None:
-        for name, seconds in SHORT_PROBES.items():
-            monkeypatch.setattr(name, seconds)
-        monkeypatch.setattr(warm, "settings", SHORT_PROBES)
+    if not _is_timed(request.node):
+        _probe_shortly(monkeypatch)
+
+
+def _is_timed(item: pytest.Item) -> bool:
+    full = getattr(getattr(item, "module", None), "FULL_PROBES", False)
+    return full or item.get_closest_marker("clock") is not None
+
+
+def _probe_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in SHORT_PROBES.items():
+        monkeypatch.setattr(name, seconds)
+    monkeypatch.setattr(warm, "settings", SHORT_PROBES)
+    monkeypatch.setenv("DLEMU_TEST_SETTINGS", json.dumps(SHORT_PROBES))
+    if str(SETTINGS) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        monkeypatch.setenv("PYTHONPATH", str(SETTINGS), prepend=os.pathsep)

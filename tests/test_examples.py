@@ -32,8 +32,9 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert "at this rate a whole llama3_8b takes " in done.stdout
 
 
-def test_a_training_loop_of_ones_own(tmp_path: Path) -> None:
+def test_a_training_loop_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # idle ones would spin beside other tests
     script = str(EXAMPLES / "training_loop.py")
     done = execute([sys.executable, script, str(tmp_path)], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

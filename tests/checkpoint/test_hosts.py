@@ -1,7 +1,6 @@
 """Checkpoints over several hosts, each a network namespace with ranks of its own."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lab.cgroups import throttled_writes
-from tests.lab.commands import QUICK, generate
+from tests.lab.commands import QUICK, generate, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 
@@ -28,7 +27,7 @@ def lab(tmp_path: Path) -> Iterator[Hosts]:
 def over(lab: Hosts, ranks: Sequence[int], folder: Path, *words: str) -> tuple[str, Any]:
     """Run `dlemu` in so many ranks on each host; return what it printed, and summary.json."""
     command = lab.mpirun(ranks, sys.executable, "-m", "dlemu", *words, f"output.folder={folder}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = with_checkout()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
     # The launcher may have a warning of its own there.
     assert done.returncode == 0 and "dlemu: " not in done.stderr, done.stdout + done.stderr

@@ -18,8 +18,8 @@ def names_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("num_ranks", "keys"),
     [
-        (1, ["reader.data_loader=threads"]),
-        (2, ["reader.data_loader=pytorch", "checkpoint.asynchronous=true"]),
+        (1, ["reader.data_loader=pytorch"]),
+        (2, ["reader.data_loader=threads", "checkpoint.asynchronous=true"]),
     ],
 )
 def test_all_accelerators_write_while_they_read(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.commands import QUICK, generate
+from tests.lab.commands import QUICK, generate, with_checkout
 from tests.lab.mpirun import mpirun
 
 pytestmark = pytest.mark.mpi
@@ -26,7 +26,7 @@ def on_ranks(num_ranks: int, *words: str, cwd: Path) -> tuple[int, list[str]]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=with_checkout(),
         timeout=120,
     )
     return done.returncode, [line for line in done.stdout.splitlines() if line]

@@ -15,7 +15,7 @@ import yaml
 from dlemu import __version__
 from dlemu.cli.main import run
 from dlemu.workload.compose import known_workloads
-from tests.lab.commands import QUICK, SMALL, dlemu, generate
+from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
 
 DATA = Path(__file__).parents[1] / "data"
 OWN = "".join(f"{name}, " for name in known_workloads() if not name.startswith("unet3d"))
@@ -493,7 +493,7 @@ def test_verify_needs_only_the_folder_and_repairs_it(
 def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path) -> None:
     words = [*QUICK, data, "train.computation_time=0.2", "output.folder=run"]
     command = [sys.executable, "-m", "dlemu", "run", *words]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = with_checkout()
     process = subprocess.Popen(
         command, stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment
     )

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +137,18 @@ def test_killed_by_a_signal_it_continues(tmp_path: Path) -> None:
     before = stamps(tmp_path / "data")
     generated(tmp_path / "whole", **kind, num_files_train=300)
     larger = workload_of(tmp_path / "data", **kind, num_files_train=300)
-    train = tmp_path / "data" / "train"
+    train, alone = tmp_path / "data" / "train", {"world": Alone()}
 
     num_killed = 0
     for wanted in (1, 40, 89, 95, 150, 299):
-        child = subprocess.Popen(program(larger), cwd=ROOT)
-        while child.poll() is None and sum(1 for _ in train.rglob("*_of_300.tfrecord")) < wanted:
+        child = get_context("fork").Process(target=generate, args=(larger,), kwargs=alone)
+        child.start()
+        while child.is_alive() and sum(1 for _ in train.rglob("*_of_300.tfrecord")) < wanted:
             time.sleep(0.001)
-        if child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
+        if child.is_alive():
+            child.kill()
             num_killed += 1
-        child.wait()
+        child.join()
     generate(larger, world=Alone())
 
     assert num_killed >= 4

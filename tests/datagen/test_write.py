@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -157,15 +158,15 @@ def program(workload: Workload) -> list[str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[5]], ids=["npz", "tfrecord"])
-def test_ranks_change_no_byte(tmp_path: Path, kind: dict[str, Any]) -> None:
-    trees = []
-    for num_ranks in (1, 2, 3):
-        workload = workload_of(tmp_path / f"{num_ranks}", num_files_train=7, **kind)
-        subprocess.run(mpirun(num_ranks, *program(workload)), cwd=ROOT, check=True, timeout=120)
-        trees.append(tree(tmp_path / f"{num_ranks}"))
+@pytest.mark.parametrize(
+    ("num_ranks", "kind"), [(2, KINDS[0]), (3, KINDS[5])], ids=["npz", "tfrecord"]
+)
+def test_ranks_change_no_byte(tmp_path: Path, num_ranks: int, kind: dict[str, Any]) -> None:
+    generate(workload_of(tmp_path / "alone", num_files_train=7, **kind), world=Alone())
+    workload = workload_of(tmp_path / "ranks", num_files_train=7, **kind)
+    subprocess.run(mpirun(num_ranks, *program(workload)), cwd=ROOT, check=True, timeout=120)
 
-    assert trees[0] == trees[1] == trees[2]
+    assert tree(tmp_path / "ranks") == tree(tmp_path / "alone")
 
 
 @pytest.mark.mpi
@@ -193,17 +194,19 @@ def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
     generate(whole, world=Alone())
     killed = workload_of(tmp_path / "killed", **kind, **sizes)
     train, randomly = tmp_path / "killed" / "train", random.Random(1)
+    alone = {"world": Alone()}
 
     num_killed = 0
     for wanted in (1, 20, 21, 90, 150, 220, 290, 300):
-        child = subprocess.Popen(program(killed), cwd=ROOT)
-        while child.poll() is None and sum(1 for _ in train.rglob("*.tfrecord")) < wanted:
+        child = get_context("fork").Process(target=generate, args=(killed,), kwargs=alone)
+        child.start()
+        while child.is_alive() and sum(1 for _ in train.rglob("*.tfrecord")) < wanted:
             time.sleep(0.001)
         time.sleep(randomly.random() * 0.01)
-        if child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
+        if child.is_alive():
+            child.kill()
             num_killed += 1
-        child.wait()
+        child.join()
     before = sum(1 for _ in train.rglob("*.tfrecord"))
     manifest = generate(killed, world=Alone())
 

@@ -171,6 +171,7 @@ def test_a_cpu_quota_shows_as_throttling_and_as_fewer_cpus() -> None:
 
 
 @pytest.mark.clock
+@pytest.mark.waits
 def test_it_costs_little_more_than_to_read_the_files() -> None:
     """Once a second, for 20 processes; what that is of a core depends on the host."""
     sleepers = [

@@ -23,9 +23,10 @@ _FRAMES = """<!doctype html><meta charset="utf-8">
 <style>body { margin: 0 } iframe { border: 0; height: 900px; display: block }</style><body><script>
 const page = %s, views = %s, tall = %s;
 
-function texts(page) {  // the elements that hold text of their own
-  return [...page.body.querySelectorAll("*")].filter(each => each.checkVisibility() &&
-    [...each.childNodes].some(n => n.nodeType === Node.TEXT_NODE && n.data.trim()));
+function texts(root) {  // the elements that hold text of their own
+  return [root, ...root.querySelectorAll("*")].filter(each =>
+    [...each.childNodes].some(n => n.nodeType === Node.TEXT_NODE && n.data.trim()) &&
+    each.checkVisibility());
 }
 
 function light(colour) {  // relative luminance, WCAG 2.1
@@ -62,10 +63,9 @@ function touch(a, b) {
 }
 
 function overlaps(figure) {
-  const found = [], all = texts(figure.ownerDocument).filter(each => figure.contains(each));
-  all.forEach((one, n) => all.slice(n + 1).forEach(other => {
-    if (boxes(one).some(a => boxes(other).some(b => touch(a, b))))
-      found.push(one.textContent + " | " + other.textContent);
+  const found = [], all = texts(figure).map(each => [each.textContent, boxes(each)]);
+  all.forEach(([one, ours], n) => all.slice(n + 1).forEach(([other, theirs]) => {
+    if (ours.some(a => theirs.some(b => touch(a, b)))) found.push(one + " | " + other);
   }));
   return found;
 }
@@ -74,7 +74,7 @@ function measure(frame) {
   const page = frame.contentDocument, root = page.documentElement;
   const style = each => frame.contentWindow.getComputedStyle(each);
   const of = each => each.textContent.slice(0, 60);
-  const all = texts(page);
+  const all = texts(page.body);
   return {
     dark: frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches,
     back: style(page.body).backgroundColor,

@@ -43,8 +43,12 @@ def execute(
     command: Sequence[str], *, cwd: Path, timeout: float = 150
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that imports this checkout's dlemu."""
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout
+        command, capture_output=True, text=True, cwd=cwd, env=with_checkout(), timeout=timeout
     )
+
+
+def with_checkout() -> dict[str, str]:
+    """Return the environment, with this checkout on Python's path."""
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

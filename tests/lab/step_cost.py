@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 
 from dlemu.clock import WallClock
 from dlemu.loaders import Batch
 from dlemu.run.replay import new_steps, replay_epoch
+
+_clock = cache(WallClock.calibrate)
+"""Calibrated once: that takes longer than the steps."""
 
 
 def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
@@ -19,7 +23,7 @@ def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
             yield [Batch(0, step, number, samples, 1, 0.0, 0.0, 0.0, 0.0) for number in numbers]
 
     numbers = range(num_accelerators)
-    clock = WallClock.calibrate()
+    clock = _clock()
     begin = time.perf_counter()
     replay_epoch(
         batches(),

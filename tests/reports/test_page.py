@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
+from dlemu.host.observer import HostObserver
 from dlemu.reports.drawing import Axis, Plot, Series
 from dlemu.reports.foreign import read_foreign
 from dlemu.reports.markup import render_table
@@ -66,13 +68,15 @@ PLACE = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hold a run that fails and a series of five."""
+    """Hold a run that fails and a series of five, each long enough for plots over time."""
     folder = tmp_path_factory.mktemp("page") / ODD
     data = generate(folder)
-    fails = ["metric.au=0.999", "train.computation_time=0.001"]
-    assert run(["run", *QUICK, data, f"output.folder={folder / 'fail'}", *fails]) == 2
-    series = ["runs=5", "warmup=1", "train.epochs=1"]
-    run(["run", *QUICK, data, f"output.folder={folder / 'five'}", *series])
+    fails = ["metric.au=0.999", "train.computation_time=0.001", "reader.preprocess_time=0.04"]
+    series = ["runs=5", "warmup=1", "train.epochs=1", "train.computation_time=0.1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dlemu.run.monitor.HostObserver", partial(HostObserver, period=0.1))
+        assert run(["run", *QUICK, data, f"output.folder={folder / 'fail'}", *fails]) == 2
+        run(["run", *QUICK, data, f"output.folder={folder / 'five'}", *series])
     path = folder / "fail" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"place": PLACE}))
     return folder

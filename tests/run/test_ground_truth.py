@@ -37,11 +37,8 @@ _ONE_LOADER = {
     "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": "threads",
 }
 """Where one is enough for a suite; benchmarks/truth runs both."""
-_NEED_CPUS = {
-    *("files in memory, a fifth of a core", "4 workers on one core"),
-    "others' work on all cores",
-}
-"""Cases in which CPUs are what is short."""
+_NEED_CPUS = {"4 workers on one core", "others' work on all cores"}
+"""Cases that keep a core busy. A fifth of a core is held by a quota."""
 
 
 def _cases() -> list[Any]:

@@ -21,7 +21,7 @@ from dlemu.host.limits import host_memory_bytes
 from dlemu.results.metrics import measure
 from dlemu.results.records import read_steps
 from tests.lab.cgroups import Group, freezer, memory_limit, throttled_reads
-from tests.lab.commands import QUICK
+from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import mounted, own_drive
 from tests.lab.hosts import Hosts, hosts
 
@@ -46,7 +46,7 @@ class Job:
         self.folder = folder / "run"
         self.mark = str(folder)
         command = [sys.executable, "-m", "dlemu", *words]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = with_checkout()
         self.launcher = subprocess.Popen(
             lab.mpirun(ranks, *command),
             stdout=subprocess.PIPE,
@@ -195,7 +195,7 @@ def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) 
     lab.mount_from("h1", "h0", tmp_path / "data", point)
     words += [f"dataset.data_folder={point}", f"output.folder={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = with_checkout()
     ran = subprocess.run(
         lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
     )
@@ -220,7 +220,7 @@ def test_a_bucket_behind_a_link_that_is_held_has_the_network_as_its_limit(
     words += [f"storage.endpoint_url={lab.serve_objects('h0', tmp_path)}"]
     words += ["dataset.data_folder=s3://any/data", f"output.folder={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = with_checkout()
     ran = subprocess.run(
         lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
     )
