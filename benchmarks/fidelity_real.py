@@ -5,14 +5,16 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from dlemu.loaders import worker
+from dlemu.steptime.preprocessing import time_preprocessing
 
 WARM_UP = 15
 ALONE_SECONDS = 0.6
@@ -21,6 +23,8 @@ _PICTURES = 64
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
+LONG_EPOCH = 200
+"""Steps."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Net:
     decode: bool = False
     """Whether the workers decode a JPEG picture for each sample."""
     workers: int = 4
+    subfolders: int = 0
+    """Of the files. Each may be the mount of a drive of its own."""
 
     @property
     def name(self) -> str:
@@ -53,8 +59,9 @@ class Net:
 
     def steps_at(self, rate: float) -> int:
         """Return an epoch's steps; below the demand there are more, because what is read ahead and
-        what a cgroup lets through at first serves many steps."""
-        return min(4 * self.steps if rate in (0.6, 0.9) else self.steps, self.samples // self.batch)
+        what a cgroup lets through at first serves many steps, most of all just below it."""
+        times = {0.6: 1 if self.decode else 4, 0.9: 12}.get(rate, 1)
+        return min(times * self.steps, self.samples // self.batch)
 
     @staticmethod
     def named(label: str) -> "Net":
@@ -69,16 +76,17 @@ ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
     # the benchmark's. `full` has whole volumes and the benchmark's batch.
     Net("unet3d", 2, 25, 20_000_000, 200),
-    Net("unet3d_full", 7, 24, 146_600_628, 168),
+    Net("unet3d_full", 7, 24, 146_600_628, 168, subfolders=4),
     Net("resnet50", 200, 32, 114_660, 41 * 1251, 1251),
+    Net("resnet50_graph", 200, 32, 114_660, 41 * 1251, 1251, graph=True),
     Net("resnet50_400", 400, 16, 114_660, 41 * 1251, 1251),
-    Net("resnet50_jpeg", 200, 24, 114_660, 41 * 1251, 1251, decode=True, workers=12),
-    Net("cosmoflow", 1, 250, 2_828_486, 1000),
-    Net("cosmoflow_graph", 1, 250, 2_828_486, 1000, graph=True),
+    Net("resnet50_jpeg", 200, 96, 114_660, 41 * 1251, 1251, decode=True, workers=12),
+    Net("cosmoflow", 1, 250, 2_828_486, 3000),
+    Net("cosmoflow_graph", 1, 250, 2_828_486, 3000, graph=True),
 ]
 ON_CPU = [
     Net("unet3d", 1, 6, 2_000_000, 24, side=64),
-    Net("unet3d_full", 1, 4, 4_000_000, 16, side=64),
+    Net("unet3d_full", 1, 4, 4_000_000, 16, side=64, subfolders=2),
     Net("resnet50", 4, 8, 114_660, 128, 16, side=32),
     Net("resnet50_400", 4, 8, 114_660, 128, 16, side=32),
     Net("resnet50_jpeg", 4, 8, 114_660, 128, 16, decode=True, side=32, workers=2),
@@ -88,9 +96,12 @@ ON_CPU = [
 
 
 def uncounted(num_steps: int) -> int:
-    """Return how many steps at an epoch's begin do not count: a cgroup that is new, or has rested,
-    lets some 100 ms of reads through at once, and the loader reads ahead."""
-    return max(1, num_steps // 5)
+    """Return how many steps at an epoch's begin do not count.
+
+    A cgroup that is new, or has rested, lets some 100 ms of reads through at once, and the loader
+    reads ahead. At 0.9 of the demand this lasts for a second.
+    """
+    return max(1, num_steps * (2 if num_steps >= LONG_EPOCH else 1) // 5)
 
 
 class Real:
@@ -197,7 +208,16 @@ class Real:
             "num_steps": len(ends) - uncounted(len(ends)) + 1,
             "busy": statistics.fmean(spans),
             "busy_stdev": statistics.stdev(spans),
+            "idle": self._idle(begins, ends),
         }
+
+    def _idle(self, begins: list[Any], ends: list[Any]) -> list[float]:
+        """Return the device's idle seconds before each step that counts, in epochs of few steps."""
+        first = uncounted(len(ends))
+        if len(ends) > 2 * LONG_EPOCH:
+            return []
+        pairs = zip(ends[first - 1 :], begins[first:], strict=False)
+        return [round(self.between(end, begin), 6) for end, begin in pairs]
 
     def _pipelined(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
         torch = self.torch
@@ -266,15 +286,6 @@ class Pictures:
         pixels = io.decode_jpeg(self._pictures[number % _PICTURES])
         return functional.resized_crop(pixels, 40, 60, 300, 380, [_SIDE, _SIDE], antialias=True)
 
-    def seconds(self) -> tuple[float, float]:
-        """Return mean and stdev of a picture's time in one thread."""
-        times = []
-        for number in range(4 * _PICTURES):
-            begin = time.perf_counter()
-            self.decode(number)
-            times.append(time.perf_counter() - begin)
-        return statistics.fmean(times[_PICTURES:]), statistics.stdev(times[_PICTURES:])
-
     @contextlib.contextmanager
     def decoded_by_workers(self) -> Iterator[None]:
         """Make the workers of loaders that are opened in the block decode, and hand over pixels."""
@@ -291,6 +302,21 @@ class Pictures:
 
         with mock.patch.object(worker.SampleReader, "make", made):
             yield
+
+
+def decoding() -> Callable[[int], object]:
+    """Return the work of a worker on a sample, for `time_preprocessing`."""
+    return Pictures(114_660).decode
+
+
+@cache
+def decode_seconds(workers: int) -> Mapping[str, tuple[float, float]]:
+    """Return mean and stdev of a picture's time: "alone", and "together" in as many processes."""
+    found = time_preprocessing(f"{__name__}:decoding", workers, 3.0)
+    return {
+        name: (float(times.mean()), float(times.std()))
+        for name, times in (("alone", found.alone), ("together", found.together))
+    }
 
 
 @contextlib.contextmanager

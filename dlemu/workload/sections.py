@@ -696,6 +696,10 @@ class SteptimeSection(Section):
     """`unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, which is called
     with the batch size and the device and returns a function that does one step. None: the network
     that the workload's name begins with."""
+    preprocess: str | None = None
+    """PACKAGE.MODULE:FUNCTION of your own, which returns a function that prepares one sample, given
+    its number, as a worker does it. It is timed in one process, then in as many at once as the job
+    has workers, and becomes reader.preprocess_time. None: it is not timed."""
     batches: Annotated[
         Literal["auto"]
         | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=100)],
