@@ -121,7 +121,7 @@ def test_preprocessing_that_is_slower_than_the_step_is_said() -> None:
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        ("own_model:broken_sample", "own_model.py:16: IndexError list index out of range"),
+        ("own_model:broken_sample", "own_model.py:18: IndexError list index out of range"),
         ("own_model:killed_sample", "own_model:killed_sample: a process was killed"),
         ("own_model:nosuch", "own_model.py has no function nosuch"),
         ("own_model", "steptime.preprocess must be PACKAGE.MODULE:FUNCTION, got 'own_model'"),
