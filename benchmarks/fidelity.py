@@ -2,7 +2,7 @@
 
     nets=unet3d,resnet50,cosmoflow loaders=pytorch,threads rates=0.3,0.6,0.9,1.2,2 arms=R,E,B
     repeats=3 first=0 limit_s=100000 json=fidelity.json
-    cells=NET/LOADER/RATE/ARM+ARM,…   these cells instead of all of nets x loaders x rates
+    cells=NET/LOADER/RATE/ARM+ARM[/REPEATS],…   these, instead of all of nets x loaders x rates
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
 
 Other nets: unet3d_full (whole volumes, batch 7), resnet50_400, resnet50_jpeg (the workers decode a
@@ -17,7 +17,8 @@ R   the real network trains on the GPU: batches in pinned memory, copied on a st
 E   dlemu sleeps: `train.loop=pipelined`, with mean and stdev of the step that R's network has just
     shown with its data on the GPU. G: the same with `train.compute=gpu`.
 A   E, where pictures are decoded: E's reader.preprocess_time is measured in as many processes at
-    once as there are workers (`dlemu.steptime.preprocessing`), A's in one process.
+    once as there are workers (`dlemu.steptime.preprocessing`), A's in one process, and D's in the
+    workers of R.
 B   E with the computation_time that `dlemu.Meter` has found in R's loop just before, its reads not
     held: what `meter.workload_yaml` writes.
 
@@ -251,7 +252,9 @@ def measure(
                 found = emulated(
                     in_loop if arm == "B" else c,
                     on_gpu=arm == "G",
-                    decode=decode.get("alone" if arm == "A" else "together"),
+                    decode=pictures.in_loop()
+                    if pictures and arm == "D"
+                    else decode.get("alone" if arm == "A" else "together"),
                 )
         runs.append(
             Run(cell=cell, arm=arm, repeat=repeat, c=c[0], stdev=c[1], batch=net.batch, **found)
@@ -304,14 +307,16 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     cuda = torch.cuda.is_available()
     machine = f"{describe_machine()}; torch {torch.__version__}, "
     machine += torch.cuda.get_device_name() if cuda else "no GPU: trained on the CPU"
-    asked = {cell.net for cell, _ in cells(keys)}
+    asked = {cell.net for cell, *_ in cells(keys)}
     jobs = {net.label: Job.of(net) for net in (ON_GPU if cuda else ON_CPU) if net.label in asked}
     storage = Storage(folder, can_throttle(folder))
     print(machine, flush=True)
     runs: list[Run] = []
     first = int(keys["first"])
     for repeat in range(first, first + int(keys["repeats"])):
-        for cell, arms in cells(keys):
+        for cell, arms, most in cells(keys):
+            if repeat - first >= most:
+                continue
             if time.perf_counter() - begin > float(keys["limit_s"]):
                 break
             found = measure(storage, jobs, cell, arms, repeat)
@@ -330,17 +335,19 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     print(f"\n{table(runs)}")
 
 
-def cells(keys: Mapping[str, str]) -> Iterator[tuple[Cell, list[str]]]:
-    """Yield the cells that were asked for, each with its arms."""
+def cells(keys: Mapping[str, str]) -> Iterator[tuple[Cell, list[str], int]]:
+    """Yield the cells that were asked for, each with its arms and the most repeats."""
     for word in filter(None, keys["cells"].split(",")):
-        net, loader, share, arms = word.split("/")
-        yield Cell(net=net, loader=loader, rate=float(share)), arms.split("+")
+        net, loader, share, arms, *most = word.split("/")
+        repeats = int(most[0]) if most else int(keys["repeats"])
+        yield Cell(net=net, loader=loader, rate=float(share)), arms.split("+"), repeats
     if keys["cells"]:
         return
     for net in keys["nets"].split(","):
         for loader in keys["loaders"].split(","):
             for rate in map(float, keys["rates"].split(",")):
-                yield Cell(net=net, loader=loader, rate=rate), keys["arms"].split(",")
+                cell = Cell(net=net, loader=loader, rate=rate)
+                yield cell, keys["arms"].split(","), int(keys["repeats"])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import mmap
 import statistics
 import threading
 import time
@@ -20,6 +21,7 @@ WARM_UP = 15
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
 _PICTURES = 64
+_MOST_WORKERS = 64
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
@@ -45,6 +47,8 @@ class Net:
     decode: bool = False
     """Whether the workers decode a JPEG picture for each sample."""
     workers: int = 4
+    autocast: bool = True
+    """To bfloat16; else float32, which the tensor cores take as TF32."""
     subfolders: int = 0
     """Of the files. Each may be the mount of a drive of its own."""
 
@@ -77,6 +81,7 @@ ON_GPU = [
     # the benchmark's. `full` has whole volumes and the benchmark's batch.
     Net("unet3d", 2, 25, 20_000_000, 200),
     Net("unet3d_full", 7, 24, 146_600_628, 168, subfolders=4),
+    Net("unet3d_tf32", 7, 24, 146_600_628, 168, subfolders=4, autocast=False),
     Net("resnet50", 200, 32, 114_660, 41 * 1251, 1251),
     Net("resnet50_graph", 200, 32, 114_660, 41 * 1251, 1251, graph=True),
     Net("resnet50_400", 400, 16, 114_660, 41 * 1251, 1251),
@@ -118,7 +123,9 @@ class Real:
         if self.cuda:
             torch.cuda.set_device(rank)
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
-        self.training = Training(network(net.name, net.side), self.device, layout=layout)
+        self.training = Training(
+            network(net.name, net.side), self.device, layout=layout, autocast=net.autocast
+        )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
         self._graph: Any = None
@@ -266,14 +273,20 @@ class Pictures:
         from torchvision import io
 
         generator = torch.Generator().manual_seed(0)
-        self._pictures = []
+        self._pictures: list[Any] = []
         for _ in range(_PICTURES):
             coarse = torch.rand((1, 3, 24, 32), generator=generator)
             smooth = torch.nn.functional.interpolate(coarse, (375, 500), mode="bicubic")[0]
             noise = 0.11 * torch.randn((3, 375, 500), generator=generator)
             pixels = ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8)
-            sized = (io.encode_jpeg(pixels, quality) for quality in range(95, 20, -3))
-            self._pictures.append(min(sized, key=lambda jpeg: abs(len(jpeg) - num_bytes)))
+            if not self._pictures:
+                quality = min(
+                    range(95, 20, -3),
+                    key=lambda each: abs(len(io.encode_jpeg(pixels, each)) - num_bytes),
+                )
+            self._pictures.append(io.encode_jpeg(pixels, quality))
+        # Samples, their seconds and squared seconds: a place for each worker.
+        self._timed = np.frombuffer(mmap.mmap(-1, 24 * _MOST_WORKERS)).reshape(_MOST_WORKERS, 3)
 
     def decode(self, number: int) -> Any:
         """Return a picture's pixels, (3, 224, 224) uint8."""
@@ -297,11 +310,21 @@ class Pictures:
             if cost is not None and slots is not None:
                 batch = slots.data[task.step % slots.num_slots]
                 for row, sample in zip(task.rows.tolist(), task.samples.tolist(), strict=True):
+                    begin = time.perf_counter()
                     batch[row, :PIXELS] = self.decode(sample).numpy().ravel()
+                    seconds = time.perf_counter() - begin
+                    self._timed[self_._worker] += (1, seconds, seconds**2)
             return cost
 
+        self._timed[:] = 0
         with mock.patch.object(worker.SampleReader, "make", made):
             yield
+
+    def in_loop(self) -> tuple[float, float]:
+        """Return mean and stdev of a sample's seconds in the workers of the last real loop."""
+        samples, seconds, squares = self._timed.sum(0)
+        mean = seconds / samples
+        return float(mean), float(max(0.0, squares / samples - mean**2) ** 0.5)
 
 
 def decoding() -> Callable[[int], object]:

@@ -10,7 +10,7 @@ from benchmarks.machine import markdown
 
 GOALS = {0.3: 1.0, 0.6: 1.0, 0.9: 1.0, 1.2: 2.0, 2.0: 3.0}
 """Points of AU by which E may differ from R, by rate / demand."""
-_OTHERS = ("A", "B", "G")
+_OTHERS = ("A", "B", "D", "G")
 """Arms beside R and E."""
 _COLOURS = [f"tab:{name}" for name in ("blue", "orange", "green", "red", "purple", "brown", "cyan")]
 
