@@ -5,8 +5,9 @@
 fio: the Writer and the Reader and fio (psync, 1 MiB) move the same files in turn, A B, B A …, four
 threads and one process. A ratio is of one round, so that a busy host weighs on both. CPU time is
 that of the process and its threads; the thread that makes the bytes is counted apart, as fio makes
-none. Python's and fio's starts are left out. Wanted: CPU of writing at most 1.3 times fio's, making
-the bytes at most 0.35 CPU-s a GB, rate at least 0.95; CPU of reading at most 1.2 times.
+none. A row without making the bytes shows what that takes of the rate. Python's and fio's starts
+are left out. Wanted: CPU of writing at most 1.3 times fio's, making the bytes at most 0.35 CPU-s a
+GB, rate at least 0.95; CPU of reading at most 1.2 times.
 
 dcp: `dlemu checkpoint` and torch.distributed.checkpoint write the same bytes to a drive of the
 benchmark's own (a loop device, as root) whose writes the kernel holds to 20 MB/s. Wanted: within
@@ -29,11 +30,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
 from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.datagen.content import Content
 from dlemu.storage.pagecache import drop
 from tests.lab import warm
@@ -76,8 +82,17 @@ def used() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def write_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
-    content = Content(1)
+class Unmade(Content):
+    """Leaves the buffers as they are."""
+
+    def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
+        pass
+
+
+def write_ours(
+    folder: Path, direct: bool, sample: Iterator[int], make: type[Content] = Content
+) -> Cost:
+    content = make(1)
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(Writer(content, piece_bytes=PIECE, direct=direct))
@@ -141,7 +156,11 @@ def beside_fio(folder: Path, rounds: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     samples = iter(range(1 << 30))
     rows = []
-    for way, ours in (("write", write_ours), ("read", read_ours)):
+    for way, what, ours in (
+        ("write", "write", write_ours),
+        ("write", "write, bytes not made", partial(write_ours, make=Unmade)),
+        ("read", "read", read_ours),
+    ):
         for direct in (False, True):
             costs: tuple[list[Cost], list[Cost]] = ([], [])
             for number in range(rounds):
@@ -158,7 +177,7 @@ def beside_fio(folder: Path, rounds: int) -> None:
             made = [each.generation / (FILES * FILE_BYTES / 1e9) for each in own]
             rows.append(
                 (
-                    f"{way}, {'O_DIRECT' if direct else 'page cache'}",
+                    f"{what}, {'O_DIRECT' if direct else 'page cache'}",
                     f"{statistics.median(each.rate for each in their):.2f}",
                     spread([a.rate / b.rate for a, b in pairs]),
                     f"{statistics.median(each.cpu_per_gb for each in their):.3f}",

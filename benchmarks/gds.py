@@ -18,7 +18,7 @@ from pathlib import Path
 from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.paths.blocks import DataPath, Work, perform
-from dlemu.paths.sweep import write_random_file
+from dlemu.paths.random_files import write_random_file
 from dlemu.storage.path_bytes import PathBytes
 
 FILE_BYTES = 512 << 20

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from dlemu.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.paths.sweep import write_random_file
+from dlemu.paths.random_files import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5

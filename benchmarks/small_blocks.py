@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from benchmarks.machine import describe_machine, markdown
 from dlemu.paths.blocks import Work, perform
-from dlemu.paths.sweep import smallest_direct, write_random_file
+from dlemu.paths.random_files import write_random_file
+from dlemu.paths.sweep import smallest_direct
 
 _FILE_BYTES = 512 << 20
 _PAUSE = 0.3

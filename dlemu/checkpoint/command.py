@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Watch
-from dlemu.checkpoint.dcp import check_dcp
+from dlemu.checkpoint.dcp import check_memory, find_dcp
 from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.opening import Opened, folder_of, opened
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
@@ -61,7 +61,7 @@ def run_checkpoints(
         DlemuError: the keys do not fit, the folder is not ours or full, or a file is damaged.
     """
     if workload.checkpoint.writer == "dcp":
-        world.on_first(check_dcp)
+        world.on_first(lambda: bool(find_dcp()))  # a module cannot be sent
     world.on_first(lambda: folder_of(workload))
     summary: Summary = {
         "command": "checkpoint",
@@ -77,7 +77,8 @@ def run_checkpoints(
         "versions": dict(versions),
     }
     command = _Command(workload, world, watch, summary, progress)
-    command.say = say if world.rank == 0 else command.say
+    if world.rank == 0:
+        command.say = say
     return command.run()
 
 
@@ -102,6 +103,9 @@ class _Command:
     def run(self) -> CheckpointOutcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         world, watch = self._world, self._watch
+        if self._key.writer == "dcp":
+            most = max(self._plan.bytes_of_hosts().values())
+            world.on_first(lambda: check_memory(most))
         with ExitStack() as stack:
             own = None
             if world.rank == 0:
@@ -194,7 +198,7 @@ class _Command:
             "saves": saves,
             "loads": loads,
             "cached_share": pages.share if pages else None,
-            "host_memory_bytes": _memory_bytes(),
+            "host_memory_bytes": host_memory_bytes()[0],
         }
         summary["metric"] = dlio_metric(saves, loads, rank_sync=key.rank_sync)
         summary["limit"] = find_limit("save", saves, conditions) if saves else None
@@ -215,10 +219,3 @@ class _Command:
         self._summary["end"] = time_of_day()
         with suppress(RunError):  # the first error says more
             write_summary(results, self._summary)
-
-
-def _memory_bytes() -> int:
-    try:
-        return host_memory_bytes()[0]
-    except OSError:
-        return 0

@@ -13,8 +13,9 @@ from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.world.world import World
 
 T = TypeVar("T")
-_FIRST_MEETING, _MEETING = 0.05, 1.0
-"""Seconds until the ranks meet first, and between two meetings."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.05, 1.0, 0.02
+"""Seconds between two meetings of the ranks, and their share of the time so far: the end is seen at
+the next meeting, and `Entry.between_barriers_seconds` lasts until then."""
 
 
 class Watch(Protocol):
@@ -44,7 +45,8 @@ class Tool(Protocol):
 class Crew(Generic[T]):
     """Lets each tool work in a thread, and tells how far all ranks are.
 
-    All ranks call `run`. They meet about once a second: so a rank that fails ends the others soon.
+    All ranks call `run`. They meet at least once a second: so a rank that fails ends the others
+    soon.
     """
 
     def __init__(self, tools: Sequence[Tool], folder: Path, world: World, watch: Watch) -> None:
@@ -85,9 +87,11 @@ class Crew(Generic[T]):
 
     def _wait(self, futures: Sequence[Future[tuple[float, T]]]) -> None:
         """Wait until all ranks have ended, or one has failed."""
-        pause = _FIRST_MEETING
+        begin = time.perf_counter()
         finished = False
         while not finished:
+            pause = _PAUSE_SHARE * (time.perf_counter() - begin)
+            pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
             due = time.perf_counter() + pause
             done, pending = wait(futures, pause, FIRST_EXCEPTION)
             _raise_first(done)
@@ -102,7 +106,6 @@ class Crew(Generic[T]):
             states = self._world.all_gather((own, not pending))
             self.bytes_done = sum(num_bytes for num_bytes, _ in states)
             finished = all(ended for _, ended in states)
-            pause = min(2 * pause, _MEETING)
 
 
 def _raise_first(done: set[Future[tuple[float, T]]]) -> None:

@@ -8,10 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from dlemu.checkpoint.writer import Stopped, WriteTimes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Stopped
 from dlemu.datagen.content import Content
 from dlemu.errors import WorkloadError
+from dlemu.host.limits import host_memory_bytes
 from dlemu.storage.atomic import sync_folder
+from dlemu.units import format_bytes
 
 FILES = ("__0_0.distcp", ".metadata", ".metadata.tmp")
 """What torch writes for one accelerator."""
@@ -34,9 +37,18 @@ def find_dcp() -> Any:
     return dcp
 
 
-def check_dcp() -> None:
-    """Raise as `find_dcp` does."""
-    find_dcp()
+def check_memory(num_bytes: int) -> None:
+    """Refuse tensors of a host for which this one has too little memory.
+
+    Raises:
+        WorkloadError: it has less than `num_bytes`.
+    """
+    memory, _ = host_memory_bytes()
+    if num_bytes > memory:
+        raise WorkloadError(
+            f"checkpoint.writer=dcp keeps its tensors in memory: {format_bytes(num_bytes)} on a "
+            f"host of {format_bytes(memory)}; set a smaller checkpoint.scale"
+        )
 
 
 def folder_of(accelerator: int) -> str:

@@ -154,23 +154,28 @@ def forget(folder: Path) -> None:
 
 def check_room(
     folder: Path, old: Record | None, num_bytes: int, checkpoints: int, host: str
-) -> str:
-    """Return why the drive has no room for checkpoints of `num_bytes` each; "" if it has.
+) -> None:
+    """Refuse checkpoints of `num_bytes` each for which the drive has no room.
 
     The folder need not be there. What the old record names will be removed, so it is room.
+
+    Raises:
+        WorkloadError: there is too little.
     """
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     needed = num_bytes * checkpoints + _ROOM
     free = shutil.disk_usage(there).free + (_held_bytes(folder, old) if old else 0)
     if needed <= free:
-        return ""
+        return
     keep = "checkpoint.keep=1" if checkpoints > 2 else ""
-    scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 2 * num_bytes > free else ""
-    remedy = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
-    return (
+    scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
+    add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
+    remedy = f"free space, or add {add}" if free else "free space"
+    raise WorkloadError(
         f"{folder} on host {host} has room for {format_bytes(free)}, "
         f"{counted(checkpoints, 'checkpoint')} of {format_bytes(num_bytes)} need "
-        f"{format_bytes(needed)}; free space, or add {remedy}"
+        f"{format_bytes(needed)}",
+        remedy=remedy,
     )
 
 
@@ -186,7 +191,7 @@ def _held_bytes(folder: Path, record: Record) -> int:
 
 
 def _scale(free: int, num_bytes: int) -> float:
-    """Return a factor, of one digit, with which two checkpoints fit."""
+    """Return a factor, of one digit, with which two checkpoints fit. `free` is above 0."""
     exact = free / (2.1 * num_bytes)
     digit = 10.0 ** -len(f"{1 / exact:.0f}") if exact < 1 else 1.0
     return max(1, int(exact / digit)) * digit

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -20,8 +19,9 @@ from dlemu.checkpoint.crew import Movement, Watch
 from dlemu.checkpoint.folder import remove, step_folder
 from dlemu.checkpoint.opening import Opened, Say, folder_of, opened
 from dlemu.checkpoint.plan import Files, Plan
-from dlemu.checkpoint.shares import files_of_rank, share_of, total_bytes
-from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.checkpoint.shares import Share, share_of, total_bytes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError, WorkloadError
@@ -61,7 +61,7 @@ class Place:
 
 
 @dataclass(kw_only=True)
-class RankReport:
+class RankCheckpoints:
     """What a rank sends to rank 0; seconds, of each checkpoint in turn."""
 
     stalls: list[float] = field(default_factory=list)
@@ -107,7 +107,7 @@ def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
         WorkloadError: a key is missing, or the accelerators do not fit the model.
     """
     folder_of(workload)
-    share_of(workload.model, num_accelerators, workload.checkpoint.mode)
+    _share(workload, num_accelerators)
     if workload.checkpoint.writer != "dlemu":
         raise WorkloadError(
             f"checkpoint.writer={workload.checkpoint.writer} works in `dlemu checkpoint` only; "
@@ -134,28 +134,15 @@ def _number(workload: Workload, num_steps: Sequence[int]) -> int:
     return sum(map(len, due))
 
 
+def _share(workload: Workload, num_accelerators: int) -> Share:
+    """Return how many of a run's accelerators write. Raises as `share_of` does."""
+    return share_of(workload.model, num_accelerators, workload.checkpoint.mode)
+
+
 def _bytes_of_all(workload: Workload, num_accelerators: int) -> int:
     """Return the bytes of a checkpoint, over all accelerators."""
-    model, section = workload.model, workload.checkpoint
-    share = share_of(model, num_accelerators, section.mode)
-    return total_bytes(model, share.total, written=share.written, scale=section.scale)
-
-
-def _plan(workload: Workload, place: Place) -> Plan:
-    """Return who writes what; all ranks call it."""
-    model, section = workload.model, workload.checkpoint
-    share = share_of(model, place.num_accelerators, section.mode)
-    files = [
-        files_of_rank(model, share.total, rank, scale=section.scale)
-        for rank in range(share.written)
-    ]
-    hosts = [
-        host
-        for host, own in place.world.all_gather((place.world.host_index, place.own))
-        for _ in own
-    ]
-    own = range(place.own.start, min(place.own.stop, share.written))
-    return Plan(share, tuple(chain(*files)), own, tuple(hosts[: share.written]), shift=0)
+    share = _share(workload, num_accelerators)
+    return total_bytes(workload.model, share, scale=workload.checkpoint.scale)
 
 
 @contextmanager
@@ -170,8 +157,9 @@ def open_checkpoints(
         WorkloadError: the folder cannot be used, or holds what dlemu has not written.
         RunError: there is too little room.
     """
-    section, plan = workload.checkpoint, _plan(workload, place)
-    number = _number(workload, num_steps)
+    section, number = workload.checkpoint, _number(workload, num_steps)
+    parts = place.world.all_gather((place.world.host_index, place.own))
+    plan = Plan.over(workload, _share(workload, place.num_accelerators), parts, place.own)
     if not number:
         yield RunCheckpoints(section, place, plan, None)
         return
@@ -203,7 +191,7 @@ class RunCheckpoints:
         self._spans: list[tuple[float, float]] = []
         self._ended: list[Path] = []
         self._number = 0
-        self._report = RankReport()
+        self._report = RankCheckpoints()
         self._until_left = ExitStack()
 
     def __enter__(self) -> Self:
@@ -276,7 +264,7 @@ class RunCheckpoints:
             running = [] if self._under_way is None else [(self._under_way.begin, math.inf)]
             mark_writing(steps, [*self._spans, *running])
 
-    def finish(self) -> RankReport:
+    def finish(self) -> RankCheckpoints:
         """Wait for the last one; return what this rank has to tell. All ranks call it."""
         begin = self._clock.now()
         self._end_write()
@@ -389,7 +377,7 @@ def mark_writing(steps: Steps, spans: Sequence[tuple[float, float]]) -> None:
 
 
 def combine_checkpoints(
-    workload: Workload, num_accelerators: int, reports: Sequence[RankReport]
+    workload: Workload, num_accelerators: int, reports: Sequence[RankCheckpoints]
 ) -> CheckpointFields:
     """Return what all ranks tell together."""
     times = sum((report.times for report in reports), WriteTimes())

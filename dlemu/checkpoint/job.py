@@ -4,11 +4,10 @@ All ranks call every method here. What it finds is told by rank 0's caller (chec
 """
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TypeVar
 
 from dlemu.checkpoint.crew import Crew, Watch
@@ -18,8 +17,9 @@ from dlemu.checkpoint.opening import Opened
 from dlemu.checkpoint.outcome import Entry, RankReport, Worked, entry_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.progress import Progress
-from dlemu.checkpoint.reader import Reader, ReadTimes
-from dlemu.checkpoint.writer import Writer, WriteTimes
+from dlemu.checkpoint.reader import Reader
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
@@ -68,7 +68,7 @@ class CheckpointJob:
         If it fails or is interrupted, what was written is removed.
 
         Raises:
-            RunError: the drive is full.
+            RunError: the drive is full, or refuses a write.
         """
         number = self._checkpoint.num_checkpoints_write
         entries: list[Entry] = []
@@ -150,17 +150,9 @@ class CheckpointJob:
                 drop_all_caches()
             world.barrier()
             act = drop if output.drop_caches and not output.drop_all_caches else look
-            found = [(path, act([path], at=self._watch.at)) for path in paths if path.exists()]
-        everyone = world.gather([pages for _, pages in found])
-        if everyone is None:
-            return None
-        all_pages = [pages for of_rank in everyone for pages in of_rank]
-        return Pages(
-            num_files=sum(each.num_files for each in all_pages),
-            resident=sum(each.resident for each in all_pages),
-            pages=sum(each.pages for each in all_pages),
-            unknown=sum(each.unknown for each in all_pages),
-        )
+            own_pages = act([path for path in paths if path.exists()], at=self._watch.at)
+        everyone = world.gather(astuple(own_pages))
+        return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
 
     def clean(self, error: BaseException | None = None) -> None:
         """Remove all that was written, and the record."""
@@ -244,10 +236,13 @@ class CheckpointJob:
         except BaseException as error:
             with suppress(OSError):
                 self.clean()
-            if isinstance(error, OSError) and error.errno in _FULL:
-                raise RunError(
-                    f"{self._folder} is full ({os.strerror(error.errno)}), what was written is "
-                    "removed",
-                    remedy="free space, or add checkpoint.keep=1 or a smaller checkpoint.scale",
-                ) from error
-            raise
+            if not isinstance(error, OSError):
+                raise
+            problem, remedy = "cannot be written", "name another checkpoint.checkpoint_folder"
+            if error.errno in _FULL:
+                problem = "is full"
+                remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
+            why = (
+                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed"
+            )
+            raise RunError(why, remedy=remedy) from error

@@ -116,16 +116,12 @@ def examine(workload: Workload, plan: Plan, host: str) -> float:
 def _check_room(
     workload: Workload, path: Path, old: Record | None, num_bytes: int, host: str
 ) -> None:
-    """Refuse checkpoints for which this host has no room. Those of the old record will go.
-
-    Raises:
-        WorkloadError: there is too little.
-    """
+    """Refuse checkpoints for which this host has no room. Raises as `check_room` does."""
     key = workload.checkpoint
     number = key.num_checkpoints_write
     number = number if key.keep is None else min(number, key.keep + 1)
-    if number and (lacks := check_room(path, old, num_bytes, number, host)):
-        raise WorkloadError(lacks)
+    if number:
+        check_room(path, old, num_bytes, number, host)
 
 
 def _sees(path: Path, record: Record) -> bool:
@@ -149,8 +145,7 @@ def _taken(
         _check_known(path, old, plan, record)
     check_own(path, old)
     # Of a shared folder these are not all bytes, but what is refused here has removed nothing.
-    own = (file.num_bytes for file in plan.files if plan.hosts[file.rank] == world.host_index)
-    _check_room(workload, path, old, sum(own), world.host)
+    _check_room(workload, path, old, plan.bytes_of_hosts().get(world.host_index, 0), world.host)
     with hold(path, "", key="checkpoint.checkpoint_folder"):
         if not writes:
             assert old is not None
@@ -197,7 +192,7 @@ def _direct(path: Path, wanted: bool | str) -> bool | None:
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o666))
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
         return False if wanted == "auto" else None
     finally:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypedDict
 
-from dlemu.checkpoint.reader import ReadTimes
-from dlemu.checkpoint.writer import WriteTimes
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 from dlemu.units import format_seconds
 
@@ -283,11 +282,11 @@ def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
 
 
 def judge(saves: Sequence[Entry], loads: Sequence[Entry], max_seconds: float | None) -> str:
-    """Return "PASS" or "FAIL"; "" where no bound was set.
+    """Return "PASS" or "FAIL"; "" where no bound was set, or nothing was written or read.
 
     The bound is on the mean duration of the writes; of the reads if nothing was written.
     """
-    if max_seconds is None:
+    if max_seconds is None or not (saves or loads):
         return ""
     mean = fmean(entry["seconds"] for entry in saves or loads)
     return "PASS" if mean <= max_seconds else "FAIL"

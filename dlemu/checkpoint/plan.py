@@ -7,8 +7,8 @@ from typing import Any
 from dlemu.checkpoint.shares import (
     CheckpointFile,
     Share,
+    all_files,
     describe,
-    files_of_rank,
     share_of,
     total_bytes,
 )
@@ -36,41 +36,53 @@ class Plan:
 
     @classmethod
     def of(cls, workload: Workload, world: World) -> "Plan":
-        """Return the plan; all ranks call it. Hosts are filled one after the other.
+        """Return the plan of a command; all ranks call it. Hosts are filled one after the other.
 
         Raises:
             WorkloadError: the number of accelerators does not fit the model.
         """
-        model, checkpoint = workload.model, workload.checkpoint
-        number = workload.num_accelerators
-        share = world.on_first(lambda: share_of(model, number, checkpoint.mode))
-        files = tuple(
-            file
-            for rank in range(share.written)
-            for file in files_of_rank(model, share.total, rank, scale=checkpoint.scale)
-        )
-        places = world.all_gather((world.host_index, world.local_rank))
-        hosts: list[int] = []
-        own = range(0)
-        for position, place in enumerate(sorted(places)):
-            part = accelerators_of(position, world.num_ranks, share.written)
-            hosts += [place[0]] * len(part)
-            if place == (world.host_index, world.local_rank):
-                own = part
+        model, mode = workload.model, workload.checkpoint.mode
+        share = world.on_first(lambda: share_of(model, workload.num_accelerators, mode))
+        own = (world.host_index, world.local_rank)
+        places = sorted(world.all_gather(own))
+        parts = [
+            (host, accelerators_of(position, len(places), share.written))
+            for position, (host, _) in enumerate(places)
+        ]
+        return cls.over(workload, share, parts, parts[places.index(own)][1])
+
+    @classmethod
+    def over(
+        cls, workload: Workload, share: Share, parts: Sequence[tuple[int, range]], own: range
+    ) -> "Plan":
+        """Return the plan for accelerators that are dealt out: `own` to this rank.
+
+        `parts`: the host and the accelerators of each rank, in the order of the accelerators; those
+        that write are the first.
+        """
+        files = all_files(workload.model, share, scale=workload.checkpoint.scale)
+        hosts = tuple(host for host, part in parts for _ in part)[: share.written]
+        own = range(own.start, min(own.stop, share.written))
         # By the largest host's number: so nobody reads its own host's, where half are elsewhere.
         shift = max(map(hosts.count, set(hosts))) if len(set(hosts)) > 1 else 0
-        return cls(share, files, own, tuple(hosts), shift)
+        return cls(share, tuple(files), own, hosts, shift)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of a checkpoint."""
         return sum(file.num_bytes for file in self.files)
 
+    def bytes_of_hosts(self) -> dict[int, int]:
+        """Return the bytes that the accelerators of each host write, by its number."""
+        found = dict.fromkeys(self.hosts, 0)
+        for file in self.files:
+            found[self.hosts[file.rank]] += file.num_bytes
+        return found
+
     def whole_bytes(self, workload: Workload) -> int:
         """Return the bytes of all accelerators of the model, in the same scale."""
-        if not self.share.is_subset:
-            return self.num_bytes
-        return total_bytes(workload.model, self.share.total, scale=workload.checkpoint.scale)
+        whole = Share(self.share.total, self.share.total)
+        return total_bytes(workload.model, whole, scale=workload.checkpoint.scale)
 
     def spread(self) -> tuple[int, int]:
         """Return the least and the most bytes of an accelerator."""
@@ -106,9 +118,6 @@ class Plan:
 
 def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
     """Return the fields of the summary that are known before anything is written."""
-    of_hosts = dict.fromkeys(plan.hosts, 0)
-    for file in plan.files:
-        of_hosts[plan.hosts[file.rank]] += file.num_bytes
     key = workload.checkpoint
     return {
         "model": workload.model.model_dump(mode="json"),
@@ -122,7 +131,7 @@ def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
             "num_bytes_of_model": plan.whole_bytes(workload),
             "num_files": len(plan.files),
             "num_bytes_of_accelerators": plan.spread(),
-            "num_bytes_of_hosts": list(of_hosts.values()),
+            "num_bytes_of_hosts": list(plan.bytes_of_hosts().values()),
             "scale": key.scale,
             "writer": key.writer,
             "fsync": key.fsync,

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.checkpoint.times import Times
+from dlemu.checkpoint.times import ReadTimes
 from dlemu.checkpoint.writer import Stopped
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
@@ -20,22 +20,6 @@ from dlemu.storage.regular import open_sized
 from dlemu.units import round_up
 
 _AGAIN = "write the checkpoints again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimes(Times):
-    """Seconds of the parts of reading a file."""
-
-    read: float = 0.0
-    """From the first to the last read call, without `compare`."""
-    compare: float = 0.0
-    """Making the bytes again and comparing them; with several threads, their mean."""
-    close: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was read."""
-        return self.open + self.read + self.compare + self.close
 
 
 class Reader:
@@ -80,24 +64,27 @@ class Reader:
         """Read a file from end to end and return its times. `sample` is that of its writing.
 
         Raises:
-            RunError: it is missing, has another size, or holds other bytes; the line says where.
+            RunError: it is missing or cannot be read, has another size, or holds other bytes; the
+                line says where.
             Stopped: `stop` was called.
         """
         begin = time.perf_counter()
         try:
             file, size = open_sized(path, os.O_DIRECT if self._direct else 0, error=RunError)
+            try:
+                opened = time.perf_counter()
+                if size != num_bytes:
+                    raise RunError(
+                        f"{path} holds {size:,} bytes, {num_bytes:,} were written", remedy=_AGAIN
+                    )
+                compared = self._read_all(_Open(path, file, size, sample))
+                read = time.perf_counter()
+            finally:
+                os.close(file)
         except FileNotFoundError:
             raise RunError(f"{path} is missing", remedy=_AGAIN) from None
-        try:
-            opened = time.perf_counter()
-            if size != num_bytes:
-                raise RunError(
-                    f"{path} holds {size:,} bytes, {num_bytes:,} were written", remedy=_AGAIN
-                )
-            compared = self._read_all(_Open(path, file, size, sample))
-            read = time.perf_counter()
-        finally:
-            os.close(file)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
         return ReadTimes(
             num_bytes=num_bytes,
             open=opened - begin,

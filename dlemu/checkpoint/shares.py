@@ -36,11 +36,6 @@ class Share:
     written: int
     total: int
 
-    @property
-    def is_subset(self) -> bool:
-        """Whether some accelerators' files are left out."""
-        return self.written < self.total
-
 
 def share_of(
     model: ModelSection, num_accelerators: int | None, mode: Literal["default", "subset"]
@@ -96,19 +91,18 @@ def files_of_rank(
     ]
 
 
-def bytes_of_rank(
-    model: ModelSection, num_accelerators: int, rank: int, *, scale: float = 1.0
-) -> int:
-    """Return the bytes that an accelerator writes."""
-    return sum(f.num_bytes for f in files_of_rank(model, num_accelerators, rank, scale=scale))
+def all_files(model: ModelSection, share: Share, *, scale: float = 1.0) -> list[CheckpointFile]:
+    """Return the files of all accelerators that write, in their order."""
+    return [
+        file
+        for rank in range(share.written)
+        for file in files_of_rank(model, share.total, rank, scale=scale)
+    ]
 
 
-def total_bytes(
-    model: ModelSection, num_accelerators: int, *, written: int | None = None, scale: float = 1.0
-) -> int:
-    """Return the bytes of a checkpoint, or of its first `written` accelerators' files."""
-    ranks = range(num_accelerators if written is None else written)
-    return sum(bytes_of_rank(model, num_accelerators, rank, scale=scale) for rank in ranks)
+def total_bytes(model: ModelSection, share: Share, *, scale: float = 1.0) -> int:
+    """Return the bytes of a checkpoint."""
+    return sum(file.num_bytes for file in all_files(model, share, scale=scale))
 
 
 def num_parameters(model: ModelSection) -> int:

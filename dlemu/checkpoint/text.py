@@ -210,10 +210,9 @@ def _who_reads(told: Summary) -> str:
 
 def cost_lines(seconds: float, mtbf: float | None) -> Iterator[str]:
     """Yield what checkpoints of so many seconds cost, and Young's interval if mtbf is given."""
-    for title, cells in zip(
-        ("one every", "  costs  "), zip(*costs(seconds), strict=True), strict=True
-    ):
-        yield title + "".join(f"{cell:>13}" for cell in cells)
+    intervals, shares = zip(*costs(seconds), strict=True)
+    yield "one every" + "".join(f"{cell:>13}" for cell in intervals)
+    yield "  costs  " + "".join(f"{cell:>13}" for cell in shares)
     if mtbf:
         yield _young(seconds, mtbf)
 

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from dlemu.checkpoint.times import Times
+from dlemu.checkpoint.times import WriteTimes
 from dlemu.datagen.content import Content
 from dlemu.storage.atomic import replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
@@ -24,27 +24,6 @@ from dlemu.units import PAGE_BYTES, round_up
 
 _SPARE_BUFFERS = 2
 """Buffers beside those that are being written: one is full while the next is being filled."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTimes(Times):
-    """Seconds of the parts of writing a file."""
-
-    write: float = 0.0
-    """From the first to the last write call, without `waited`."""
-    waited: float = 0.0
-    """For bytes that were not made yet; with several threads, their mean."""
-    fsync: float = 0.0
-    """Of the file, and of the folder where it is synced."""
-    close: float = 0.0
-    """Closing the file, and giving it its name."""
-    generation: float = 0.0
-    """CPU seconds of the thread that made the bytes; they pass beside the others."""
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was written."""
-        return self.open + self.write + self.waited + self.fsync + self.close
 
 
 class Stopped(Exception):
@@ -90,7 +69,7 @@ class Writer:
         self._todo: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._free: SimpleQueue[memoryview] = SimpleQueue()
         self._made: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._generation = 0.0
+        self._generation = self._generation_told = 0.0
         self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
         self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
 
@@ -135,7 +114,6 @@ class Writer:
             self.prepare([(sample, num_bytes)])
         prepared = self._prepared.pop(0)
         assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
-        generated = self._generation
         begin = time.perf_counter()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self._direct else 0)
         with replacing(path) as partial:
@@ -149,6 +127,7 @@ class Writer:
                 synced = time.perf_counter()
             finally:
                 os.close(file)
+        made, self._generation_told = self._generation - self._generation_told, self._generation
         return WriteTimes(
             num_bytes=num_bytes,
             open=opened - begin,
@@ -156,7 +135,7 @@ class Writer:
             waited=waited,
             fsync=synced - written,
             close=time.perf_counter() - synced,
-            generation=self._generation - generated,
+            generation=made,
         )
 
     def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
@@ -220,7 +199,8 @@ class Writer:
         """Make the bytes of all files; behind each file an end for each thread that writes it."""
         while (todo := self._todo.get()) is not None:
             try:
-                self._make_file(*todo)
+                if not self._stopped:  # `__exit__` wakes a maker that waits for a buffer only once
+                    self._make_file(*todo)
             except BaseException as error:
                 self._failure, self._stopped = error, True
             for _ in range(self._io_depth):

@@ -313,7 +313,8 @@ class Dataset:
     access: Access | None = None
     """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
     cache_state: str = ""
-    """File that the readers of this host share if they read through a cache (`tier.state`)."""
+    """File that the readers of this host share if they read through a cache: see
+    `tier.shared_memory`."""
 
     @property
     def folder(self) -> Path:

@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,8 @@ from dlemu.gpu.availability import lists_gpu
 from dlemu.host.devices import lies_in_memory
 from dlemu.load.models import Model
 from dlemu.load.reading import WAYS, Way, read_once
-from dlemu.paths.sweep import path_problem, write_random_file
+from dlemu.paths.random_files import write_random_files
+from dlemu.paths.sweep import path_problem
 from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
 from dlemu.storage.regular import open_regular
@@ -60,6 +59,8 @@ class Load:
         for path in self.files:
             if not path.is_file():
                 raise WorkloadError(f"files: {path} is not a file; name the model's files")
+        if self.files and not any(path.stat().st_size for path in self.files):
+            raise WorkloadError("files: they hold no bytes; name the model's files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def measure(
         cells, num_pages = [], 0
         for way in ways:
             for readers in load.readers:
-                on_begin(f"{way}, {readers} readers")
+                on_begin(f"{way}, {counted(readers, 'reader')}")
                 pages = drop(files)
                 num_pages = pages.pages
                 if pages.resident:
@@ -207,7 +208,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     names = [f"model-{index + 1:05}-of-{num:05}.safetensors" for index in range(num)]
     files = tuple(folder / name for name in names)
     left = [
-        (path, size)
+        (str(path), size)
         for path, size in zip(files, sizes, strict=True)
         if not (path.is_file() and path.stat().st_size == size)
     ]
@@ -232,7 +233,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
             )
             on_event(text)
             on_begin(text)
-            _write_all(left)
+            write_random_files(left)
             written = True
             if not load.keep:
                 yield files
@@ -254,17 +255,3 @@ def _check_space(load: Load, num_bytes: int) -> None:
             f"{format_bytes(num_bytes)}; free some, or read a share of the model: "
             f"scale={0.8 * load.scale * free / num_bytes:.2g}"
         )
-
-
-def _write_all(files: Sequence[tuple[Path, int]]) -> None:
-    stopped = threading.Event()
-    with ThreadPoolExecutor(4) as threads:
-        try:
-            written = [
-                threads.submit(write_random_file, str(path), seed, size, stopped)
-                for seed, (path, size) in enumerate(files)
-            ]
-            for each in written:
-                each.result()
-        finally:
-            stopped.set()  # otherwise an interrupt would wait until all files are written

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlemu.paths.blocks import DATA_PATHS, PROCESSES_BELOW, Pattern
 from dlemu.paths.sweep import CELLS, Cell
@@ -74,14 +74,13 @@ def render_tables(cells: Sequence[Cell]) -> str:
 def render_table(cells: Sequence[Cell]) -> str:
     """Return a table for each pattern and number of workers, laid out like the published ones."""
     tables = []
-    for pattern, workers in dict.fromkeys((cell.pattern, cell.workers) for cell in cells):
-        group = [cell for cell in cells if (cell.pattern, cell.workers) == (pattern, workers)]
-        found = {(cell.target, str(cell.path), cell.io_size): cell for cell in group}
+    for (pattern, workers), group in _grouped(cells, "pattern", "workers").items():
         sizes = sorted({cell.io_size for cell in group})
         blocks = [["I/O size", "KiB", *map(_in_kib, sizes)]]
-        for (target, path), name in _columns(group).items():
-            rows = [found.get((target, path, size)) for size in sizes]
-            blocks.append([name, " GB/s  CPU_USR %    p99 us", *map(_figures, rows)])
+        for place, name in _columns(group).items():
+            found = {cell.io_size: cell for cell in group if (cell.target, cell.path) == place}
+            rows = [_figures(found.get(size)) for size in sizes]
+            blocks.append([name, " GB/s  CPU_USR %    p99 us", *rows])
         tables.append(f"{pattern}, {counted(workers, 'worker')}\n{_side_by_side(blocks)}")
     return "\n\n".join(tables)
 
@@ -89,18 +88,25 @@ def render_table(cells: Sequence[Cell]) -> str:
 def render_depths(cells: Sequence[Cell]) -> str:
     """Return a table for each pattern, number of workers and block size: a row for each depth."""
     tables = []
-    for shape in dict.fromkeys((cell.pattern, cell.workers, cell.io_size) for cell in cells):
-        group = [cell for cell in cells if (cell.pattern, cell.workers, cell.io_size) == shape]
-        found = {(cell.target, str(cell.path), cell.queue_depth): cell for cell in group}
+    for shape, group in _grouped(cells, "pattern", "workers", "io_size").items():
+        pattern, workers, io_size = shape
         depths = sorted({cell.queue_depth for cell in group})
         blocks = [["queue", "depth", *map(str, depths)]]
-        for (target, path), name in _columns(group).items():
-            cost = [found.get((target, path, depth)) for depth in depths]
-            blocks.append([_by_what(name, path, shape[2]), _COST_HEAD, *map(_cost, cost)])
-        pattern, workers, io_size = shape
+        for place, name in _columns(group).items():
+            found = {cell.queue_depth: cell for cell in group if (cell.target, cell.path) == place}
+            rows = [_cost(found.get(depth)) for depth in depths]
+            blocks.append([_by_what(name, place[1], io_size), _COST_HEAD, *rows])
         head = f"{pattern}, {counted(workers, 'worker')}, blocks of {_in_kib(io_size)} KiB"
         tables.append("\n".join([head, _side_by_side(blocks), *_loop_lines(group)]))
     return "\n\n".join(tables)
+
+
+def _grouped(cells: Sequence[Cell], *names: str) -> dict[tuple[Any, ...], list[Cell]]:
+    """Return the cells that are alike in these fields, by the fields' values."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(getattr(cell, name) for name in names), []).append(cell)
+    return groups
 
 
 def _loop_lines(cells: Sequence[Cell]) -> list[str]:
@@ -161,18 +167,11 @@ def _places(cells: Sequence[Cell]) -> dict[tuple[str, int | None], str]:
 _SHAPE = ("pattern", "workers", "queue_depth", "path")
 
 
-def _by_shape(cells: Sequence[Cell]) -> dict[tuple[object, ...], list[Cell]]:
-    shapes: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        shapes.setdefault(tuple(getattr(cell, name) for name in _SHAPE), []).append(cell)
-    return shapes
-
-
 def render_targets(cells: Sequence[Cell]) -> str:
     """Return GB/s by block size with a column for each target, a table for each path."""
     tables = []
     places = _places(cells)
-    for (pattern, _, depth, path), group in _by_shape(cells).items():
+    for (pattern, _, depth, path), group in _grouped(cells, *_SHAPE).items():
         found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
         sizes = sorted({cell.io_size for cell in group})
         blocks = [["I/O size", "KiB", *map(_in_kib, sizes)]]
@@ -193,7 +192,7 @@ def render_targets_csv(cells: Sequence[Cell]) -> str:
     places = _places(cells)
     names = [re.sub(r"\W+", "_", name).strip("_") for name in places.values()]
     writer.writerow([*_SHAPE, "io_size_KiB", *(f"{name}_GiBps" for name in names)])
-    for shape, group in _by_shape(cells).items():
+    for shape, group in _grouped(cells, *_SHAPE).items():
         found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
         for size in sorted({cell.io_size for cell in group}):
             rates = [found.get((*place, size)) for place in places]
@@ -239,10 +238,10 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
     """Draw throughput and CPU time over I/O size, to `path`.png and .svg."""
     from matplotlib.figure import Figure
 
-    groups = list(dict.fromkeys(map(_group, cells)))
+    groups = _grouped(cells, "pattern", "workers", "queue_depth")
     figure = Figure(figsize=(10, 1 + 3.5 * len(groups)), layout="constrained")
-    for row, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
-        members = [cell for cell in cells if _group(cell) == group]
+    rows = figure.subplots(len(groups), 2, squeeze=False)
+    for row, ((pattern, workers, depth), members) in zip(rows, groups.items(), strict=True):
         sizes = sorted({cell.io_size for cell in members})
         for axes, (label, value) in zip(row, _FIGURES, strict=True):
             _draw_lines(axes, members, sizes, value)
@@ -250,19 +249,14 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
             axes.set_xscale("log", base=2)
             axes.set_xticks([size / 1024 for size in sizes], [_in_kib(size) for size in sizes])
             axes.minorticks_off()
-            deep = f", queue depth {group[2]}" if group[2] > 1 else ""
-            axes.set_title(f"{_PATTERNS[group[0]]}, {counted(group[1], 'worker')}{deep}")
+            deep = f", queue depth {depth}" if depth > 1 else ""
+            axes.set_title(f"{_PATTERNS[pattern]}, {counted(workers, 'worker')}{deep}")
             axes.grid(alpha=0.3)
         row[0].legend(fontsize="small")
     targets = ", ".join(dict.fromkeys(cell.target for cell in cells))
     figure.suptitle(f"data paths of {targets}, {_day_of(path.with_name(CELLS))}")
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix))
-
-
-def _group(cell: Cell) -> tuple[Pattern, int, int]:
-    """Return what the cells of one plot share."""
-    return cell.pattern, cell.workers, cell.queue_depth
 
 
 _FIGURES: tuple[tuple[str, Callable[[Cell], float]], ...] = (

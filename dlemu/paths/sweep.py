@@ -8,15 +8,12 @@
 import itertools
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
@@ -28,6 +25,7 @@ from dlemu.host.wear import WearWatch
 from dlemu.paths import uring
 from dlemu.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.paths.energy import Energy, read_energy
+from dlemu.paths.random_files import write_random_files
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
 from dlemu.results.summary import time_of_day
@@ -43,8 +41,6 @@ WEAR = "wear.jsonl"
 _LARGEST_FILE = 2 << 30
 """Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
 _SMALLEST_FILE = 16 << 20
-_FILL = 16 << 20
-"""Bytes of one write when a file is prepared."""
 
 _TO_GPU = ("host_direct_gpu_copy", "cufile")
 """Paths that end in a GPU's memory; not looked at on a host without one, unless named."""
@@ -75,8 +71,8 @@ class Sweep:
     paths: tuple[DataPath, ...] | None = None
     """None means all paths that work here. A path that is named and does not work is an error."""
     file_size: int | None = None
-    """Bytes of each worker's file; None means 2 GiB, or less if that would take over a quarter of
-    the free space."""
+    """Bytes of each worker's file; None means 2 GiB, less if that would take over a quarter of the
+    free space, and more if the largest block at the greatest depth needs it."""
     queue_depths: tuple[int, ...] | None = None
     """Blocks that each worker has in flight; None means one, and no path that is for more."""
 
@@ -428,7 +424,7 @@ def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tupl
         Path(file).unlink(missing_ok=True)  # left by a sweep that was killed
     free = shutil.disk_usage(target).free
     largest = max(sweep.io_sizes) * max(sweep.depths)
-    chosen = min(_LARGEST_FILE, max(_SMALLEST_FILE, largest, free // 4 // num))
+    chosen = max(largest, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
     size = (sweep.file_size or chosen) // largest * largest
     if num * size > free * 0.95:
         raise RunError(
@@ -443,41 +439,7 @@ def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tupl
 
     try:
         with last_act(remove):
-            _write_all(files, size)
+            write_random_files([(file, size) for file in files])
             yield files, size
     finally:
         remove()
-
-
-def _write_all(files: Sequence[str], size: int) -> None:
-    """Write the files, several at once."""
-    stopped = threading.Event()
-    with ThreadPoolExecutor(4) as threads:
-        try:
-            written = [
-                threads.submit(write_random_file, file, seed, size, stopped)
-                for seed, file in enumerate(files)
-            ]
-            for each in written:
-                each.result()
-        finally:
-            stopped.set()  # otherwise an interrupt would wait until all files are written
-
-
-def write_random_file(
-    path: str, seed: int, num_bytes: int, stopped: threading.Event | None = None
-) -> None:
-    """Write bytes that no storage can compress or deduplicate, and sync them to the drive."""
-    random = np.random.default_rng(seed)
-    pool = random.integers(0, 1 << 64, _FILL // 8, np.uint64)
-    block = np.empty(_FILL // 8, np.uint64)
-    with open(path, "wb", buffering=0) as file:
-        for start in range(0, num_bytes, _FILL):
-            np.bitwise_xor(pool, random.integers(0, 1 << 64, dtype=np.uint64), out=block)
-            data = block.view(np.uint8)[: num_bytes - start].data
-            while data:
-                data = data[file.write(data) :]
-            if stopped is not None and stopped.is_set():
-                return
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -108,19 +108,19 @@ class CacheFolder:
             """Whether the host was started anew before all entries were on the drive."""
             if claim:
                 self._write_mark(_boot_id())
-        except BlockingIOError:
-            raise WorkloadError(f"cache.folder {self.path} is in use by another run") from None
-        except OSError as error:
-            self.close()
-            raise WorkloadError(
-                f"cache.folder {self.path}: {error.strerror}; name an empty folder on the cache's "
-                "drive"
-            ) from None
-        except BaseException:
+        except BaseException as error:
             self.close()
             if is_new:
                 with suppress(OSError):
                     self.path.rmdir()
+            if isinstance(error, BlockingIOError):
+                problem = f"cache.folder {self.path} is in use by another run"
+                raise WorkloadError(problem) from None
+            if isinstance(error, OSError):
+                raise WorkloadError(
+                    f"cache.folder {self.path}: {error.strerror}",
+                    remedy="name an empty folder on the cache's drive",
+                ) from None
             raise
 
     def _write_mark(self, written_in: str) -> None:

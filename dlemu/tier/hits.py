@@ -93,17 +93,12 @@ class PlannedCache:
             if self._used + self._sizes[file] <= capacity and file not in self._entries:
                 self._insert(_Entry(file, generation))
             self.next_generation = max(self.next_generation, generation + 1)
-        self._rooms = deque([_Room(capacity - self._used, None)])
+        self._rooms: deque[_Room] = deque()
 
     @property
     def content(self) -> list[tuple[int, int]]:
         """File and generation of what is there, the next one to be evicted first (not random)."""
         return [(entry.file, entry.generation) for entry in self._entries.values()]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of what is there."""
-        return self._used
 
     def epoch(self, files: Iterable[int], *, fills: bool = True) -> EpochHits:
         """Return the hits of an epoch that reads these files in this order.

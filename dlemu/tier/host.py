@@ -20,11 +20,11 @@ from dlemu.formats import FORMATS
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
-from dlemu.tier import state as columns
+from dlemu.tier import shared_memory as columns
 from dlemu.tier.folder import CacheFolder, entry_path, write_entry
 from dlemu.tier.hits import PlannedCache
 from dlemu.tier.reader import Origin
-from dlemu.tier.state import State
+from dlemu.tier.shared_memory import State
 from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload
@@ -138,25 +138,23 @@ class HostTier:
             DatasetError: a file of the dataset is missing.
             RunError: the folder cannot be written.
         """
-        self._world, self._own = world, own
+        self._world = world
         self._folder: CacheFolder | None = None
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
         self._sizes = file_sizes(dataset)
-        workload, state = dataset.workload, None
-        if world.local_rank == 0:
-            self._prepare(workload, dataset)
-            num_rows = num_accelerators(workload, world) * workload.reader.num_streams
-            state = State.make(num_rows)
-        self._state = state
-        everyone = world.all_gather(
-            (world.host_index, own, state and state.path, self._copies, world.local_rank)
-        )
+        self._state: State | None = None
+        try:
+            if world.local_rank == 0:
+                self._prepare(dataset)
+            path = "" if self._state is None else self._state.path
+            everyone = world.all_gather((world.host_index, own, path, self._copies))
+        except BaseException:
+            self.close()
+            raise
         here = [each for each in everyone if each[0] == world.host_index]
         self._accelerators = [number for _, owned, *_ in here for number in owned]
-        path = next(path for _, _, path, _, local in here if local == 0)
-        self._copies = next(copies for *_, copies, local in here if local == 0)
-        assert path
+        [(path, self._copies)] = [(path, copies) for *_, path, copies in here if path]
         self.dataset = replace(dataset, cache_state=path)
         self._begun: Samples = np.zeros(8, np.int64)
         self._planned = 0
@@ -168,18 +166,9 @@ class HostTier:
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
 
-    @property
-    def capacity(self) -> int:
-        """Bytes that the cache of this host may hold; 0 on all but its first rank."""
-        return 0 if self._folder is None else self._folder.capacity
-
-    @property
-    def dataset_bytes(self) -> int:
-        """Bytes of all files."""
-        return int(self._sizes.sum())
-
-    def _prepare(self, workload: Workload, dataset: Dataset) -> None:
-        """Claim and clean the folder, and decide what is copied before the epochs."""
+    def _prepare(self, dataset: Dataset) -> None:
+        """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
+        workload = dataset.workload
         cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
         if cache.folder is not None:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
@@ -202,6 +191,8 @@ class HostTier:
         if cache.warm is True:
             self._copies = self._cache.fill_up()
         self._fills = cache.fill != "off"
+        num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
+        self._state = State.make(num_rows)
 
     def copy(self, at: OnFile) -> None:
         """Copy this rank's share of what is to be there before the epochs (cache.warm=true).
@@ -287,9 +278,9 @@ class HostTier:
 
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
-        counts = HostCounts(
-            self._world.host, self.capacity, self.dataset_bytes, self.preload, self.epochs
-        )
+        capacity = 0 if self._folder is None else self._folder.capacity
+        dataset_bytes = int(self._sizes.sum())
+        counts = HostCounts(self._world.host, capacity, dataset_bytes, self.preload, self.epochs)
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
@@ -386,13 +377,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
     odirect = False if workload.reader.decode == "library" else workload.reader.odirect
     direct = settle_direct(dataset.folder / dataset.layout.path(0), odirect)
     left, lock, errors = iter(entries), threading.Lock(), list[Exception]()
-    seconds = [0.0, 0.0]
+    stopped, seconds = threading.Event(), [0.0, 0.0]
 
     def work() -> None:
         state = State(dataset.cache_state)
         origin = Origin(workload, state, direct=direct)
         try:
-            while not errors:
+            while not stopped.is_set():
                 with lock:
                     entry = next(left, None)
                 if entry is None:
@@ -406,11 +397,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
                     write_entry(entry_path(folder, *entry), fetched.memory, fetched.num_bytes)
                 finally:
                     fetched.close()
+                written = perf_counter()
                 with lock:
                     seconds[0] += middle - begin
-                    seconds[1] += perf_counter() - middle
+                    seconds[1] += written - middle
         except Exception as error:
             errors.append(error)
+            stopped.set()
         finally:
             at("")
             origin.close()
@@ -418,10 +411,13 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
 
     num = min(_MOST_COPYING, len(entries), 8 * workload.reader.num_streams)
     threads = [threading.Thread(target=work, daemon=True) for _ in range(num)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()  # after an interrupt nobody holds the folder
     if errors:
         raise errors[0]
     return seconds[0], seconds[1]

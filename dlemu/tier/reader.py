@@ -17,9 +17,9 @@ from time import perf_counter
 from dlemu.dataset.layout import Dataset
 from dlemu.storage.extents import ExtentReader, extent_reader
 from dlemu.storage.regular import cannot_open, open_sized
-from dlemu.tier import state as columns
+from dlemu.tier import shared_memory as columns
 from dlemu.tier.folder import entry_path, write_entry
-from dlemu.tier.state import FILLED, READ, State
+from dlemu.tier.shared_memory import FILLED, READ, State
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 
@@ -95,8 +95,8 @@ class TierReader:
         self._direct = direct
         self._samples_per_file = dataset.layout.samples_per_file
         self._state = State(dataset.cache_state)
-        self._counts = self._state.counters[row]
         self._row = row
+        self._counts = self._state.counters[row].data
         self._origin = Origin(workload, self._state, direct=direct)
         self._queue: Queue[tuple[int, int, Fetched] | None] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class TierReader:
     def start_epoch(self) -> None:
         """Take up the plan of the epoch."""
         self._state.start_epoch()
-        self._counts = self._state.counters[self._row]
+        self._counts = self._state.counters[self._row].data
 
     def open(self, visit: int, number: int, path: str) -> tuple[int, int]:
         """Open a file of the dataset; return a descriptor for reading, and its size in bytes.
@@ -118,10 +118,10 @@ class TierReader:
         """
         begin = perf_counter()
         self._state.check()
-        hits, found = self._state.hits, None
-        if hits.held[visit] >= 0:
+        found = None
+        if self._state.held[visit] >= 0:
             found = self._open_held(visit, number)
-        elif hits.admitted[visit] >= 0:
+        elif self._state.admitted[visit] >= 0:
             found = self._admit(visit, number, path)
         descriptor, self._size = found or self._open_origin(visit, path)
         self.seconds += perf_counter() - begin
@@ -158,10 +158,10 @@ class TierReader:
 
     def _open_held(self, visit: int, number: int) -> tuple[int, int] | None:
         """Open the copy in the cache; None: somebody has removed it."""
-        hits = self._state.hits
-        if hits.after[visit] >= 0:
-            self._state.wait(int(hits.after[visit]), FILLED)
-        path = entry_path(self._folder, number, int(hits.held[visit]))
+        state = self._state
+        if (after := state.after[visit]) >= 0:
+            state.wait(after, FILLED)
+        path = entry_path(self._folder, number, state.held[visit])
         try:
             found = open_sized(path, os.O_DIRECT if self._direct else 0)
         except FileNotFoundError:

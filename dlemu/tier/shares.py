@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.tier.hits import PlannedCache
 from dlemu.workload.sections import CachePolicy
 
 SHOWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -111,16 +110,6 @@ def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
 def _au(slowest: Shares, demand: float) -> float:
     """Return the AU (0-1) at a demand in bytes per second."""
     return 1 / float(np.maximum(1.0, slowest * demand).mean())
-
-
-def simulate(
-    policy: CachePolicy, capacity: float, *, num_files: int, num_epochs: int, seed: int = 0
-) -> list[float]:
-    """Return the hit share (0-1) of each epoch, from an empty cache on, reshuffled each epoch."""
-    order = np.random.default_rng(seed)
-    cache = PlannedCache(policy, round(capacity * num_files), [1] * num_files, seed=seed)
-    epochs = (cache.epoch(order.permutation(num_files).tolist()) for _ in range(num_epochs))
-    return [float(epoch.hits.mean()) for epoch in epochs]
 
 
 def table() -> str:

@@ -1,5 +1,6 @@
 """`dlemu checkpoint` from its words to files, results and the exit status."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,6 @@ import pytest
 
 from dlemu.checkpoint.folder import RECORD, read_record
 from dlemu.cli.main import run
-from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import check_workload
 from tests.lab import warm
@@ -94,17 +94,6 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     )
     assert run(["compare", "out", "out", "compare.max_loss=1%"]) == 0
     assert "save (GB/s)" in capsys.readouterr().out
-
-
-def test_no_two_pages_of_two_checkpoints_are_alike() -> None:
-    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
-    pages = [
-        data[at : at + PAGE_BYTES]
-        for path in Path("ck").glob("*/*.pt")
-        for data in [path.read_bytes()]
-        for at in range(0, len(data), PAGE_BYTES)
-    ]
-    assert len(set(pages)) == len(pages) == 2 * 3 * 74
 
 
 def test_only_the_newest_are_kept_and_read_in_turn() -> None:
@@ -280,6 +269,13 @@ def test_torch_writes_the_same_bytes() -> None:
     assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
 
 
+def test_tensors_that_exceed_memory_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch.distributed.checkpoint")
+    assert checkpoint("checkpoint.writer=dcp", "model.model_size_bytes=900TB") == 1
+    line = "dlemu: checkpoint.writer=dcp keeps its tensors in memory: 2.4 PiB on a host of "
+    assert capsys.readouterr().err.startswith(line) and os.listdir() == []
+
+
 LONG = ["model=unet3d", "checkpoint.checkpoint_folder=ck", "checkpoint.time_between_checkpoints=0"]
 LONG += ["checkpoint.num_checkpoints_write=1000", "checkpoint.num_checkpoints_read=0"]
 LONG += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=out"]
@@ -321,7 +317,7 @@ def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The check before is told that there is room, as if others had filled the drive since."""
-    monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: "")
+    monkeypatch.setattr("dlemu.checkpoint.opening.check_room", lambda *_: None)
     with own_drive(3 << 20) as drive:
         (drive / "mine").write_text("keep")
         folder = drive / "new" / "ck"
@@ -332,6 +328,22 @@ def test_a_full_drive_ends_in_one_line_and_leaves_nothing(
             "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale\n"
         )
         assert not folder.parent.exists() and (drive / "mine").read_text() == "keep"
+
+
+def test_a_drive_that_refuses_a_write_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fsync(number: int) -> None:
+        if os.readlink(f"/proc/self/fd/{number}").endswith(".pt.partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert checkpoint("output.folder=out") == 1
+    assert capsys.readouterr().err == (
+        "dlemu: ck cannot be written (Input/output error), what was written is removed; name "
+        "another checkpoint.checkpoint_folder\n"
+    )
+    assert not Path("ck").exists()
 
 
 @pytest.mark.mpi

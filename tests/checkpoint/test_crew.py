@@ -1,18 +1,44 @@
-"""What counts as progress of a write: bytes that move, and what the drive takes in a long fsync."""
+"""When ranks see that all have ended; and what counts as progress of a write: bytes that move, and
+what the drive takes in a long fsync."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dlemu.checkpoint import crew
-from dlemu.checkpoint.crew import Movement
+from dlemu.checkpoint.crew import Crew, Movement
+from dlemu.world.world import Alone
 
 
 class Tool:
     bytes_done = 0
 
     def stop(self) -> None: ...
+
+
+class TwoRanks(Alone):
+    """One of two ranks; the other one has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_ranks = 2
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, (7, True)]
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize("seconds", [0.2, 0.8])
+def test_several_ranks_see_soon_that_all_have_ended(tmp_path: Path, seconds: float) -> None:
+    watch: Any = SimpleNamespace(at=lambda path: None)
+    with Crew[None]([Tool()], tmp_path, TwoRanks(), watch) as own:
+        begin = time.perf_counter()
+        [(worked, _)] = own.run(lambda _: time.sleep(seconds))
+        assert worked >= seconds and time.perf_counter() - begin < worked + 0.12
+        assert own.bytes_done == 7
 
 
 def test_bytes_that_are_written_or_reach_the_drive_are_progress(

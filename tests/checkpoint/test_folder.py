@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,19 +127,24 @@ def test_a_damaged_record_removes_nothing(own: Path, damage: str) -> None:
     ("free", "checkpoints", "remedy"),
     [
         (101 << 20, 10, ""),
-        (100 << 20, 10, "checkpoint.keep=1"),
-        (19 << 20, 10, "checkpoint.keep=1 checkpoint.scale=0.9"),
-        (19 << 20, 2, "checkpoint.scale=0.9"),
-        (2 << 20, 1, "checkpoint.scale=0.09"),
+        (100 << 20, 10, "free space, or add checkpoint.keep=1"),
+        (19 << 20, 10, "free space, or add checkpoint.keep=1 checkpoint.scale=0.9"),
+        (19 << 20, 2, "free space, or add checkpoint.scale=0.9"),
+        (2 << 20, 1, "free space, or add checkpoint.scale=0.09"),
+        (0, 10, "free space"),
     ],
 )
 def test_too_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, checkpoints: int, remedy: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": free}))
-    line = check_room(tmp_path / "new" / "ck", None, 10 << 20, checkpoints, "h")
-    assert line.endswith(f"free space, or add {remedy}" if remedy else "")
-    assert bool(line) == bool(remedy)
+    room = partial(check_room, tmp_path / "new" / "ck", None, 10 << 20, checkpoints, "h")
+    if not remedy:
+        room()
+    else:
+        with pytest.raises(WorkloadError, match="on host h has room for") as refused:
+            room()
+        assert refused.value.remedy == remedy
     assert list(tmp_path.iterdir()) == []
 
 
@@ -146,5 +152,7 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     held = sum(512 * path.stat().st_blocks for path in own.glob("*/a*"))
     assert held > 0
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 1 << 20}))
-    assert check_room(own, RECORDED, held, 1, "h") == ""
-    assert check_room(own, RECORDED, held + 1, 1, "h") and check_room(own, None, held, 1, "h")
+    check_room(own, RECORDED, held, 1, "h")
+    for old, num_bytes in ((RECORDED, held + 1), (None, held)):
+        with pytest.raises(WorkloadError, match="has room for"):
+            check_room(own, old, num_bytes, 1, "h")

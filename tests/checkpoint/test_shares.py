@@ -4,7 +4,7 @@ import pytest
 
 from dlemu.checkpoint.shares import (
     Share,
-    bytes_of_rank,
+    all_files,
     files_of_rank,
     num_parameters,
     share_of,
@@ -81,7 +81,7 @@ def test_the_number_of_parameters(name: str) -> None:
 def test_the_whole_checkpoint_and_its_files(name: str) -> None:
     own, (ranks, num_bytes, num_files) = model(name), TOTALS[name]
     assert share_of(own, None, "default") == Share(ranks, ranks)
-    assert total_bytes(own, ranks) == num_bytes
+    assert total_bytes(own, Share(ranks, ranks)) == num_bytes
     names = [file.name for rank in range(ranks) for file in files_of_rank(own, ranks, rank)]
     assert len(set(names)) == len(names) == num_files
 
@@ -91,7 +91,7 @@ def test_a_subset_is_what_the_first_ranks_hold(name: str) -> None:
     own = model(name)
     share = share_of(own, None, "subset")
     assert share == Share(8, TOTALS[name][0])
-    assert total_bytes(own, share.total, written=share.written) == FIRST_EIGHT[name]
+    assert total_bytes(own, share) == FIRST_EIGHT[name]
 
 
 @pytest.mark.parametrize(("name", "rank", "num_bytes"), MODEL_OF_RANK)
@@ -132,8 +132,10 @@ def test_without_zero_one_copy_saves_for_all() -> None:
 
 
 def test_a_flat_model_is_written_once_or_by_each() -> None:
-    assert [bytes_of_rank(flat(0), 4, rank) for rank in range(4)] == [499_153_191, 0, 0, 0]
-    assert [bytes_of_rank(flat(3), 4, rank) for rank in range(4)] == [499_153_191] * 4
+    size = 499_153_191
+    for stage, writers in ((0, [0]), (3, [0, 1, 2, 3])):
+        files = all_files(flat(stage), Share(4, 4))
+        assert [(file.rank, file.num_bytes) for file in files] == [(rank, size) for rank in writers]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01, 1e-12])

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Stopped, Writer, WriteTimes
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Stopped, Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
 
@@ -121,6 +123,23 @@ def test_a_writer_can_be_stopped_from_another_thread(
     assert os.listdir(tmp_path) == []
 
 
+def test_bytes_that_were_made_before_the_writing_count(tmp_path: Path, content: Content) -> None:
+    with Writer(content, piece_bytes=PIECE) as writer:
+        writer.prepare([(0, PIECE)])
+        time.sleep(0.1)
+        assert writer.write(tmp_path / "a", PIECE, sample=0).generation > 0
+
+
+def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:
+    writer = Writer(content, piece_bytes=PIECE)
+    writer.__enter__()
+    writer.prepare([(sample, 10 * PIECE) for sample in range(9)])
+    end = threading.Thread(target=writer.__exit__, daemon=True)
+    end.start()
+    end.join(10)
+    assert not end.is_alive(), "it waits for a thread that waits for a buffer"
+
+
 def test_fsync_is_asked_for_file_and_folder(
     tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +190,21 @@ def test_damage_is_named(
     ):
         reader.read(path, 200_000, sample=5)
     assert str(refused.value) == f"{tmp_path}/{line}"
+
+
+def test_a_drive_that_cannot_read_is_named(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preadv(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "a").write_bytes(bytes(PIECE))
+    monkeypatch.setattr(os, "preadv", preadv)
+    with (
+        Reader(piece_bytes=PIECE) as reader,
+        pytest.raises(RunError, match=r"/a cannot be read \(Input/output error\); write the"),
+    ):
+        reader.read(tmp_path / "a", PIECE)
 
 
 def test_without_content_nothing_is_compared(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_memory_is_no_drive(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: Load(drives=0), "drives must be at least 1, got 0"),
         (lambda: Load(target=Path("/nowhere")), "target /nowhere is not a folder"),
         (lambda: Load(files=(Path("/nowhere"),)), "files: /nowhere is not a file"),
+        (lambda: Load(files=(Path("/proc/version"),)), "files: they hold no bytes"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], Load], message: str) -> None:

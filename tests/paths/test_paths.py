@@ -23,6 +23,7 @@ from dlemu.gpu.availability import lists_gpu
 from dlemu.host.place import Connection
 from dlemu.paths import report, sweep, uring
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.paths.random_files import write_random_file
 from dlemu.paths.report import (
     has_several_places,
     path_name,
@@ -32,7 +33,7 @@ from dlemu.paths.report import (
     render_tables,
     render_targets_csv,
 )
-from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths, write_random_file
+from dlemu.paths.sweep import Cell, Sweep, cells_of, run_paths
 from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines
 
@@ -376,6 +377,22 @@ def test_where_no_gpu_is_no_path_to_one_is_spoken_of(tmp_path: Path) -> None:
 
     assert {cell.path for cell in cells} <= {"host_buffered", "host_direct"}
     assert not any("left out" in text or "cufile" in text for text in events)
+
+
+def test_a_file_has_all_blocks_that_are_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_LARGEST_FILE", MIB)
+    deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(32,))
+
+    cells = run_paths(deep, lambda _: None)
+
+    assert [cell.file_bytes for cell in cells] == [2 * MIB] * 2
+
+
+def test_a_drive_that_fills_up_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^/dev/full cannot be written: No space left on device;"):
+        write_random_file("/dev/full", 0, MIB)
 
 
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """Runs through a cache: measured is planned, and the folder is sound at any time."""
 
+import errno
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,10 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.host.place import find_place
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.pagecache import look
-from dlemu.tier import reader
+from dlemu.tier import folder, reader
 from dlemu.tier.folder import MARK, CacheFolder
 from dlemu.tier.forecast import forecast_tier
-from dlemu.tier.host import file_sizes
+from dlemu.tier.host import HostTier, file_sizes
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 from tests.lab import warm
@@ -178,6 +181,21 @@ def test_a_preload_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert_sound(workload)
 
 
+def test_an_interrupted_preload_copies_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 0.2})
+    with closing(HostTier(Dataset.of(workload), Alone(), range(2))) as tier:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "join", join)
+            tier.copy(lambda path: None)
+        time.sleep(1.0)  # two files each would be there
+    assert len(entries(tmp_path / "cache")) <= 16, "each of 16 threads ends with its file"
+
+
 def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> None:
     said: list[str] = []
     keys: dict[str, object] = {
@@ -311,6 +329,32 @@ def test_entries_without_a_mark_are_foreign(claimed: tuple[Workload, Path]) -> N
     (cache / MARK).write_text("damaged")
     with pytest.raises(WorkloadError, match="is a cache of an unknown dataset"):
         claim(workload)
+
+
+def test_a_folder_that_cannot_be_claimed_is_not_made(
+    claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folder, "write_atomically", full)
+    new = claimed[1].with_name("new")
+    with pytest.raises(WorkloadError, match=r"new: No space left on device; name an empty folder"):
+        claim(claimed[0].with_keys({"cache.folder": str(new)}))
+    assert not new.exists()
+
+
+def test_a_run_that_cannot_begin_lets_the_folder_go(
+    claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    dataset = Dataset.of(claimed[0])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr(os, "unlink", unlink)
+        HostTier(dataset, Alone(), range(1))
+    claim(claimed[0]).close()
 
 
 def test_one_run_at_a_time(claimed: tuple[Workload, Path]) -> None:

@@ -1,4 +1,4 @@
-"""What the readers of a host share while they read through a cache: memory of the kernel's.
+"""Memory that all readers of a host share while they read through a cache.
 
 The host's first rank makes it (memfd_create) and writes the plan of each epoch into it. Readers are
 threads and processes of all ranks of the host. The memory ends with the first rank.
@@ -59,19 +59,21 @@ class State:
         self._memory = mmap.mmap(self._descriptor, 0)
         view = memoryview(self._memory)
         self._free_at = np.frombuffer(view, np.float64, 1)
-        self._sizes = np.frombuffer(view, np.int64, 3, 8)
+        self._sizes = np.frombuffer(view, np.int64, 3, 8).data
         num_rows = int(np.frombuffer(view, np.int64, 1, _NUM_ROWS_AT)[0])
         end = _HEAD_BYTES + 8 * self._NUM_COUNTERS * num_rows
         table = np.frombuffer(view[_HEAD_BYTES:end], np.int64)
         self.counters: NDArray[np.int64] = table.reshape(num_rows, self._NUM_COUNTERS)
         """(rows, columns), totals since the memory was made."""
-        num, num_gone = self._sizes[:2].tolist()
+        num, num_gone = self._sizes[0], self._sizes[1]
         parts = np.frombuffer(view[end : end + 8 * (5 * num + 1 + 3 * num_gone)], np.int64)
         ends = np.cumsum([num, num, num, num, num + 1, 3 * num_gone])
         self._num_samples, held, after, admitted, first, gone = np.split(parts, ends[:-1])
         self.hits = EpochHits(held, after, admitted, first, gone.reshape(-1, 3))
         """Plan of the epoch; its reads are the visits."""
-        self._done = np.frombuffer(view, np.uint8, num, end + parts.nbytes)
+        self.held, self.after, self.admitted = held.data, after.data, admitted.data
+        """As in `hits`: items of memory are read in half the time of an array's."""
+        self._done = np.frombuffer(view, np.uint8, num, end + parts.nbytes).data
 
     def begin(self, hits: EpochHits, num_samples: Samples) -> None:
         """Write the plan of an epoch. No reader may be at work."""
@@ -83,7 +85,7 @@ class State:
         if size > os.fstat(self._descriptor).st_size:
             os.ftruncate(self._descriptor, size)
         os.pwrite(self._descriptor, data + bytes(num), start)
-        self._sizes[:2] = num, num_gone
+        self._sizes[0], self._sizes[1] = num, num_gone
         self._map()
 
     def start_epoch(self) -> None:
