@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.dataset.permutation import permuted
 from dlemu.errors import WorkloadError
-from dlemu.units import counted
+from dlemu.units import ceil_div, counted
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import BARE
 
@@ -135,7 +135,7 @@ class EpochPlan:
         """Return how far in `sequence` a stream has read before each of these turns."""
         assert self.starts is not None
         num_streams = self.starts.shape[1]
-        own = (np.maximum(turns - stream, 0) + num_streams - 1) // num_streams
+        own = ceil_div(np.maximum(turns - stream, 0), num_streams)
         places: Samples = self.starts[accelerator, stream] + own
         return places
 
@@ -375,7 +375,7 @@ def plan_interleaved(num_samples: int, options: PlanOptions) -> EpochPlan:
     stream_of = np.empty((*shape, batch_size), np.int16)
     fetched = np.empty((*shape, 2), np.int64)
     each = num_steps * batch_size  # samples of an accelerator
-    lengths = (each - np.arange(num_streams) + num_streams - 1) // num_streams
+    lengths = ceil_div(each - np.arange(num_streams), num_streams)
     begins = np.append(0, np.cumsum(lengths)[:-1])
     starts = np.arange(num_accelerators)[:, None] * each + begins
     places, turns = np.divmod(np.arange(each), num_streams)

@@ -27,6 +27,11 @@ class Places:
     interleaved: int = 1
     element_bytes: int = 1
 
+    @classmethod
+    def in_turn(cls, sizes: NDArray[np.int64], start: int = 0) -> "Places":
+        """Return the places of payloads that follow one another from `start` on."""
+        return cls(offsets=start + np.cumsum(sizes) - sizes, lengths=sizes)
+
 
 @dataclass(frozen=True)
 class FileSamples:
@@ -44,6 +49,15 @@ class FileSamples:
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of each sample in elements, in formats whose files are one array."""
         return self.dims or (int(self.sizes[0]) // self.dtype.itemsize, 1)
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protocol buffers and Thrift write it: seven bits in each byte."""
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])
 
 
 class Sink(Protocol):

@@ -48,11 +48,11 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
         )
     if num_samples > 1 and shape[:1] != (num_samples,):
         raise DatasetError(f"records_0's first axis must be {num_samples} samples, got {shape}")
-    return _places(start, np.full(num_samples, num_bytes // num_samples))
+    return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
 
 
 def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return _places(PAGE_BYTES, sizes)
+    return Places.in_turn(sizes, PAGE_BYTES)
 
 
 starts, file_bytes = npy.starts, npy.file_bytes  # one header of a page, then the samples
@@ -116,11 +116,6 @@ def _template(
         assert dataset.get_offset() == PAGE_BYTES
         file.flush()
         return os.pread(sparse.fileno(), PAGE_BYTES, 0)
-
-
-def _places(start: int, sizes: NDArray[np.int64]) -> Places:
-    ends = np.cumsum(sizes)
-    return Places(offsets=start + ends - sizes, lengths=sizes)
 
 
 class _ReadOnly(io.RawIOBase):

@@ -13,14 +13,14 @@ from dlemu.formats.format import FileSamples, Places, Read, Sink
 from dlemu.units import PAGE_BYTES
 
 # PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local), 4.3.12 (central), 4.3.14 to 4.3.16 (ends).
-_LOCAL = struct.Struct("<4s5H3I2H")
+LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _LOCAL_MAGIC, _CENTRAL_MAGIC, _END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 _END64_MAGIC, _LOCATOR64_MAGIC = b"PK\6\6", b"PK\6\7"
-_ENCRYPTED, _SIZES_FOLLOW = 1, 8  # general purpose flags
+_ENCRYPTED, SIZES_FOLLOW = 1, 8  # general purpose flags
 _IN_EXTRA = 0xFFFFFFFF  # a 32-bit field whose value is in the zip64 extra field
 _ZIP64, _ALIGNMENT = 1, 0xD935  # ids of extra fields; the second is Android's zipalign
 _VERSION = 45  # zip64
@@ -96,10 +96,10 @@ class _Member(NamedTuple):
     def local(self) -> bytes:
         """Return the local header: sizes in a zip64 field, as np.savez writes them, and padding."""
         sizes = struct.pack("<2H2Q", _ZIP64, 16, self.num_bytes, self.num_bytes)
-        padding = _LOCAL_BYTES - _LOCAL.size - len(self.name) - len(sizes) - 6
+        padding = _LOCAL_BYTES - LOCAL.size - len(self.name) - len(sizes) - 6
         extra = sizes + struct.pack("<3H", _ALIGNMENT, 2 + padding, 64) + bytes(padding)
         known = (_VERSION, 0, 0, 0, _FIRST_OF_1980, self.crc, _IN_EXTRA, _IN_EXTRA)
-        fixed = _LOCAL.pack(_LOCAL_MAGIC, *known, len(self.name), len(extra))
+        fixed = LOCAL.pack(_LOCAL_MAGIC, *known, len(self.name), len(extra))
         return fixed + self.name + extra
 
     def central(self) -> bytes:
@@ -124,16 +124,16 @@ def _directory(members: list[_Member], start: int) -> bytes:
 
 def _first_member(head: bytes) -> tuple[int, int] | None:
     """Return start and bytes of x.npy if it is the first member and its header has its sizes."""
-    if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MAGIC):
+    if len(head) < LOCAL.size or not head.startswith(_LOCAL_MAGIC):
         raise DatasetError(f"no zip archive: it begins with {head[:4]!r}")
-    _, _, flags, method, _, _, _, stored, num_bytes, name, extra = _LOCAL.unpack_from(head)
-    start = _LOCAL.size + name + extra
-    if head[_LOCAL.size : _LOCAL.size + name] != b"x.npy" or start > len(head):
+    _, _, flags, method, _, _, _, stored, num_bytes, name, extra = LOCAL.unpack_from(head)
+    start = LOCAL.size + name + extra
+    if head[LOCAL.size : LOCAL.size + name] != b"x.npy" or start > len(head):
         return None
     _check_stored(flags, method)
-    if flags & _SIZES_FOLLOW:
+    if flags & SIZES_FOLLOW:
         return None
-    sizes = _wide(head[_LOCAL.size + name : start], [num_bytes, stored])
+    sizes = wide(head[LOCAL.size + name : start], [num_bytes, stored])
     return start, sizes[0]
 
 
@@ -167,11 +167,11 @@ def _search(read: Read, directory: bytes, file_bytes: int) -> tuple[int, int]:
         if directory[at : at + name] == b"x.npy":
             _check_stored(flags, method)
             widened = directory[at + name : at + name + extra]
-            num_bytes, _, offset = _wide(widened, [num_bytes, stored, offset])
-            local = read(offset, _LOCAL.size) if offset < file_bytes else b""
-            if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
+            num_bytes, _, offset = wide(widened, [num_bytes, stored, offset])
+            local = read(offset, LOCAL.size) if offset < file_bytes else b""
+            if len(local) < LOCAL.size or not local.startswith(_LOCAL_MAGIC):
                 raise DatasetError("the zip archive's directory is damaged")
-            return offset + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), num_bytes
+            return offset + LOCAL.size + sum(LOCAL.unpack(local)[-2:]), num_bytes
         at += name + extra + comment
     raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
 
@@ -183,7 +183,7 @@ def _check_stored(flags: int, method: int) -> None:
         raise DatasetError("x.npy is compressed; it cannot be read in place, use np.savez")
 
 
-def _wide(extra: bytes, values: list[int]) -> list[int]:
+def wide(extra: bytes, values: list[int]) -> list[int]:
     """Return the values; 0xFFFFFFFF is replaced by the next value of the zip64 extra field."""
     at = 0
     while at + 4 <= len(extra):

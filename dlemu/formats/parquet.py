@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Places, Read, Sink, varint
 from dlemu.units import ceil_div, format_bytes
 from dlemu.workload.sections import ColumnSection
 
@@ -83,7 +83,7 @@ class Amount:
         """`transfer`: bytes of the largest read; `footer`: bytes of the file's footer."""
         rows = int(ranges.ends[-1])
         lengths = np.concatenate([np.array(found[1]) for found in ranges.joined(gap)])
-        reads = int((-(-lengths // transfer)).sum()) + 2  # the footer's length, the footer
+        reads = int(ceil_div(lengths, transfer).sum()) + 2  # the footer's length, the footer
         read = int(lengths.sum()) + footer + TAIL_BYTES
         return cls(useful, int(ranges.lengths.sum()) / rows, read / rows, reads / rows)
 
@@ -332,7 +332,7 @@ def _chunk_head(column: ColumnSection, rows: int) -> tuple[bytes, int]:
     described = _fields(
         (1, _I32, _TYPES.get(column.element_type, _FIXED)),
         (2, _ARRAY, _array(_I32, encodings)),
-        (3, _ARRAY, _array(_BINARY, [_varint(len(part)) + part for part in path])),
+        (3, _ARRAY, _array(_BINARY, [varint(len(part)) + part for part in path])),
         (4, _I32, 0),
         (5, _I64, values),
         (6, _I64, size),
@@ -363,10 +363,10 @@ def _page_head(column: ColumnSection, rows: int) -> bytes:
     if _is_list(column):
         values = rows * column.size
         # Level 0: a list begins; level 1: it goes on. All elements are there, at level 1.
-        row = _varint(1 << 1) + b"\0" + _varint(column.size - 1 << 1) + b"\1"
+        row = varint(1 << 1) + b"\0" + varint(column.size - 1 << 1) + b"\1"
         levels = b"".join(
             struct.pack("<I", len(runs)) + runs
-            for runs in (row * rows, _varint(values << 1) + b"\1")
+            for runs in (row * rows, varint(values << 1) + b"\1")
         )
     size = len(levels) + rows * column.row_bytes
     data = _fields((1, _I32, values), (2, _I32, _PLAIN), (3, _I32, _RLE), (4, _I32, _RLE))
@@ -385,24 +385,16 @@ def _fields(*fields: tuple[int, int, bytes | int]) -> bytes:
         if isinstance(value, int):
             data += _whole(value)
         else:
-            data += _varint(len(value)) + value if kind == _BINARY else value
+            data += varint(len(value)) + value if kind == _BINARY else value
         last = number
     return bytes([*data, 0])
 
 
 def _array(kind: int, items: Sequence[bytes]) -> bytes:
     count = len(items)
-    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
+    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
     return head + b"".join(items)
 
 
 def _whole(value: int) -> bytes:
-    return _varint(value << 1)
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value >= 0x80:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*data, value])
+    return varint(value << 1)

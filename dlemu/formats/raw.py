@@ -26,7 +26,7 @@ def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
 
 
 def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return Places(offsets=np.cumsum(sizes) - sizes, lengths=sizes)
+    return Places.in_turn(sizes)
 
 
 def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

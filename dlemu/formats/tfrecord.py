@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Places, Read, Sink, varint
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
 FRAME_BYTES = _LENGTH.size + 4
@@ -225,22 +225,14 @@ def _varint(near: _Nearby, at: int, end: int) -> tuple[int, int]:
     raise DatasetError("it is no tf.train.Example")
 
 
-def _encoded(value: int) -> bytes:
-    data = bytearray()
-    while value >= 0x80:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*data, value])
-
-
 def _delimited(tag: bytes, num_bytes: int) -> bytes:
-    return tag + _encoded(num_bytes)
+    return tag + varint(num_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
 def _example_head(size: int) -> bytes:
     """Return an Example without the bytes of its image, which come last."""
-    number = _delimited(_TAG_1, len(_encoded(size))) + _encoded(size)
+    number = _delimited(_TAG_1, len(varint(size))) + varint(size)
     feature = _delimited(_TAG_INT64_LIST, len(number)) + number
     entry = _delimited(_TAG_1, 4) + b"size" + _delimited(_TAG_2, len(feature)) + feature
     first = _delimited(_TAG_1, len(entry)) + entry

@@ -5,15 +5,10 @@ workers. Worker w makes the batches of steps w, w + read_threads, w + 2 read_thr
 tf.data's order it makes its part of every batch. `train.loop` and `reader.prefetch_size` say how
 far ahead of the training loop batches are read (`Workload.batches_in_flight`).
 
-To add a loader:
-
-1. Write a class with the methods of `Loader`, and a constructor that takes and raises what
-   `open_loader` does. If it reads past the host's memory, give it the methods of `TellsPaths`; if
-   it hands batches over in memory that stays the same, those of `SharesMemory`.
-   `worker.SampleReader` reads batches of all formats.
-2. Name it in `LOADERS`, and its name in `workload.sections.Reader.data_loader`.
-3. Subclass `Loaders` of tests/loaders/contract.py in tests/loaders/test_loaders.py, with its name.
-   The contract checks order, bytes, padding, read-ahead, checksums and closing, for all formats.
+A loader is a class with the methods of `Loader`, and a constructor that takes and raises what
+`open_loader` does. If it reads past the host's memory, it has the methods of `TellsPaths`; if it
+hands batches over in memory that stays the same, those of `SharesMemory`. `worker.SampleReader`
+reads batches of all formats. CONTRIBUTING.md says how to add one.
 """
 
 from collections.abc import Callable, Iterator

@@ -38,19 +38,19 @@ class Activity:
         return [int(pid) for pid in self._rows[:, 3]]
 
     def busy(self, layout: Layout, accelerator: int) -> list[tuple[float, str]]:
-        """Return what each busy worker does: since when (perf_counter), and a line to show."""
+        """Return since when (perf_counter) each busy worker does what, and how to say it."""
         lines = []
-        now = perf_counter()
         for worker, (what, file, since, _) in enumerate(self._rows.tolist()):
             if what != IDLE:
                 path = f" {layout.path(int(file))}" if file >= 0 else ""
                 text = f"worker {worker} of accelerator {accelerator} {_WORDS[int(what)]}{path}"
-                lines.append((since, f"{text} for {now - since:.0f} s"))
+                lines.append((since, text))
         return lines
 
 
 def describe(busy: list[tuple[float, str]], most: int = 8) -> str:
     """Return the lines of `Activity.busy` as one, the longest wait first."""
-    told = [text for _, text in sorted(busy)]
+    now = perf_counter()
+    told = [f"{text} for {now - since:.0f} s" for since, text in sorted(busy)]
     more = [f"{len(told) - most} more"] if len(told) > most else []
     return ", ".join(told[:most] + more) or "no worker is busy"

@@ -1,6 +1,5 @@
 """The files' own checksums, computed while the bytes are read (`reader.check_crc`)."""
 
-import struct
 from collections.abc import Callable, Iterator
 
 import google_crc32c
@@ -8,14 +7,12 @@ import numpy as np
 from isal import isal_zlib
 
 from dlemu.errors import DatasetError
-from dlemu.formats import tfrecord
+from dlemu.formats import npz, tfrecord
 from dlemu.workload.model import FormatName
 
 _Field = tuple[int, Callable[[memoryview], object]]
 """Bytes of the next field, and the function that takes them."""
 
-_ZIP_LOCAL = struct.Struct("<4s5H3I2H")  # PKWARE's APPNOTE 6.3.10, section 4.3.7
-_ZIP_SIZES_FOLLOW = 8  # flag
 _TO_THE_END = 1 << 62
 
 
@@ -72,17 +69,12 @@ def _records() -> Iterator[_Field]:
 def _archive() -> Iterator[_Field]:
     """Yield the fields of a zip archive: its first member, the samples, has a CRC-32."""
     head, rest = bytearray(), bytearray()
-    yield _ZIP_LOCAL.size, head.extend
-    _, _, flags, _, _, _, wanted, _, size, name, extra = _ZIP_LOCAL.unpack(head)
+    yield npz.LOCAL.size, head.extend
+    _, _, flags, _, _, _, wanted, _, size, name, extra = npz.LOCAL.unpack(head)
     yield name + extra, rest.extend
-    if flags & _ZIP_SIZES_FOLLOW:
+    if flags & npz.SIZES_FOLLOW:
         raise DatasetError("its checksum stands behind its data; set reader.check_crc=false")
-    fields = rest[name:]
-    while size == 0xFFFFFFFF and len(fields) >= 12:
-        kind, length = struct.unpack_from("<2H", fields)
-        if kind == 1:  # zip64
-            (size,) = struct.unpack_from("<Q", fields, 4)
-        fields = fields[4 + length :]
+    [size] = npz.wide(bytes(rest[name:]), [size])
     crc = _Crc(lambda value, data: int(isal_zlib.crc32(data, value)))
     yield size, crc.take
     if crc.value != wanted:

@@ -108,7 +108,7 @@ class ColumnReader:
             return self._opened
         self.close()
         self._note(READING, number)
-        path = f"{self._source.dataset.folder}/{self._layout.path(number)}"
+        path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
             sizes = self._layout.sizes(self._layout.samples_of(number))
             self._storage.know(path, int(self._parquet.file_bytes(sizes[None])[0]))
@@ -124,7 +124,7 @@ class ColumnReader:
         """Return where the columns of a file lie, by its footer."""
         parquet, num_rows, storage = self._parquet, self._layout.samples_per_file, self._storage
         footer = read_footer(partial(storage.peek, file), file.num_bytes)
-        begin = perf_counter()
+        begin, before = perf_counter(), storage.read_seconds
         if self._source.dataset.known_places:
             if self._own is None:
                 self._own = parquet.footer(num_rows), parquet.ranges(num_rows)
@@ -148,14 +148,14 @@ class ColumnReader:
         if self._decodes:
             from pyarrow import parquet as library
 
-            opened.counted = CountedFile(file.path)
+            opened.counted = CountedFile(file.path, counts=self._storage)
             try:
                 opened.parsed = library.ParquetFile(
                     opened.counted, pre_buffer=False, thrift_container_size_limit=1 << 26
                 )
             except (OSError, ValueError) as error:
                 raise DatasetError(" ".join(str(error).split())[:160]) from None
-        self._decode_seconds += perf_counter() - begin
+        self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
         return opened
 
     def _read_group(self, opened: _OpenFile, group: int) -> None:
@@ -164,10 +164,7 @@ class ColumnReader:
             offsets, lengths = opened.reads[group]
             self._storage.read_each(opened.file, offsets, lengths)
             return
-        counted, storage = opened.counted, self._storage
-        assert counted is not None
-        before = counted.bytes_read, counted.num_reads, counted.read_seconds
-        begin = perf_counter()
+        begin, before = perf_counter(), self._storage.read_seconds
         names = [column.name for column in self._parquet.read_columns]
         try:
             table = opened.parsed.read_row_group(group, columns=names, use_threads=False)
@@ -177,10 +174,7 @@ class ColumnReader:
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = " ".join(str(error).split())[:160]
             raise DatasetError(f"{opened.file.path} is damaged: {why}") from None
-        reading = counted.read_seconds - before[2]
-        storage.bytes_read += counted.bytes_read - before[0]
-        storage.num_reads += counted.num_reads - before[1]
-        storage.read_seconds += reading
+        reading = self._storage.read_seconds - before
         self._decode_seconds += perf_counter() - begin - reading
 
     def _rows_of(self, table: Any) -> Memory:

@@ -4,8 +4,10 @@ import resource
 import sys
 
 from dlemu.errors import WorkloadError
+from dlemu.tier.host import has_tier
 from dlemu.units import counted
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 OTHERS = 128
 """Descriptors for everything else in the process."""
@@ -13,6 +15,9 @@ MOST_MESSAGES = 256
 """Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each."""
 FILES_KEPT = 8
 """Files of many samples that a stream keeps open if it reads several of them in turn."""
+_OF_A_CACHE = 6
+"""More descriptors of a worker that reads through a cache: the state that all workers share, four
+files in memory (one joins two that wait while one is written), and the file in the cache."""
 
 
 def make_room(workload: Workload, num_accelerators: int) -> int:
@@ -55,10 +60,9 @@ def _limits() -> tuple[int, int]:
 def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
     """Return the descriptors that one accelerator needs in a rank, and those that it can use."""
     reader = workload.reader
-    one_by_one = workload.dataset.num_samples_per_file == 1 or workload.streamed
-    kept = 1 if one_by_one else FILES_KEPT
+    least, kept = _of_a_stream(workload)
     if reader.data_loader != "pytorch":
-        return reader.num_streams, reader.num_streams * kept
+        return reader.num_streams * least, reader.num_streams * kept
     if reader.read_threads == 0:
         return kept, kept
     # One queue to each worker and one back. Our queue is one descriptor, multiprocessing's is two.
@@ -68,3 +72,13 @@ def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
     # Two shared memories take two descriptors each; multiprocessing keeps two for each worker.
     spawned = queues + 4 + 2 * reader.read_threads
     return spawned, spawned
+
+
+def _of_a_stream(workload: Workload) -> tuple[int, int]:
+    """Return the descriptors that a worker needs for what it reads, and those that it can use."""
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        connections = workload.reader.gets_in_flight
+        return connections, connections
+    one_by_one = workload.dataset.num_samples_per_file == 1 or workload.streamed
+    through_cache = _OF_A_CACHE if has_tier(workload) else 0
+    return 1 + through_cache, through_cache + (1 if one_by_one else FILES_KEPT)

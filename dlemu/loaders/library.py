@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -19,11 +19,14 @@ from dlemu.errors import DatasetError
 from dlemu.formats import tfrecord
 from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
+from dlemu.storage.extents import ReadCounts
 from dlemu.storage.regular import cannot_open, open_regular
 from dlemu.tier.reader import TierReader
 from dlemu.workload.sections import BARE, INDEXED, FormatName
 
 _Returned = TypeVar("_Returned")
+_MOST_AT_ONCE = 1 << 30
+"""Bytes that one call asks for: Linux gives at most 2 GiB less a page, and h5py asks once."""
 _MOST_DEFLATED = 1032
 """Bytes that one compressed byte can stand for (zlib's technical details)."""
 
@@ -43,24 +46,36 @@ def despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
 
 
 class CountedFile(io.FileIO):
-    """A file that counts the bytes read from it, and the seconds."""
+    """A file that counts what is read from it."""
 
-    def __init__(self, path: str, opener: Callable[[str, int], int] = open_regular) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        counts: ReadCounts | None = None,
+        opener: Callable[[str, int], int] = open_regular,
+    ) -> None:
+        """`counts`: of this file and others; None: its own."""
         self.path = path
-        self.bytes_read = self.num_reads = 0
-        self.read_seconds = 0.0
+        self.counts = counts or ReadCounts()
         try:
             super().__init__(path, opener=opener)
         except OSError as error:
             raise cannot_open(path, error) from None
 
     def readinto(self, buffer: Any) -> int:
-        begin = perf_counter()
-        got = super().readinto(buffer) or 0
-        self.read_seconds += perf_counter() - begin
-        self.bytes_read += got
-        self.num_reads += 1
-        return got
+        """Fill the buffer; fewer bytes come only at the file's end."""
+        begin, into, done = perf_counter(), memoryview(buffer).cast("B"), 0
+        while True:
+            part = into[done : done + _MOST_AT_ONCE]
+            got = super().readinto(part) or 0
+            done += got
+            self.counts.num_reads += 1
+            if got < len(part) or done == len(into):
+                break
+        self.counts.read_seconds += perf_counter() - begin
+        self.counts.bytes_read += done
+        return done
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
@@ -69,17 +84,22 @@ class CountedFile(io.FileIO):
         return bytes(data[: self.readinto(data)])
 
 
-class Parsed(Protocol):
+class Parsed:
     """A file of samples that a library has opened."""
+
+    _file: Any
+    """What `close` closes."""
 
     def sample(self, place: int) -> Memory:
         """Return the bytes of the file's sample number `place`, from 0, or raise DatasetError."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
-class _Array:
+class _Array(Parsed):
     """A file that is one array; of several samples, the last axis."""
 
     _axis: tuple[Any, ...] = (...,)
@@ -87,14 +107,15 @@ class _Array:
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._counted, self._num_samples = file, num_samples
-        self._file: Any = io.BufferedReader(file)
-        begin = perf_counter()
+        self._file = io.BufferedReader(file)
+        counts, begin = file.counts, perf_counter()
+        bytes_before, seconds_before = counts.bytes_read, counts.read_seconds
         try:
             self._array: Any = despite_other_threads(self._load)
             if not self._is_zip:
                 # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
-                file.bytes_read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-                file.read_seconds = perf_counter() - begin
+                counts.bytes_read = bytes_before + os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                counts.read_seconds = seconds_before + perf_counter() - begin
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(file, error) from None
 
@@ -104,9 +125,6 @@ class _Array:
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # libraries raise many types for damaged files
             raise _damaged(self._counted, error) from None
-
-    def close(self) -> None:
-        self._file.close()
 
     def _load(self) -> Any:
         self._file.seek(0)
@@ -141,7 +159,7 @@ class _Hdf5(_Array):
         self._counted.close()
 
 
-class _Records:
+class _Records(Parsed):
     """A TFRecord file, read from its start: samples are asked for in order, others are skipped."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
@@ -155,9 +173,6 @@ class _Records:
             if self._next == place + 1:
                 return data
         raise DatasetError(f"{self._file.path} holds {self._next} records, {place + 1} are wanted")
-
-    def close(self) -> None:
-        self._file.close()
 
     def _parse(self, file: io.BufferedReader) -> Iterator[Memory]:
         while frame := file.read(12):
@@ -185,7 +200,7 @@ def _damaged(file: CountedFile, error: Exception) -> DatasetError:
     return DatasetError(f"{file.path} is damaged: {' '.join(str(error).split())[:120]}")
 
 
-class _Bare:
+class _Bare(Parsed):
     """Files whose bytes are the samples; there is nothing to parse."""
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
@@ -200,9 +215,6 @@ class _Bare:
         if not data.size:
             raise DatasetError(f"{self._file.path} is damaged: sample {place} is empty")
         return data
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Indexed(_Bare):
@@ -246,13 +258,13 @@ class LibraryReader:
     ) -> None:
         """`tier` opens the files if there is a cache."""
         self._tier, self._visit, self._taken = tier, -1, 0
-        self._layout, self._folder = source.layout, str(source.dataset.folder)
+        self._source, self._layout = source, source.layout
         self._rows, self._note = rows, note
         self._parse = PARSERS[source.layout.format]
         self._opened: tuple[CountedFile, Parsed] | None = None
+        self._counts = ReadCounts()
+        self._read_before = 0  # bytes, when the file was opened
         self._seconds = 0.0  # in the library, reads included
-        self._closed_bytes, self._closed_seconds = 0, 0.0  # read from files that are closed
-        self._closed_reads = 0
 
     def read(self, task: Task) -> Iterator[None]:
         """Read what a batch needs; yield after each sample."""
@@ -263,25 +275,21 @@ class LibraryReader:
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
-        num_bytes, seconds = self._closed_bytes, self._closed_seconds
-        num_reads = self._closed_reads
-        if self._opened is not None:
-            num_bytes += self._opened[0].bytes_read
-            num_reads += self._opened[0].num_reads
-            seconds += self._opened[0].read_seconds
-        opening = 0.0 if self._tier is None else self._tier.seconds
-        decoding = self._seconds - seconds - opening
-        return Cost(num_bytes, num_reads, seconds + opening, decoding, self._rows.seconds)
+        counts = self._counts
+        reading = counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
+        decoding = self._seconds - reading
+        return Cost(counts.bytes_read, counts.num_reads, reading, decoding, self._rows.seconds)
 
     def _read_sample(self, sample: int, visit: int) -> None:
         number, place = divmod(sample, self._layout.samples_per_file)
-        path = f"{self._folder}/{self._layout.path(number)}"
+        path = self._source.path(number)
         self._note(READING, number)
         begin = perf_counter()
         if self._opened is None or self._opened[0].path != path or self._visit != visit:
             self.close()
-            self._visit, self._taken = visit, 0
-            file = CountedFile(path, partial(self._open, number, visit))
+            self._visit, self._taken, self._read_before = visit, 0, self._counts.bytes_read
+            opener = partial(self._open, number, visit)
+            file = CountedFile(path, counts=self._counts, opener=opener)
             self._opened = file, self._parse(file, self._layout.samples_per_file)
         file, parsed = self._opened
         data = parsed.sample(place)
@@ -304,11 +312,9 @@ class LibraryReader:
         if self._opened is not None:
             file, parsed = self._opened
             if self._tier is not None:
-                self._tier.close(self._visit, file.fileno(), self._taken, file.bytes_read)
+                num_bytes = self._counts.bytes_read - self._read_before
+                self._tier.close(self._visit, file.fileno(), self._taken, num_bytes)
             parsed.close()
-            self._closed_bytes += file.bytes_read
-            self._closed_seconds += file.read_seconds
-            self._closed_reads += file.num_reads
             self._opened = None
 
     start_epoch = close  # an earlier epoch may have ended within a file

@@ -115,13 +115,9 @@ class ObjectReader(ExtentReader):
         if self._leftover is not None and self._leftover.file is file:
             self._leftover = None
 
-    def keep_open(self, path: str) -> File:
-        """Return an object that stays open until `max_open` others were asked for."""
-        file = self._open.pop(path, None) or self.open(path)
-        if len(self._open) >= self._max_open:
-            self.close_file(self._open.popitem(last=False)[1])
-        self._open[path] = file
-        return file
+    def _has_changed(self, file: File) -> bool:
+        """Each answer tells it: no request is sent for it alone."""
+        return False
 
     def head(self, file: File) -> memoryview:
         """Return a file's first bytes, at most 4096; the next read takes what came with them."""
@@ -152,17 +148,26 @@ class ObjectReader(ExtentReader):
         self.counts.needed_bytes += sum(map(_length, parts))
         super().read(file, offset, parts, ahead=ahead, check=check)
 
-    def read_each(self, file: File, offsets: Sequence[int], parts: Sequence[Part]) -> None:
+    def read_each(
+        self,
+        file: File,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        into: Sequence[memoryview | None] = (),
+    ) -> None:
+        self.counts.needed_bytes += sum(lengths)
         pieces: list[_Piece] = []
-        into: list[Part] = []
-        for start, part in zip(offsets, parts, strict=True):
-            self.counts.needed_bytes += _length(part)
-            for piece in self._ranges(file.path, file.num_bytes, start, start + _length(part)):
+        targets: list[memoryview | None] = []
+        memories = into or [None] * len(offsets)
+        for start, length, memory in zip(offsets, lengths, memories, strict=True):
+            for piece in self._ranges(file.path, file.num_bytes, start, start + length):
                 pieces.append(piece)
                 here = slice(piece.start - start, piece.stop - start)
-                into.append(piece.stop - piece.start if isinstance(part, int) else part[here])
-        for piece, part in zip(self._in_turn(pieces), into, strict=True):
-            self._copy(self._take(piece), [part], None)
+                targets.append(None if memory is None else memory[here])
+        for piece, target in zip(self._in_turn(pieces), targets, strict=True):
+            got = self._take(piece)
+            if target is not None:
+                self._copy(got, [target], None)
 
     def _read_rest(
         self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None

@@ -33,11 +33,13 @@ class Pipe:
     `put` blocks while the pipe is full.
     """
 
+    _both = -1
+    """One descriptor for both ends: a rank has a pipe for every worker, and few descriptors."""
+
     def __init__(self, context: BaseContext) -> None:
         self._lock = context.Lock()
         reader, writer = os.pipe()
         try:
-            # One descriptor for both ends: a rank has a pipe for every worker, and few descriptors.
             self._both = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
         finally:
             os.close(reader)
@@ -102,12 +104,14 @@ class SharedMemory:
     containers) does not limit it. Forked processes inherit it without a descriptor.
     """
 
+    _descriptor = -1
+
     def __init__(self, num_bytes: int, method: Method, descriptor: int = -1) -> None:
-        if descriptor < 0 and method != "fork":
-            descriptor = os.memfd_create("dlemu")
-            os.ftruncate(descriptor, num_bytes)
         self._num_bytes, self._method, self._descriptor = num_bytes, method, descriptor
-        self.bytes = mmap.mmap(descriptor, num_bytes)
+        if descriptor < 0 and method != "fork":
+            self._descriptor = os.memfd_create("dlemu")
+            os.ftruncate(self._descriptor, num_bytes)
+        self.bytes = mmap.mmap(self._descriptor, num_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (self._num_bytes, self._method, reduction.DupFd(self._descriptor))

@@ -39,8 +39,6 @@ from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_SECONDS = 1.0
-"""How often the loader checks that its workers live."""
 
 _Asked = tuple[int, int, int, int, int, bool, bytes]
 """A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
@@ -70,7 +68,7 @@ class PyTorchLoader:
         batches = [workers.epoch(epoch, plan) for workers in self._workers]
         self._takers = Takers(batches, when_asked=self._source.reads_when_asked)
         try:
-            yield from self._takers.steps(plan.num_steps, look=self._look, every=_LOOK_SECONDS)
+            yield from self._takers.steps(plan.num_steps, look=self._look)
         finally:
             self._end_epoch()
 

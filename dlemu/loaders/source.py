@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import sub
 from time import perf_counter
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
+from dlemu.host.limits import host_memory_bytes
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.storage.extents import Part, settle_direct
@@ -105,6 +107,14 @@ class Source:
     @property
     def layout(self) -> Layout:
         return self.dataset.layout
+
+    def path(self, file: int) -> str:
+        """Return the path of a file, or the name of an object."""
+        return f"{self._folder}/{self.layout.path(file)}"
+
+    @cached_property
+    def _folder(self) -> str:
+        return str(self.dataset.folder)
 
     @property
     def takes_early(self) -> int:
@@ -235,6 +245,13 @@ class Rows:
         """Return where the `length` bytes of a sample of the file `path` are to be read to."""
         if self.slots is None:
             return [length]
+        memory = self.memory(path, sample, length)
+        kept = len(memory)
+        return [memory] if kept == length else [memory, length - kept]
+
+    def memory(self, path: str, sample: int, length: int) -> memoryview:
+        """Return memory for the first bytes of a sample; training does not get the rest."""
+        assert self.slots is not None
         kept = length
         if self._resize is not None:
             kept = length if length < self._resize else self._resize
@@ -246,18 +263,17 @@ class Rows:
         row = self._row_of.get(sample)
         if row is None:
             memory = self._early[sample] = memoryview(bytearray(kept))
-        else:
-            begin = perf_counter()
-            memory = self._row(row, kept)
-            self.seconds += perf_counter() - begin
-        return [memory] if kept == length else [memory, length - kept]
+            return memory
+        begin = perf_counter()
+        memory = self._row(row, kept)
+        self.seconds += perf_counter() - begin
+        return memory
 
     def copy(self, path: str, sample: int, data: Memory) -> None:
         """Copy a sample that is in memory already to its row."""
-        target = self.parts(path, sample, len(data))[0]
+        target = self.memory(path, sample, len(data))
         begin = perf_counter()
-        if isinstance(target, memoryview):
-            target[:] = data.data[: len(target)]
+        target[:] = data.data[: len(target)]
         self.seconds += perf_counter() - begin
 
     def _row(self, row: int, kept: int) -> memoryview:
@@ -272,7 +288,7 @@ def row_bytes_of(source: Source, num_accelerators: int) -> int:
         return 0
     row_bytes = sample_bytes(source)
     wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
-    free = psutil.virtual_memory().available
+    free = min(psutil.virtual_memory().available, host_memory_bytes()[0])
     if wanted > free:
         num_slots, num_rows = _slots_and_rows(source)
         raise WorkloadError(

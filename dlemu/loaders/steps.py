@@ -10,6 +10,7 @@ from dlemu.loaders import Batch
 
 CLOSE_SECONDS = 5.0
 """How long closing waits for a read or a worker: a read on dead storage never returns."""
+_LOOK_SECONDS = 1.0
 
 
 class Window:
@@ -76,13 +77,11 @@ class StepCollector:
         self._errors.append(error)
         self._wake()
 
-    def take(
-        self, step: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
-    ) -> list[Batch]:
-        """Wait for all batches of a step; call `look` every so many seconds meanwhile."""
+    def take(self, step: int, *, look: Callable[[], None] = lambda: None) -> list[Batch]:
+        """Wait for all batches of a step; call `look` each second meanwhile."""
         self._awaited = step
         while not self._errors and len(self._made.get(step, ())) < self._num_accelerators:
-            if not self._wake_up.acquire(timeout=-1 if every is None else every):
+            if not self._wake_up.acquire(timeout=_LOOK_SECONDS):
                 look()
         if self._errors:
             raise self._errors[0]
@@ -117,12 +116,12 @@ class Takers:
             thread.start()
 
     def steps(
-        self, num_steps: int, *, look: Callable[[], None] = lambda: None, every: float | None = None
+        self, num_steps: int, *, look: Callable[[], None] = lambda: None
     ) -> Iterator[list[Batch]]:
         """Yield each step's batches when the loop comes to it; `look` is called while it waits."""
         for step in range(num_steps):
             self._begin()
-            yield self._collector.take(step, look=look, every=every)
+            yield self._collector.take(step, look=look)
 
     def end(self) -> None:
         """End the threads; wait no longer than CLOSE_SECONDS. May be called again."""

@@ -61,8 +61,8 @@ class _Column:
             memory = aligned_buffer(Slots.num_bytes(source, row_bytes))
             self.slots = Slots(memory, source, row_bytes)
         self._source = source
-        self._plan: EpochPlan | None = None
-        self._window = Window(ahead=0, takes_early=0)
+        self._plan: EpochPlan
+        self._window: Window
         self._limit = 0
         self._num_parts: list[int] | None = None
         """Parts of each step's batch; None: one stream makes a whole batch."""
@@ -133,7 +133,6 @@ class _Column:
                 return None
             del self._parts[task.step]
             cost = Cost(*map(sum, zip(*parts, strict=True)))
-        assert self._plan is not None
         return make_batch(
             cost, self.slots, self._plan, self.accelerator, epoch=task.epoch, step=task.step
         )

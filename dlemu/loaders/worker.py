@@ -25,11 +25,12 @@ from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
 from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
-from dlemu.loaders.storage import by_record, open_storage
 from dlemu.objects.counts import GetCounts
-from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part
+from dlemu.objects.store import store_of
+from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.tier.reader import TierReader
-from dlemu.workload.sections import INDEXED
+from dlemu.workload.objects import ObjectPath
+from dlemu.workload.sections import BARE, INDEXED
 
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
@@ -52,12 +53,14 @@ class _InPlaceReader:
         self._source, self._layout = source, layout
         self._rows, self._note, self._tier = rows, note, tier
         self._format = format_of(layout)
-        self._folder = str(source.dataset.folder)
+        self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
         self._storage = storage
         self._objects = storage if isinstance(storage, ObjectReader) else None
         self._decode_seconds = 0.0
+        self._sound = b"", -1
+        """First bytes and size of the file that was checked last."""
         self._read_before = 0
 
     def start_epoch(self) -> None:
@@ -71,7 +74,7 @@ class _InPlaceReader:
             storage.bytes_read,
             storage.num_reads,
             storage.read_seconds + seconds,
-            self._decode_seconds,
+            self._decode_seconds + storage.check_seconds,
             self._rows.seconds + storage.copy_seconds,
         )
 
@@ -83,11 +86,8 @@ class _InPlaceReader:
         """Close all files."""
         self._storage.close()
 
-    def _path(self, number: int) -> str:
-        return f"{self._folder}/{self._layout.path(number)}"
-
     def _keep_open(self, number: int) -> File:
-        path = self._path(number)
+        path = self._source.path(number)
         if self._objects is not None:
             self._objects.know(path, self._file_bytes(number))
         return self._storage.keep_open(path)
@@ -98,17 +98,18 @@ class _InPlaceReader:
         return int(self._format.file_bytes(sizes[None])[0])
 
     def _visit(self, number: int, visit: int) -> File:
-        """Open a file for a visit through the cache."""
-        assert self._tier is not None
-        path = self._path(number)
+        """Open a file, through the cache if there is one."""
+        path = self._source.path(number)
+        if self._tier is None:
+            return self._storage.open(path)
         self._read_before = self._storage.bytes_read
         return File(path, *self._tier.open(visit, number, path))
 
     def _end_visit(self, file: File, visit: int, num_samples: int) -> None:
         """Close a file that `_visit` opened."""
-        assert self._tier is not None
-        num_bytes = self._storage.bytes_read - self._read_before
-        self._tier.close(visit, file.descriptor, num_samples, num_bytes)
+        if self._tier is not None:
+            num_bytes = self._storage.bytes_read - self._read_before
+            self._tier.close(visit, file.descriptor, num_samples, num_bytes)
         self._storage.close_file(file)
 
     def _locate(self, file: File, num_samples: int) -> Places:
@@ -130,12 +131,15 @@ class _InPlaceReader:
 
     def _check_head(self, file: File, head: memoryview) -> None:
         """Check the header in a file's first bytes."""
-        begin = perf_counter()
         data = bytes(head[: file.num_bytes])
+        if (data, file.num_bytes) == self._sound:  # files of equal samples all begin alike
+            return
+        begin = perf_counter()
         try:
             despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
         except DatasetError as error:
             raise DatasetError(f"{file.path}: {error}") from None
+        self._sound = data, file.num_bytes
         self._decode_seconds += perf_counter() - begin
 
 
@@ -149,18 +153,11 @@ class _WholeFileReader(_InPlaceReader):
             self._objects.begin(self._objects_of(task))
         for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
             self._note(READING, sample)
-            if visit < 0:
-                file = self._storage.open(self._path(sample))
-                try:
-                    self._read_file(file, sample, place)
-                finally:
-                    self._storage.close_file(file)
-            else:
-                file = self._visit(sample, visit)
-                try:
-                    self._read_file(file, sample, place)
-                finally:
-                    self._end_visit(file, visit, 1)
+            file = self._visit(sample, visit)
+            try:
+                self._read_file(file, sample, place)
+            finally:
+                self._end_visit(file, visit, 1)
             yield
 
     def _objects_of(self, task: Task) -> Iterator[ObjectFile]:
@@ -169,7 +166,7 @@ class _WholeFileReader(_InPlaceReader):
         offsets, lengths, sizes = task.places
         wanted = sizes if self._checksum is not None else offsets + lengths
         known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
-        return (ObjectFile(self._path(file), size, most) for file, size, most in known)
+        return (ObjectFile(self._source.path(file), size, most) for file, size, most in known)
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:
@@ -207,21 +204,11 @@ class _OpenFile:
 class _RunReader(_InPlaceReader):
     """Reads runs of samples that follow one another in a file of many."""
 
-    def __init__(
-        self,
-        source: Source,
-        rows: Rows,
-        note: Note,
-        tier: TierReader | None,
-        storage: ExtentReader,
-    ) -> None:
-        super().__init__(source, rows, note, tier, storage)
-        self._streamed = source.workload.streamed or source.workload.by_tf_data
-        self._opened: _OpenFile | None = None
-        self._checked: set[bytes] = set()
+    _opened: _OpenFile | None = None
 
     def start_epoch(self) -> None:
         self._opened = None
+        self._checked = set[bytes]()
 
     def read(self, task: Task) -> Iterator[None]:
         samples = task.fetch
@@ -374,24 +361,12 @@ class _RecordReader(_InPlaceReader):
             self._note(READING, number)
             file = self._keep_open(number)
             offsets, lengths = self._extents(number, file, layout.place_of(samples))
-            parts: Sequence[Part] = lengths
+            into: list[memoryview] = []
             if self._rows.slots is not None:
-                offsets, parts = self._into_rows(file.path, samples, offsets, lengths)
-            self._storage.read_each(file, offsets, parts)
+                found = zip(samples.tolist(), lengths, strict=True)
+                into = [self._rows.memory(file.path, *each) for each in found]
+            self._storage.read_each(file, offsets, lengths, into)
             yield
-
-    def _into_rows(
-        self, path: str, samples: Samples, offsets: list[int], lengths: list[int]
-    ) -> tuple[list[int], list[Part]]:
-        """Return the parts that the samples are read to, each with its offset."""
-        starts: list[int] = []
-        parts: list[Part] = []
-        for sample, offset, length in zip(samples.tolist(), offsets, lengths, strict=True):
-            for part in self._rows.parts(path, sample, length):
-                starts.append(offset)
-                parts.append(part)
-                offset += part if isinstance(part, int) else len(part)
-        return starts, parts
 
     def _extents(self, number: int, file: File, places: Samples) -> tuple[list[int], list[int]]:
         """Return where samples lie in a file, by their places there."""
@@ -418,6 +393,30 @@ def _check_size(file: File, num_bytes: int) -> None:
             f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted; "
             f"dlemu verify lists what is damaged"
         )
+
+
+def _open_storage(source: Source, *, number: int, max_open: int) -> ExtentReader:
+    """Return what worker `number` of the job reads with: files, or objects of a bucket."""
+    workload, reader, folder = source.workload, source.workload.reader, source.dataset.folder
+    columns = source.layout.format == "parquet"
+    one = source.layout.samples_per_file == 1 and not columns
+    access = source.dataset.access
+    if access is not None:
+        assert isinstance(folder, ObjectPath)
+        return ObjectReader(
+            # By worker, not by rank: one rank emulates many accelerators.
+            store_of(access, number, folder.bucket),
+            range_bytes=reader.range_bytes,
+            in_flight=reader.gets_in_flight,
+            whole=one or (not columns and (workload.streamed or workload.by_tf_data)),
+            max_open=max_open,
+        )
+    return extent_reader(
+        direct=source.direct,
+        piece_bytes=reader.piece_bytes if one else reader.transfer_size,
+        io_depth=reader.io_depth,
+        max_open=1 if one or columns else max_open,
+    )
 
 
 class SampleReader:
@@ -447,12 +446,12 @@ class SampleReader:
         if decodes:
             self._reader = LibraryReader(source, self._rows, note, tier)
         else:
-            storage = open_storage(source, number=number, max_open=max_open)
+            storage = _open_storage(source, number=number, max_open=max_open)
             if source.layout.format == "parquet":
                 self._reader = ColumnReader(source, self._rows, note, storage)
             elif source.layout.samples_per_file == 1:
                 self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
-            elif by_record(source):
+            elif source.layout.format in BARE and workload.reader.access == "random":
                 self._reader = _RecordReader(source, self._rows, note, storage, max_open=max_open)
             else:
                 self._reader = _RunReader(source, self._rows, note, tier, storage)

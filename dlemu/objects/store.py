@@ -227,7 +227,6 @@ def _import_obstore() -> tuple[Any, Any]:
     return obstore, exceptions
 
 
-@lru_cache(maxsize=256)
 def store_of(access: Access, number: int, bucket: str) -> Store:
     """Return this process's store for worker `number`: the endpoints are dealt out in turn."""
     return _store_at(access, access.endpoints[number % len(access.endpoints)], bucket)

@@ -21,12 +21,14 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.regular import cannot_open, open_regular, open_sized
-from dlemu.units import PAGE_BYTES, ceil_div, round_up
+from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int
 """Memory to fill, or a number of bytes to read and drop."""
 Check = Callable[[memoryview], object]
 """Called with all bytes that are read, in order."""
+_Extent = tuple[int, int, memoryview | None]
+"""Offset and bytes of an extent, and memory for its first bytes; None: all are dropped."""
 
 HEAD_BYTES = 4096
 """First bytes of a file; the formats' headers lie in them."""
@@ -106,18 +108,27 @@ class Parts:
         return taken
 
 
-class ExtentReader:
+class ReadCounts:
+    """What reading came to."""
+
+    def __init__(self) -> None:
+        self.bytes_read = self.num_reads = 0
+        """Bytes, and the calls that read them. A look into the page cache is one as well."""
+        self.read_seconds = 0.0
+        """Time spent in read calls, or waiting for them."""
+
+
+class ExtentReader(ReadCounts):
     """Reads files for one worker. Not thread-safe. `extent_reader` makes one."""
 
     direct = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
-        self.bytes_read = self.num_reads = 0
-        """Bytes, and the calls that read them. A look into the page cache is one as well."""
-        self.read_seconds = 0.0
-        """Time spent in read calls, or waiting for them."""
+        super().__init__()
         self.copy_seconds = 0.0
         """Time spent copying out of the reader's own buffers."""
+        self.check_seconds = 0.0
+        """Time spent in checks of what was read."""
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
         self._head = self._buffers[0] if self.direct else memoryview(bytearray(HEAD_BYTES))
@@ -141,14 +152,22 @@ class ExtentReader:
         """Return a file that stays open until `max_open` other files were asked for."""
         file = self._open.pop(path, None)
         if file is None:
-            file = self.open(path)
             if len(self._open) >= self._max_open:
                 self.close_file(self._open.popitem(last=False)[1])
-        elif (now := os.fstat(file.descriptor)).st_nlink == 0 or now.st_size != file.num_bytes:
-            os.close(file.descriptor)
+            file = self.open(path)
+        elif self._has_changed(file):
+            self.close_file(file)
             raise DatasetError(f"{path} was replaced or changed while it was being read")
         self._open[path] = file
         return file
+
+    def _has_changed(self, file: File) -> bool:
+        """Return whether a file that is kept open is no longer the one that was opened."""
+        try:
+            now = os.fstat(file.descriptor)
+        except OSError:  # a network file system has lost it
+            return True
+        return now.st_nlink == 0 or now.st_size != file.num_bytes
 
     def head(self, file: File) -> memoryview:
         """Return a file's first bytes, at most 4096; valid until the next read.
@@ -178,11 +197,7 @@ class ExtentReader:
         whole and keeps its rest for the next call. `check` gets all bytes in order.
         """
         stop = offset + sum(part if isinstance(part, int) else len(part) for part in parts)
-        if stop > file.num_bytes:
-            raise DatasetError(
-                f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted; "
-                f"it is cut short: dlemu verify lists what is damaged"
-            )
+        _check_end(file, stop)
         wanted = Parts(parts)
         start = offset
         left = self._leftover
@@ -193,67 +208,72 @@ class ExtentReader:
         if start < stop:
             self._read_rest(file, start, stop, wanted, ahead=ahead, check=check)
 
-    def read_each(self, file: File, offsets: Sequence[int], parts: Sequence[Part]) -> None:
-        """Read extents that lie apart, each into its part with a call of its own.
+    def read_each(
+        self,
+        file: File,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        into: Sequence[memoryview | None] = (),
+    ) -> None:
+        """Read extents that lie apart, each with a call of its own.
 
-        For small samples in any order: much less work a read than `read`. A part longer than a
+        `into`: memory for the first bytes of each extent; the rest is dropped, without `into` all.
+        For small samples in any order: much less work a read than `read`. An extent longer than a
         piece takes several calls. With an `io_depth`, so many extents are read at once.
         """
-        lengths = [part if isinstance(part, int) else len(part) for part in parts]
-        last = max(map(sum, zip(offsets, lengths, strict=True)), default=0)
-        if last > file.num_bytes:
-            raise DatasetError(
-                f"{file.path} holds {file.num_bytes} bytes, at least {last} are wanted; "
-                f"it is cut short: dlemu verify lists what is damaged"
-            )
+        _check_end(file, max(map(sum, zip(offsets, lengths, strict=True)), default=0))
         self._leftover = None
         begin = perf_counter()
-        extents = list(zip(offsets, lengths, parts, strict=True))
-        self.bytes_read += self._read_extents(file, extents)
+        extents = list(zip(offsets, lengths, into or [None] * len(offsets), strict=True))
+        num_bytes, num_reads = self._read_extents(file, extents)
         self.read_seconds += perf_counter() - begin
-        self.num_reads += self._num_calls(offsets, lengths)
+        self.bytes_read += num_bytes
+        self.num_reads += num_reads
 
-    def _num_calls(self, offsets: Sequence[int], lengths: Sequence[int]) -> int:
-        """Return the calls that extents take."""
-        most = len(self._buffers[0])
-        longest = max(lengths, default=0)
-        if longest + (PAGE_BYTES if self.direct else 0) <= most:
-            return len(lengths)
-        before = [offset % PAGE_BYTES for offset in offsets] if self.direct else [0] * len(offsets)
-        return sum(ceil_div(more + size, most) for more, size in zip(before, lengths, strict=True))
-
-    def _read_extents(self, file: File, extents: list[tuple[int, int, Part]]) -> int:
-        """Read extents; return the bytes that were read."""
+    def _read_extents(self, file: File, extents: list[_Extent]) -> tuple[int, int]:
+        """Read extents; return the bytes, and the calls that read them."""
         return self._read_some(file, extents, self._buffers[0])
 
-    def _read_some(
-        self, file: File, extents: list[tuple[int, int, Part]], buffer: memoryview
-    ) -> int:
+    def _read_some(self, file: File, extents: list[_Extent], buffer: memoryview) -> tuple[int, int]:
         """Read extents one after the other, dropped bytes into `buffer`."""
         descriptor, most, direct = file.descriptor, len(buffer), self.direct
-        total = 0
-        for start, length, part in extents:
-            if length <= most and not direct:
-                memory = buffer[:length] if isinstance(part, int) else part
-                got = os.preadv(descriptor, [memory], start)
-                if got == length:
-                    total += got
-                    continue
-            total += self._read_one(file, start, length, part, buffer)
-        return total
+        total, calls, start = 0, len(extents), 0
+        try:
+            for start, length, into in extents:
+                if length <= most and not direct:
+                    if into is None:
+                        memory = [buffer[:length]]
+                    elif len(into) == length:
+                        memory = [into]
+                    else:
+                        memory = [into, buffer[: length - len(into)]]
+                    got = os.preadv(descriptor, memory, start)
+                    if got == length:
+                        total += got
+                        continue
+                num_bytes, num_calls = self._read_long(file, start, length, into, buffer)
+                total += num_bytes
+                calls += num_calls - 1
+        except OSError as error:
+            raise _cannot_read(file, start, error) from None
+        return total, calls
 
-    def _read_one(self, file: File, start: int, length: int, part: Part, buffer: memoryview) -> int:
-        """Read one extent in pieces of the buffer's size; return the bytes that were read."""
-        at, stop, total = start, start + length, 0
+    def _read_long(
+        self, file: File, start: int, length: int, into: memoryview | None, buffer: memoryview
+    ) -> tuple[int, int]:
+        """Read one extent in pieces of the buffer's size; return its bytes and calls."""
+        at, stop, total, calls = start, start + length, 0, 0
         while at < stop:
             first = at - at % PAGE_BYTES if self.direct else at
             end = min(stop, first + len(buffer))
-            into = buffer[: round_up(end - first) if self.direct else end - first]
-            total += _fill(file, [into], first, end - first, direct=self.direct)
-            if not isinstance(part, int):
-                part[at - start : end - start] = into[at - first : end - first]
+            memory = buffer[: round_up(end - first) if self.direct else end - first]
+            total += _fill(file, [memory], first, end - first, direct=self.direct)
+            calls += 1
+            if into is not None:
+                kept = into[at - start : end - start]
+                kept[:] = memory[at - first :][: len(kept)]
             at = end
-        return total
+        return total, calls
 
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
         """Return bytes of a file; fewer only at its end."""
@@ -295,9 +315,17 @@ class ExtentReader:
             else:
                 part[:] = memory[at : at + len(part)]
                 at += len(part)
-        if check is not None:
-            check(memory[:at])
         self.copy_seconds += perf_counter() - begin
+        self._show([memory[:at]], check)
+
+    def _show(self, memories: list[memoryview], check: Check | None) -> None:
+        """Give bytes that were read to the check, in order."""
+        if check is None:
+            return
+        begin = perf_counter()
+        for memory in memories:
+            check(memory)
+        self.check_seconds += perf_counter() - begin
 
 
 class _Buffered(ExtentReader):
@@ -313,7 +341,7 @@ class _Buffered(ExtentReader):
     def _read_rest(
         self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
     ) -> None:
-        begin = perf_counter()
+        begin, checked = perf_counter(), self.check_seconds
         if check is None and self._cached_flags is not None:
             start = self._take_cached(file, start, parts)
         spare, room = self._buffers[0], self._piece_bytes
@@ -335,7 +363,7 @@ class _Buffered(ExtentReader):
                     into, room = [], self._piece_bytes
         if into:
             self._read_piece(file, into, start, self._piece_bytes - room, check)
-        self.read_seconds += perf_counter() - begin
+        self.read_seconds += perf_counter() - begin - (self.check_seconds - checked)
 
     def _take_cached(self, file: File, start: int, parts: Parts) -> int:
         """Read what is in the page cache, in few calls; return the offset where that ends.
@@ -383,9 +411,7 @@ class _Buffered(ExtentReader):
     ) -> None:
         self.bytes_read += _fill(file, into, start, want, direct=False)
         self.num_reads += 1
-        if check is not None:
-            for memory in into:
-                check(memory)
+        self._show(into, check)
 
 
 class _InPieces(ExtentReader):
@@ -428,7 +454,7 @@ class _InPieces(ExtentReader):
                 if piece.got is not None:
                     piece.got.exception()
 
-    def _read_extents(self, file: File, extents: list[tuple[int, int, Part]]) -> int:
+    def _read_extents(self, file: File, extents: list[_Extent]) -> tuple[int, int]:
         if self._threads is None or len(extents) < 2:
             return super()._read_extents(file, extents)
         shares = (extents[first :: self._depth] for first in range(self._depth))
@@ -437,7 +463,8 @@ class _InPieces(ExtentReader):
             for share, buffer in zip(shares, self._buffers, strict=True)
         ]
         wait(reads)  # after an error too: no thread writes to memory of the caller
-        return sum(read.result() for read in reads)
+        num_bytes, num_reads = zip(*(read.result() for read in reads), strict=True)
+        return sum(num_bytes), sum(num_reads)
 
     def _cut(
         self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool
@@ -464,9 +491,8 @@ class _InPieces(ExtentReader):
         if self.direct:
             self._leftover = Leftover(file, piece.start, piece.start + got, piece.memory)
             self._copy(piece.memory[piece.skipped :], piece.parts, check)
-        elif check is not None:
-            for memory in piece.into:
-                check(memory)
+        else:
+            self._show(piece.into, check)
 
 
 def extent_reader(
@@ -512,8 +538,6 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
 
 def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
     """Return memory for the parts; dropped bytes go to `spare`, one part behind the other."""
-    if len(parts) == 1 and isinstance(parts[0], int):
-        return [spare[: parts[0]]]
     into, at = [], 0
     for part in parts:
         if isinstance(part, int):
@@ -540,10 +564,21 @@ def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: 
             done = os.preadv(file.descriptor, into[:_MOST_VECTORS], start + got)
             got += done
     except OSError as error:
-        raise DatasetError(
-            f"{file.path} cannot be read at byte {start + got}: {error.strerror}"
-        ) from None
+        raise _cannot_read(file, start + got, error) from None
     return got
+
+
+def _cannot_read(file: File, at: int, error: OSError) -> DatasetError:
+    return DatasetError(f"{file.path} cannot be read at byte {at}: {error.strerror}")
+
+
+def _check_end(file: File, stop: int) -> None:
+    """Refuse to read up to an offset that a file does not reach."""
+    if stop > file.num_bytes:
+        raise DatasetError(
+            f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted; "
+            f"it is cut short: dlemu verify lists what is damaged"
+        )
 
 
 def _after(into: list[memoryview], num_bytes: int) -> list[memoryview]:

@@ -7,7 +7,7 @@ from typing import Self
 
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
-from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
+from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.workload.model import Workload
@@ -63,21 +63,19 @@ class TrainingLoader:
             WorkloadError: there are too few samples for a step.
         """
         epoch, self._epoch = self._epoch, self._epoch + 1
-        for (batch,) in self._loader.epoch(epoch, self._plan(epoch)):
-            yield batch
-
-    def __len__(self) -> int:
-        """Return the number of steps of the next epoch."""
-        return count_steps(self.workload, self._layout, num_accelerators=self._num_ranks)
-
-    def _plan(self, epoch: int) -> EpochPlan:
-        return make_plan(
+        plan = make_plan(
             self.workload,
             self._layout,
             num_accelerators=self._num_ranks,
             epoch=epoch,
             own=range(self._rank, self._rank + 1),
         )
+        for (batch,) in self._loader.epoch(epoch, plan):
+            yield batch
+
+    def __len__(self) -> int:
+        """Return the number of steps of the next epoch."""
+        return count_steps(self.workload, self._layout, num_accelerators=self._num_ranks)
 
     def close(self) -> None:
         """End the workers; may be called again."""

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -251,25 +252,26 @@ class Loaders:
             loader.close()
         assert read[0] != read[1], "each epoch has its own order"
 
-    @pytest.mark.parametrize("resize", [5_000, 30_000])
     @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
     @pytest.mark.parametrize("direct", [False, True])
-    def test_cuts_and_pads(self, folders: Path, dataset: str, resize: int, direct: bool) -> None:
-        case = self.case(
-            folders,
-            dataset,
-            **{
-                "reader.odirect": direct,
-                "reader.read_threads": 2,
-                "dataset.record_length_bytes_resize": resize,
-            },
-        )
-        loader = case.open()
-        try:
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"dataset.record_length_bytes_resize": 5_000},
+            {"dataset.record_length_bytes_resize": 30_000},
+            {"reader.check_crc": True},
+            {"reader.io_depth": 3, "reader.transfer_size": 4096},
+        ],
+        ids=["cut", "padded", "checked", "several reads"],
+    )
+    def test_cuts_pads_checks_and_keeps_several_reads_in_flight(
+        self, folders: Path, dataset: str, direct: bool, keys: dict[str, object]
+    ) -> None:
+        keys = {"reader.odirect": direct, "reader.read_threads": 2} | keys
+        case = self.case(folders, dataset, **keys)
+        with closing(case.open()) as loader:
             check_epoch(case, loader, 0)
             check_epoch(case, loader, 1)
-        finally:
-            loader.close()
 
     @pytest.mark.parametrize("dataset", DATASETS)
     def test_reads_foreign_files_by_their_own_headers(self, folders: Path, dataset: str) -> None:
@@ -277,50 +279,18 @@ class Loaders:
         if dataset.startswith("parquet"):
             keys["reader.decode"] = "library"
         case = self.case(folders, dataset, **keys)
-        loader = case.open(known_places=False)
-        try:
+        with closing(case.open(known_places=False)) as loader:
             check_epoch(case, loader, 0)
-        finally:
-            loader.close()
-
-    @pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
-    @pytest.mark.parametrize("direct", [False, True])
-    def test_checks_checksums(self, folders: Path, dataset: str, direct: bool) -> None:
-        keys = {"reader.check_crc": True, "reader.read_threads": 2, "reader.odirect": direct}
-        case = self.case(folders, dataset, **keys)
-        loader = case.open()
-        try:
-            check_epoch(case, loader, 0)
-            check_epoch(case, loader, 1)
-        finally:
-            loader.close()
 
     @pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5", "tfrecord of 13"])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_serves_several_accelerators(self, folders: Path, dataset: str, workers: int) -> None:
         keys = {"num_accelerators": 3, "reader.read_threads": workers, "reader.batch_size": 2}
         case = self.case(folders, dataset, **keys)
-        loader = case.open()
-        try:
+        with closing(case.open()) as loader:
             steps = check_epoch(case, loader, 0)
-        finally:
-            loader.close()
         read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
         assert len(read) == len(set(read)), "each sample once"
-
-    @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
-    @pytest.mark.parametrize("direct", [False, True])
-    def test_keeps_several_reads_in_flight(self, folders: Path, dataset: str, direct: bool) -> None:
-        case = self.case(
-            folders,
-            dataset,
-            **{"reader.io_depth": 3, "reader.odirect": direct, "reader.transfer_size": 4096},
-        )
-        loader = case.open()
-        try:
-            check_epoch(case, loader, 0)
-        finally:
-            loader.close()
 
     @pytest.mark.parametrize("dataset", DATASETS)
     @pytest.mark.parametrize("direct", [False, True])
@@ -330,11 +300,8 @@ class Loaders:
         case = self.case(folders, dataset, **{"reader.odirect": direct})
         counts = []
         for keep in (0, 0) if dataset.startswith("parquet") else (1, 0):
-            loader = case.open(keep=keep)
-            try:
+            with closing(case.open(keep=keep)) as loader:
                 steps = list(loader.epoch(0, case.plan(0)))
-            finally:
-                loader.close()
             assert all((batch.data is not None) is bool(keep) for one in steps for batch in one)
             counts.append([batch.num_bytes for one in steps for batch in one])
         assert counts[0] == counts[1]
@@ -382,8 +349,7 @@ class Loaders:
             in_flight = 1 + (loop == "pipelined") + self.ahead(workers, prefetch, batch_size=1)
             plan, addresses = case.plan(0), []
             before = count()
-            loader = case.open()
-            try:
+            with closing(case.open()) as loader:
                 for step, [batch] in enumerate(loader.epoch(0, plan)):
                     wanted = before + _num_tasks(plan, min(step + in_flight, plan.num_steps))
                     wait_for(count, wanted)
@@ -393,8 +359,6 @@ class Loaders:
                     addresses.append(batch.data.ctypes.data)
                     if step == 4:
                         break
-            finally:
-                loader.close()
             if self.hands_over_in_place:
                 assert len(set(addresses[:in_flight])) == min(5, in_flight)
             if self.hands_over_in_place and in_flight < 5:
@@ -419,11 +383,8 @@ class Loaders:
         monkeypatch.setattr(SampleReader, "make", make_with_others)
         keys = {"num_accelerators": 3, "reader.read_threads": 0, "train.loop": loop}
         case = self.case(folders, "npz", **keys)
-        loader = case.open()
-        try:
+        with closing(case.open()) as loader:
             check_epoch(case, loader, 0)
-        finally:
-            loader.close()
 
     @pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
     def test_a_batch_is_one_array_that_is_valid_as_long_as_was_asked(
@@ -432,8 +393,7 @@ class Loaders:
         resize = 30_000
         keys = {"dataset.record_length_bytes_resize": resize, "reader.read_threads": 2}
         case = self.case(folders, dataset, **keys)
-        loader = case.open(keep=2)
-        try:
+        with closing(case.open(keep=2)) as loader:
             before: list[tuple[Batch, NDArray[np.uint8]]] = []
             for [batch] in loader.epoch(0, case.plan(0)):
                 assert batch.data is not None and batch.lengths is not None
@@ -442,16 +402,11 @@ class Loaders:
                 for last, copy in before[-1:]:
                     assert np.array_equal(last.data, copy), "the last batch is still there"  # type: ignore[arg-type]
                 before.append((batch, batch.data.copy()))
-        finally:
-            loader.close()
 
     def test_preprocessing_takes_time(self, folders: Path) -> None:
         case = self.case(folders, "npz", **{"reader.preprocess_time": 0.01})
-        loader = case.open()
-        try:
+        with closing(case.open()) as loader:
             steps = list(loader.epoch(0, case.plan(0)))
-        finally:
-            loader.close()
         ready = [batches[0].ready for batches in steps]
         assert np.diff(ready)[1:].mean() > 0.9 * 3 * 0.01, "one worker, 3 samples a batch"
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -412,12 +413,9 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
         found = availability(folder)
         if not found.usable:
             pytest.skip(f"cuFile does not work here: {found.why}")
-    loader = open_dali(case, known_places=known)
-    try:
+    with closing(open_dali(case, known_places=known)) as loader:
         steps = [*check_epoch(case, loader, 0), *check_epoch(case, loader, 1)]
         paths = loader.path_bytes()
-    finally:
-        loader.close()
     assert sum(batch.num_bytes for one in steps for batch in one) >= payload_bytes(case, steps)
     if gds == "off" or dataset in ("npz of 5", "npy of 5"):
         assert paths.mode == "host"
@@ -441,14 +439,11 @@ def test_dali_is_not_given_inputs_of_two_kinds(
         pytest.skip(f"cuFile does not work here: {found.why}")
     plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
     assert plan.samples[:2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
-    loader = open_dali(case)
-    try:
+    with closing(open_dali(case)) as loader:
         for [batch] in loader.epoch(0, plan):
             assert batch.arrays is not None
             for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
                 assert np.array_equal(array, expected(case, sample))
-    finally:
-        loader.close()
     assert "contiguous" not in capfd.readouterr().err
 
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from tests.lab import warm
 from tests.loaders.contract import make_case
 
 ROOT = Path(__file__).parents[2]
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def open_files(pid: int | str = "self") -> int:
@@ -35,14 +37,11 @@ def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object)
     keep = int(given.get("reader.hand_over") != "none")
     case = make_case(folder, dataset, given, num_accelerators=num_accelerators)
     before = open_files()
-    loader = case.open(keep=keep)
-    try:
+    with closing(case.open(keep=keep)) as loader:
         most = max(open_files() for _ in loader.epoch(0, case.plan(0)))
         if case.workload.reader.multiprocessing_context == "fork":
             allowed = needed(case.workload, num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
-    finally:
-        loader.close()
     del loader
     servers = 0 if case.workload.reader.multiprocessing_context == "fork" else 2
     deadline = time.monotonic() + 60
@@ -172,6 +171,32 @@ def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:
     ended = limited_to(need, "run", *given)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     assert "epoch 1 of 1: 31 steps" in ended.stdout
+
+
+def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Path) -> None:
+    """64 workers, each with the cache's state, files in memory and the file that is written."""
+    workload = tiny(tmp_path, reader__data_loader="threads", reader__read_threads=8)
+    generate(workload, world=Alone())
+    (tmp_path / "cache").mkdir()
+    cache = [f"cache.folder={tmp_path}/cache", "cache.capacity=1GiB"]
+    ended = warm.run(
+        [*warm.COMMAND, "run", *words(workload, tmp_path), "num_accelerators=8", *cache],
+        cwd=ROOT,
+        enter=lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (150, HARD)),
+        timeout=240,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_requests_to_a_bucket_are_connections(few_allowed: None, tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "reader__data_loader": "threads",
+        "reader__gets_in_flight": 16,
+        "dataset__data_folder": "s3://bucket/data",
+        "storage__endpoint_url": "http://localhost:9000",
+    }
+    limit = make_room(tiny(tmp_path, **keys), 3)
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= OTHERS + 3 * 2 * 16
 
 
 def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:

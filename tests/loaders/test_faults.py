@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -85,12 +86,9 @@ def _second_record(path: Path) -> int:
 
 
 def read_all(case: Case, **opening: bool) -> None:
-    loader = case.open(**opening)
-    try:
+    with closing(case.open(**opening)) as loader:
         for _ in loader.epoch(0, case.plan(0)):
             pass
-    finally:
-        loader.close()
 
 
 def victim(case: Case) -> Path:
@@ -223,13 +221,10 @@ def test_a_worker_that_is_killed_between_epochs_is_named(tmp_path: Path) -> None
 def test_workers_may_be_started_in_any_way(tmp_path: Path, context: str) -> None:
     keys = {"reader.multiprocessing_context": context, "reader.read_threads": 2}
     case = make_case(tmp_path, "npz", keys)
-    loader = case.open()
-    try:
+    with closing(case.open()) as loader:
         check_epoch(case, loader, 0)
         check_epoch(case, loader, 1)
         assert len(loader.pids()) == 2
-    finally:
-        loader.close()
 
 
 def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What torch's DataLoader and its workers talk through."""
 
+import errno
 import multiprocessing
 import os
 import queue
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from dlemu.loaders.pipes import Flag, Pipe
+from dlemu.loaders.pipes import Flag, Pipe, SharedMemory
 from dlemu.loaders.torch_internals import Requests, lean_context
 
 Method = Literal["fork", "forkserver", "spawn"]
@@ -59,6 +60,21 @@ def test_half_a_message_is_none(pipe: Pipe) -> None:
         pipe.get(timeout=0.01)
     os.write(pipe._both, written[7:])
     assert pipe.get(timeout=60) == "whole"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_what_could_not_be_made_is_collected_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Pipe(multiprocessing.get_context("fork"))
+    with pytest.raises(OSError, match="Too many open files"):
+        SharedMemory(4096, "spawn")
 
 
 def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:

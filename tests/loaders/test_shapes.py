@@ -1,6 +1,7 @@
 """Samples read one by one from bare files, and columns of files that another tool wrote."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,25 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.loaders import check_loader, open_loader
+from dlemu.loaders.library import CountedFile
 from dlemu.workload.model import Workload, check_workload
-from tests.loaders.contract import content_of, make_case
+from tests.loaders.contract import expected, make_case
 
 LOADERS = ["threads", "pytorch"]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("dataset", ["raw of 13", "indexed of 13"])
-@pytest.mark.parametrize("keys", [{}, {"reader.odirect": True}, {"reader.io_depth": 4}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"reader.odirect": True},
+        {"reader.io_depth": 4},
+        {"dataset.record_length_bytes_resize": 5000, "reader.transfer_size": 1 << 17},
+    ],
+    ids=str,
+)
 def test_records_in_any_order(
     tmp_path: Path, loader: str, dataset: str, keys: dict[str, object]
 ) -> None:
@@ -37,8 +48,10 @@ def test_records_in_any_order(
             for [batch] in opened.epoch(0, plan):
                 assert batch.arrays is not None
                 assert known is False or batch.num_bytes >= sum(map(len, batch.arrays))
+                if known and "reader.transfer_size" in keys:
+                    assert batch.num_reads == 3, "one read a sample, also where it is cut"
                 for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
-                    assert np.array_equal(array, content_of(case, sample)), sample
+                    assert np.array_equal(array, expected(case, sample)), sample
                     read.append(sample)
         finally:
             opened.close()
@@ -78,24 +91,39 @@ def write_foreign(folder: Path, **options: object) -> list[bytes]:
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_columns_of_another_tools_files(tmp_path: Path, loader: str) -> None:
+def test_columns_of_another_tools_files(
+    tmp_path: Path, loader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PyArrow reads is counted, the footers that it reads once more as well."""
+    by_library = []
+    readinto = CountedFile.readinto
+
+    def spy(file: CountedFile, buffer: memoryview) -> int:
+        by_library.append(readinto(file, buffer))
+        return by_library[-1]
+
+    monkeypatch.setattr(CountedFile, "readinto", spy)
     rows = write_foreign(tmp_path, compression="none")
     workload = parquet_workload(tmp_path, data_loader=loader, decode="library")
     found = survey(tmp_path, workload)
     assert found.mean_bytes == 16
     plan = make_plan(workload, found, num_accelerators=1, epoch=0)
-    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
-    try:
+    with closing(
+        open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
+    ) as opened:
         got: dict[int, bytes] = {}
+        read = 0
         for [batch] in opened.epoch(0, plan):
+            read += batch.num_bytes
             assert batch.arrays is not None
             got |= {
                 sample: array.tobytes()
                 for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True)
             }
-    finally:
-        opened.close()
     assert got == dict(enumerate(rows))
+    paths = sorted((tmp_path / "train").iterdir())
+    footers = sum(pq.ParquetFile(path).metadata.serialized_size + 8 for path in paths)
+    assert loader != "threads" or read == sum(by_library) + footers
 
 
 @pytest.mark.parametrize("gap", [0, 1 << 20])
@@ -105,11 +133,10 @@ def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> 
     workload = parquet_workload(tmp_path, coalesce_gap=gap)
     found = survey(tmp_path, workload)
     plan = make_plan(workload, found, num_accelerators=1, epoch=0)
-    opened = open_loader(Dataset(workload, found, False), accelerators=range(1), keep=0)
-    try:
+    with closing(
+        open_loader(Dataset(workload, found, False), accelerators=range(1), keep=0)
+    ) as opened:
         read = sum(batch.num_bytes for [batch] in opened.epoch(0, plan))
-    finally:
-        opened.close()
     wanted = 0
     for path in sorted((tmp_path / "train").iterdir()):
         file = pq.ParquetFile(path).metadata
@@ -150,12 +177,9 @@ def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    opened = case.open(keep=0)
-    try:
-        with pytest.raises(DatasetError, match="its footer differs from what was written"):
-            list(opened.epoch(0, case.plan(0)))
-    finally:
-        opened.close()
+    line = "its footer differs from what was written"
+    with closing(case.open(keep=0)) as opened, pytest.raises(DatasetError, match=line):
+        list(opened.epoch(0, case.plan(0)))
 
 
 def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:

@@ -129,6 +129,11 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
     Memory.available = wanted - 1
     with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
         row_bytes_of(source, 4)
+    Memory.available = wanted
+    limit = wanted - 1, "memory.max of a container"
+    monkeypatch.setattr("dlemu.loaders.source.host_memory_bytes", lambda: limit)
+    with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
+        row_bytes_of(source, 4)
 
 
 def test_a_streams_tasks_name_its_steps_and_where_files_hold_their_samples(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What one worker does for its batches, without a loader around it."""
 
 import ast
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
+from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
@@ -100,6 +102,20 @@ def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float])
     reader.close()
 
 
+@pytest.mark.parametrize("keys", [{}, {"odirect": True}, {"io_depth": 2}], ids=str)
+def test_checksums_are_decoding_and_no_reading(
+    source: Source, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
+) -> None:
+    monkeypatch.setitem(CHECKSUMS, "npz", lambda path: lambda data: time.sleep(0.02))
+    keys = {"reader.check_crc": True, "reader.preprocess_time": 0.0} | {
+        f"reader.{key}": value for key, value in keys.items()
+    }
+    reader = reader_of(Source.open(Dataset.of(source.workload.with_keys(keys)), keep=0))
+    for cost in read_epoch(reader, source, 0):
+        assert cost.decode_seconds >= BATCH * 0.02
+    reader.close()
+
+
 def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: list[float]) -> None:
     reader = reader_of(source)
     reader.start_epoch(0)
@@ -143,6 +159,20 @@ def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -
         Content(workload.dataset.seed).fill(wanted, sample)
         assert np.array_equal(slots.data[0, row], wanted), f"sample {sample}"
     reader.close()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 999, 1000, 2500, 3000])
+def test_a_read_is_filled_though_the_kernel_gives_only_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    """As of a sample of more than 2 GiB."""
+    monkeypatch.setattr("dlemu.loaders.library._MOST_AT_ONCE", 1000)
+    content = np.random.default_rng(1).bytes(2600)
+    (tmp_path / "file").write_bytes(content)
+    with CountedFile(str(tmp_path / "file")) as file:
+        assert file.read(num_bytes) == content[:num_bytes]
+        assert file.counts.bytes_read == min(num_bytes, 2600)
+        assert file.counts.num_reads == max(1, -(-min(num_bytes, 2600) // 1000))
 
 
 def test_a_member_whose_header_another_thread_disturbed_is_read_again(

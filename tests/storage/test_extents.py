@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.extents import Part, extent_reader, settle_direct
+from dlemu.storage.regular import open_sized
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -173,6 +174,89 @@ def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     other.rename(path)
     with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
         reader.keep_open(str(path))
+    reader.close()
+
+
+def test_a_file_is_closed_before_another_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader never has more files open than it may keep."""
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path in paths:
+        path.write_bytes(b"x")
+    opened = []
+
+    def counted(path: str, flags: int) -> tuple[int, int]:
+        opened.append(len(os.listdir("/proc/self/fd")))
+        return open_sized(path, flags)
+
+    monkeypatch.setattr("dlemu.storage.extents.open_sized", counted)
+    reader = extent_reader(direct=False, piece_bytes=4096, max_open=2)
+    for path in paths:
+        reader.keep_open(str(path))
+    reader.close()
+    assert [number - opened[0] for number in opened] == [0, 1, 1, 1]
+
+
+def test_an_open_file_that_a_network_file_system_has_lost_is_named(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, fstat = extent_reader(direct=False, piece_bytes=4096), os.fstat
+    descriptor = reader.keep_open(str(file_path)).descriptor
+
+    def lost(number: int) -> os.stat_result:
+        if number == descriptor:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return fstat(number)
+
+    monkeypatch.setattr(os, "fstat", lost)
+    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
+        reader.keep_open(str(file_path))
+    monkeypatch.undo()
+    assert not Path(f"/proc/self/fd/{descriptor}").exists()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_a_drives_error_is_named(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, io_depth: int
+) -> None:
+    def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    monkeypatch.setattr(os, "preadv", refuse)
+    line = rf"^{file_path} cannot be read at byte 8192: Input/output error$"
+    with pytest.raises(DatasetError, match=line):
+        reader.read(file, 8192, [100])
+    for count in (1, 2):
+        with pytest.raises(DatasetError, match=line):
+            reader.read_each(file, [8192] * count, [100] * count)
+    monkeypatch.undo()
+    reader.close_file(file)
+    reader.close()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_a_check_is_no_part_of_reading_and_copying(
+    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, io_depth: int
+) -> None:
+    """By a clock that stands still but in the check."""
+    now = 0.0
+
+    def check(data: memoryview) -> None:
+        nonlocal now
+        now += len(data)
+
+    monkeypatch.setattr("dlemu.storage.extents.perf_counter", lambda: now)
+    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    reader.read(file, 100, [NUM_BYTES - 100], check=check)
+    assert (reader.read_seconds, reader.copy_seconds) == (0, 0)
+    assert reader.check_seconds == NUM_BYTES - 100
+    reader.close_file(file)
     reader.close()
 
 
@@ -384,3 +468,23 @@ def test_calls_are_counted(
     reader.close_file(file)
     reader.close()
     assert reader.num_reads == len(made) - sum(calls[:3])
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("io_depth", [1, 3])
+def test_the_call_that_reads_an_extent_drops_what_is_not_kept_of_it(
+    file_path: Path, direct: bool, io_depth: int
+) -> None:
+    """The last extent is longer than a piece, and is cut in its second one."""
+    offsets, lengths = [100, 9000, 4096, 20_000], [3000, 50, 4096, 10_000]
+    kept = [bytearray(num) for num in (1000, 50, 0, 9000)]
+    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
+    file = reader.open(str(file_path))
+    reader.read_each(file, offsets, lengths, [memoryview(each) for each in kept])
+    for offset, data in zip(offsets, kept, strict=True):
+        assert data == CONTENT[offset : offset + len(data)]
+    assert reader.num_reads == 5
+    if not direct:
+        assert reader.bytes_read == sum(lengths)
+    reader.close_file(file)
+    reader.close()

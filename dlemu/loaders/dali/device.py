@@ -159,13 +159,12 @@ class DeviceReader:
             self._give_up()
 
     def busy(self) -> list[tuple[float, str]]:
-        """Return since when (perf_counter) each file is being read, and a line to show."""
-        now, layout = perf_counter(), self._source.layout
-        lines = []
-        for file, since in list(self._under_way.items()):
-            text = f"accelerator {self._accelerator} reads {layout.path(file)} through cuFile"
-            lines.append((since, f"{text} for {now - since:.0f} s"))
-        return lines
+        """Return since when (perf_counter) each file is being read, and how to say it."""
+        path = self._source.layout.path
+        return [
+            (since, f"accelerator {self._accelerator} reads {path(file)} through cuFile")
+            for file, since in list(self._under_way.items())
+        ]
 
     def close(self) -> None:
         """End the threads and free the memory; keep it if a read hangs that may write to it."""
@@ -201,8 +200,8 @@ class DeviceReader:
         last = spread.extents[-1]
         if last.at + round_up(last.keep - last.start) > self._slot_bytes:
             raise DatasetError(
-                f"{self._path(last.file)}: the batch of step {task.step} is larger than its files "
-                f"told; dlemu verify lists what is damaged"
+                f"{self._source.path(last.file)}: the batch of step {task.step} is larger than its "
+                f"files told; dlemu verify lists what is damaged"
             )
         slot = task.step % self._num_slots * self._slot_bytes
         file_bytes = dict(zip(files, sizes, strict=True))
@@ -218,7 +217,7 @@ class DeviceReader:
         begin = perf_counter()
         self._under_way[extent.file] = begin
         nowhere = self._nowhere.get()
-        path = self._path(extent.file)
+        path = self._source.path(extent.file)
         at = extent.start
         try:
             with DeviceFile(self._driver, path) as file:
@@ -250,7 +249,7 @@ class DeviceReader:
             sizes = layout.sizes(layout.samples_of(file))
             places = self._format.places(sizes, element_bytes=layout.element_bytes)
             return places, int(self._format.file_bytes(sizes[None])[0])
-        path = self._path(file)
+        path = self._source.path(file)
         try:
             with open(path, "rb", buffering=0) as opened:
 
@@ -266,6 +265,3 @@ class DeviceReader:
             raise cannot_open(path, error) from None
         except DatasetError as error:
             raise DatasetError(f"{path}: {error}") from None
-
-    def _path(self, file: int) -> str:
-        return f"{self._source.dataset.folder}/{self._source.layout.path(file)}"

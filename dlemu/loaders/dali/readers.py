@@ -98,13 +98,13 @@ class DaliReads:
                     pipeline.schedule_run()
 
     def busy(self) -> list[tuple[float, str]]:
-        """Return since when (perf_counter) DALI is waited for, and a line to show; none if not."""
+        """Return since when (perf_counter) DALI is waited for, and how to say it; none if not."""
         awaited = self._awaited  # another thread may set it
         if awaited is None:
             return []
         step, since = awaited
-        text = f"accelerator {self._accelerator} waits for DALI to read the batch of step {step}"
-        return [(since, f"{text} for {perf_counter() - since:.0f} s")]
+        line = f"accelerator {self._accelerator} waits for DALI to read the batch of step {step}"
+        return [(since, line)]
 
     def close(self) -> None:
         """Do nothing: each epoch has its own pipeline."""
@@ -113,7 +113,7 @@ class DaliReads:
         """Return a pipeline of samples; for TFRecord also their framed bytes (steps, batch)."""
         if self._layout.format == "tfrecord":
             return self._open_records(order, depth)
-        paths = [self._path(file) for file in order.ravel().tolist()]
+        paths = [self._source.path(file) for file in order.ravel().tolist()]
         way = {"direct": self._source.direct, "through_cufile": self._through_cufile}
         return read_numpy(self._settings, paths, depth=depth, **way), None
 
@@ -129,7 +129,7 @@ class DaliReads:
         places = zip(files.tolist(), within.tolist(), strict=True)
         with tempfile.TemporaryDirectory(prefix="dlemu-index-") as scratch:
             for number, (file, run) in enumerate(groupby(places, itemgetter(0))):
-                paths.append(self._path(file))
+                paths.append(self._source.path(file))
                 indexes.append(str(self._source.dataset.folder / self._layout.index_path(file)))
                 if per_file == 1:
                     continue
@@ -146,7 +146,7 @@ class DaliReads:
         """Return the lines of a file's index, and each record's framed bytes."""
         path = self._source.dataset.folder / self._layout.index_path(file)
         try:
-            data, file_bytes = read_regular(path), os.stat(self._path(file)).st_size
+            data, file_bytes = read_regular(path), os.stat(self._source.path(file)).st_size
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
         try:
@@ -158,16 +158,13 @@ class DaliReads:
         lines = [f"{offset} {num_bytes}\n".encode() for offset, num_bytes in records]
         return lines, [num_bytes for _, num_bytes in records]
 
-    def _path(self, file: int) -> str:
-        return f"{self._source.dataset.folder}/{self._layout.path(file)}"
-
     def _num_bytes(self, samples: Samples) -> int:
         """Return the bytes of files of one sample; DALI reads whole files."""
-        return sum(os.stat(self._path(file)).st_size for file in samples.tolist())
+        return sum(os.stat(self._source.path(file)).st_size for file in samples.tolist())
 
     def _check(self, samples: Samples, got: NDArray[np.int64], wanted: Samples) -> None:
         for index in np.flatnonzero(got != wanted)[:1].tolist():
-            path = self._path(int(self._layout.file_of(samples)[index]))
+            path = self._source.path(int(self._layout.file_of(samples)[index]))
             raise DatasetError(
                 f"{path}: sample {samples[index]} has {got[index]} bytes, {wanted[index]} are "
                 f"wanted; dlemu verify lists what is damaged"
