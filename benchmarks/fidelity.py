@@ -59,6 +59,7 @@ from benchmarks.fidelity_real import (
 )
 from benchmarks.fidelity_table import Cell, Run, draw, load, table
 from benchmarks.machine import describe_machine
+from benchmarks.preparing import Preparing
 from dlemu.clock import WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -99,23 +100,23 @@ def workload_of(
 
 
 @contextlib.contextmanager
-def as_trained(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Iterator[Any]:
+def as_trained(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> Iterator[Any]:
     """Open the loader of a real job: it decodes, pins, and leaves on the GPU what is there."""
     on_gpu = workload.reader.data_loader == "dali"
     with contextlib.ExitStack() as stack:
         if pictures is not None:
-            stack.enter_context(pictures.decoded_by_workers())
+            stack.enter_context(pictures.by_workers())
         if on_gpu:
             stack.enter_context(batches_stay_on_gpu(real.device))
         yield stack.enter_context(dlemu.make_loader(workload, pin=real.cuda and not on_gpu))
 
 
-def run_real(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> dict[str, Any]:
+def run_real(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> dict[str, Any]:
     with as_trained(real, workload, pictures) as loader:
         return real.train(iter(loader))
 
 
-def metered(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Seconds:
+def metered(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> Seconds:
     """Return the computation_time that Meter finds in the real loop."""
     meter = dlemu.Meter(workload)
     with as_trained(real, workload, pictures) as loader:
@@ -252,7 +253,7 @@ def measure(
                 found = emulated(
                     in_loop if arm == "B" else c,
                     on_gpu=arm == "G",
-                    decode=pictures.in_loop()
+                    decode=pictures.seconds()
                     if pictures and arm == "D"
                     else decode.get("alone" if arm == "A" else "together"),
                 )
@@ -267,11 +268,12 @@ class Job:
     """A network on the device, and what its workers decode."""
 
     real: Real
-    pictures: Pictures | None
+    pictures: Preparing | None
 
     @staticmethod
     def of(net: Net) -> "Job":
-        return Job(Real(net), Pictures(net.sample_bytes) if net.decode else None)
+        pictures = Preparing(Pictures(net.sample_bytes).decode) if net.decode else None
+        return Job(Real(net), pictures)
 
 
 def main(words: list[str]) -> None:

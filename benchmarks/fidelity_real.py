@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import mmap
 import statistics
 import threading
 import time
@@ -14,14 +13,12 @@ from unittest import mock
 
 import numpy as np
 
-from dlemu.loaders import worker
 from dlemu.steptime.preprocessing import time_preprocessing
 
 WARM_UP = 15
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
 _PICTURES = 64
-_MOST_WORKERS = 64
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
@@ -285,8 +282,6 @@ class Pictures:
                     key=lambda each: abs(len(io.encode_jpeg(pixels, each)) - num_bytes),
                 )
             self._pictures.append(io.encode_jpeg(pixels, quality))
-        # Samples, their seconds and squared seconds: a place for each worker.
-        self._timed = np.frombuffer(mmap.mmap(-1, 24 * _MOST_WORKERS)).reshape(_MOST_WORKERS, 3)
 
     def decode(self, number: int) -> Any:
         """Return a picture's pixels, (3, 224, 224) uint8."""
@@ -298,33 +293,6 @@ class Pictures:
             torch.set_num_threads(1)  # a worker is one core's work
         pixels = io.decode_jpeg(self._pictures[number % _PICTURES])
         return functional.resized_crop(pixels, 40, 60, 300, 380, [_SIDE, _SIDE], antialias=True)
-
-    @contextlib.contextmanager
-    def decoded_by_workers(self) -> Iterator[None]:
-        """Make the workers of loaders that are opened in the block decode, and hand over pixels."""
-        make = worker.SampleReader.make
-
-        def made(self_: Any, task: Any, wanted: Callable[[], bool]) -> Any:
-            cost = make(self_, task, wanted)
-            slots = self_._rows.slots
-            if cost is not None and slots is not None:
-                batch = slots.data[task.step % slots.num_slots]
-                for row, sample in zip(task.rows.tolist(), task.samples.tolist(), strict=True):
-                    begin = time.perf_counter()
-                    batch[row, :PIXELS] = self.decode(sample).numpy().ravel()
-                    seconds = time.perf_counter() - begin
-                    self._timed[self_._worker] += (1, seconds, seconds**2)
-            return cost
-
-        self._timed[:] = 0
-        with mock.patch.object(worker.SampleReader, "make", made):
-            yield
-
-    def in_loop(self) -> tuple[float, float]:
-        """Return mean and stdev of a sample's seconds in the workers of the last real loop."""
-        samples, seconds, squares = self._timed.sum(0)
-        mean = seconds / samples
-        return float(mean), float(max(0.0, squares / samples - mean**2) ** 0.5)
 
 
 def decoding() -> Callable[[int], object]:

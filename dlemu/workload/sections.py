@@ -465,7 +465,10 @@ class ReaderSection(Section):
     odirect: bool | Literal["auto"] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
-    """Seconds that a worker sleeps for each sample."""
+    """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
+    preprocess: Literal["sleep", "cpu"] = "sleep"
+    """`sleep`: a worker sleeps for preprocess_time. `cpu`: it computes, as long as preprocess_time
+    on an idle host, and longer where workers share cores: as decoding does."""
     decode: Literal["raw", "library"] = "raw"
     """How samples are parsed. `raw`: dlemu reads the bytes of a sample by its place in the file.
     `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
