@@ -13,7 +13,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from dlemu.datagen.manifest import (
 from dlemu.datagen.prepare import PLAN
 from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
+from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import format_of
 from dlemu.host.limits import memory_bytes
@@ -94,14 +95,11 @@ def generate_objects(
     if complete is not None:
         return complete
     there = world.on_first(lambda: _begin(bucket, wanted, workload.made_from))
-    files = np.arange(wanted.layout.num_files)
-    writers = _crew(bucket, wanted, world, lambda each: _Writer(*each, there))
-    sizes = wanted.file_sizes()
-    work_through(files, writers, num_bytes=int(sizes.sum()), world=world, on_progress=on_progress)
-    crcs = world.gather({file: crc for writer in writers for file, crc in writer.crcs.items()})
-    if crcs is not None:
-        _finish(bucket, wanted, sizes, crcs, workload.made_from)
-    written = sum(world.all_gather(sum(writer.num_written for writer in writers)))
+    crcs = _work(_Writer, _Task(bucket, wanted, there=there), world, on_progress)
+    parts = world.gather({file: crc for file, (crc, _) in crcs.items()})
+    if parts is not None:
+        _finish(bucket, wanted, parts, workload.made_from)
+    written = sum(world.all_gather(sum(is_new for _, is_new in crcs.values())))
     manifest = world.on_first(lambda: read_manifest(bucket.folder, bucket.access))
     if manifest is None:
         raise DatasetError(f"{bucket.folder / MANIFEST} has vanished: somebody removed it")
@@ -119,7 +117,7 @@ def _complete(bucket: Bucket, wanted: Recipe) -> Manifest | None:
     return manifest
 
 
-def _begin(bucket: Bucket, wanted: Recipe, workload: str) -> set[str]:
+def _begin(bucket: Bucket, wanted: Recipe, workload: str) -> frozenset[str]:
     """Write the plan; return the names of the objects that an earlier datagen has completed."""
     path = bucket.folder / WORK / PLAN
     plan, found = read_plan(path, bucket.access), bucket.sizes()
@@ -132,10 +130,10 @@ def _begin(bucket: Bucket, wanted: Recipe, workload: str) -> set[str]:
         )
     if plan is None:
         bucket.put(f"{WORK}/{PLAN}", Plan(wanted, None, workload or None).to_json())
-        return set()
+        return frozenset()
     other = "use another dataset.data_folder, or finish that one with"
     plan.recipe.refuse(wanted.to_tree(), bucket.folder, what="an unfinished dataset", remedy=other)
-    return {name for name, size in _sized(wanted) if found.get(name) == size}
+    return frozenset(name for name, size in _sized(wanted) if found.get(name) == size)
 
 
 def _sized(recipe: Recipe) -> Iterable[tuple[str, int]]:
@@ -145,10 +143,9 @@ def _sized(recipe: Recipe) -> Iterable[tuple[str, int]]:
         yield from zip(names, sizes, strict=True)
 
 
-def _finish(
-    bucket: Bucket, recipe: Recipe, sizes: NDArray[np.int64], parts: list[dict[int, int]], of: str
-) -> None:
+def _finish(bucket: Bucket, recipe: Recipe, parts: list[dict[int, int]], of: str) -> None:
     """Write the manifest, and remove the plan."""
+    sizes = recipe.file_sizes()
     files = np.zeros(len(sizes), FILE_TYPE)
     files["bytes"] = sizes
     for part in parts:
@@ -161,16 +158,32 @@ def _finish(
     bucket.store(0).delete((bucket.folder / WORK / PLAN).key)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What the workers of all ranks do together."""
+
+    bucket: Bucket
+    recipe: Recipe
+    files: Samples | None = None
+    """Numbers of the files that it is about; None: all."""
+    there: frozenset[str] = frozenset()
+    """Names of the objects that need not be written."""
+    crcs: NDArray[np.uint32] | None = None
+    """The checksums in the manifest, where there is one."""
+
+
 class _ObjectWorker(Worker):
     """Makes files in memory, one after the other."""
 
-    def __init__(self, bucket: Bucket, recipe: Recipe, content: Content, number: int) -> None:
+    def __init__(self, task: _Task, content: Content, number: int) -> None:
         super().__init__()
-        self._bucket, self._recipe, self._content = bucket, recipe, content
-        self._store = bucket.store(number)
-        self._format = format_of(recipe.layout)
+        self._task, self._recipe, self._content = task, task.recipe, content
+        self._bucket, self._store = task.bucket, task.bucket.store(number)
+        self._format = format_of(self._recipe.layout)
         self._buffer = piece_buffer()
         self._memory = np.empty(0, np.uint8)
+        self.found: dict[int, Any] = {}
+        """What it tells of files, by their numbers."""
 
     def make(self, file: int) -> tuple[NDArray[np.uint8], int]:
         """Return a file's bytes, valid until the next call, and their CRC-32C."""
@@ -189,6 +202,11 @@ class _ObjectWorker(Worker):
             raise Stopped
         self._memory[offset : offset + len(piece)] = piece
 
+    def wanted_crc(self, file: int) -> int:
+        """Return the checksum of a file in the manifest."""
+        assert self._task.crcs is not None
+        return int(self._task.crcs[file])
+
     def put(self, name: str, data: memoryview) -> None:
         """Write an object."""
         self._store.put((self._bucket.folder / name).key, data)
@@ -200,42 +218,23 @@ class _ObjectWorker(Worker):
             self.put(name, memoryview(index))
 
 
-Made = TypeVar("Made", bound=_ObjectWorker)
-
-
 class _Writer(_ObjectWorker):
-    """Writes the objects that are not there yet."""
-
-    def __init__(
-        self, bucket: Bucket, recipe: Recipe, content: Content, number: int, there: set[str]
-    ) -> None:
-        super().__init__(bucket, recipe, content, number)
-        self._there = there
-        self.crcs: dict[int, int] = {}
-        self.num_written = 0
+    """Writes the objects that are not there yet; tells checksums, and whether it wrote them."""
 
     def do(self, file: int) -> None:
-        data, self.crcs[file] = self.make(file)
+        data, crc = self.make(file)
         self.bytes_done += len(data)
         layout = self._recipe.layout
         name = layout.path(file)
-        if name in self._there and self._there.issuperset(layout.index_paths(file)):
-            return
-        self.put_indexes(file)
-        self.put(name, data.data)
-        self.num_written += 1
+        is_new = not self._task.there.issuperset((name, *layout.index_paths(file)))
+        if is_new:
+            self.put_indexes(file)
+            self.put(name, data.data)
+        self.found[file] = crc, is_new
 
 
 class _Checker(_ObjectWorker):
-    """Reads objects, and compares them with what was generated."""
-
-    def __init__(
-        self, bucket: Bucket, recipe: Recipe, content: Content, number: int, manifest: Manifest
-    ) -> None:
-        super().__init__(bucket, recipe, content, number)
-        self._manifest = manifest
-        self.problems: list[tuple[str, str, int]] = []
-        """Name, problem and file of each bad object."""
+    """Reads objects, compares them with what was generated, and tells names and problems."""
 
     def do(self, file: int) -> None:
         layout, recipe = self._recipe.layout, self._recipe
@@ -243,9 +242,9 @@ class _Checker(_ObjectWorker):
             self._compare(name, np.frombuffer(index, np.uint8), file)
         data, crc = self.make(file)
         self._compare(layout.path(file), data, file)
-        if crc != self._manifest.files["crc32c"][file]:
+        if crc != self.wanted_crc(file):
             problem = "is as generated, but the manifest has another checksum for it"
-            self.problems.append((layout.path(file), problem, file))
+            self._tell(layout.path(file), problem, file)
         self.bytes_done += len(data)
 
     def _compare(self, name: str, wanted: NDArray[np.uint8], file: int) -> None:
@@ -259,25 +258,19 @@ class _Checker(_ObjectWorker):
         if not np.array_equal(found, wanted):
             at = int(np.argmax(found != wanted))
             problem = f"differs from what was written at byte {at}"
-            self.problems.append((name, problem, file))
+            self._tell(name, problem, file)
+
+    def _tell(self, name: str, problem: str, file: int) -> None:
+        self.found.setdefault(file, []).append((name, problem))
 
 
 class _Repairer(_ObjectWorker):
-    """Writes bad objects again; its "files" are places in a list of files."""
-
-    def __init__(
-        self, bucket: Bucket, recipe: Recipe, content: Content, number: int, manifest: Manifest
-    ) -> None:
-        super().__init__(bucket, recipe, content, number)
-        self._manifest = manifest
-        self.refused: dict[int, str] = {}
-        """Files that would have another checksum, each with a line."""
+    """Writes bad objects again; tells of files that would have another checksum."""
 
     def do(self, file: int) -> None:
         data, crc = self.make(file)
-        wanted = int(self._manifest.files["crc32c"][file])
-        if crc != wanted:
-            self.refused[file] = f"its checksum would be {crc}, not {wanted}"
+        if crc != (wanted := self.wanted_crc(file)):
+            self.found[file] = f"its checksum would be {crc}, not {wanted}"
             return
         self.put_indexes(file)
         self.put(self._recipe.layout.path(file), data.data)
@@ -288,46 +281,46 @@ def check_objects(
     bucket: Bucket, manifest: Manifest, world: World, on_progress: OnProgress | None
 ) -> list[tuple[str, str, int]]:
     """Return name, problem and file of the objects with other bytes than were generated."""
-    recipe = manifest.recipe
-    checkers = _crew(bucket, recipe, world, lambda each: _Checker(*each, manifest))
-    work_through(
-        np.arange(manifest.layout.num_files),
-        checkers,
-        num_bytes=manifest.num_bytes,
-        world=world,
-        on_progress=on_progress,
-    )
-    found = world.all_gather([problem for checker in checkers for problem in checker.problems])
-    return [problem for part in found for problem in part]
+    found = world.all_gather(_work(_Checker, _task_of(bucket, manifest), world, on_progress))
+    return [
+        (name, problem, file)
+        for part in found
+        for file, problems in part.items()
+        for name, problem in problems
+    ]
 
 
 def repair_objects(
     bucket: Bucket, manifest: Manifest, bad: list[int], world: World, on_progress: OnProgress | None
 ) -> dict[int, str]:
     """Write bad files again; return those that would have another checksum."""
-    recipe = manifest.recipe
-    repairers = _crew(bucket, recipe, world, lambda each: _Repairer(*each, manifest))
-    files = np.array(sorted(set(bad)), np.int64)
-    num_bytes = int(manifest.files["bytes"][files].sum())
-    work_through(files, repairers, num_bytes=num_bytes, world=world, on_progress=on_progress)
-    refused = world.all_gather({f: why for each in repairers for f, why in each.refused.items()})
+    task = dataclasses.replace(_task_of(bucket, manifest), files=np.unique(bad))
+    refused = world.all_gather(_work(_Repairer, task, world, on_progress))
     return {file: why for part in refused for file, why in part.items()}
 
 
-def _crew(
-    bucket: Bucket,
-    recipe: Recipe,
-    world: World,
-    make: Callable[[tuple[Bucket, Recipe, Content, int]], Made],
-) -> list[Made]:
-    """Return a rank's workers: as many as there is memory for their files."""
-    content, largest = Content(recipe.layout.seed), int(recipe.file_sizes().max())
-    room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
+def _task_of(bucket: Bucket, manifest: Manifest) -> _Task:
+    return _Task(bucket, manifest.recipe, crcs=manifest.files["crc32c"])
+
+
+def _work(
+    kind: type[_ObjectWorker], task: _Task, world: World, on_progress: OnProgress | None
+) -> dict[int, Any]:
+    """Let all ranks do a task; return what the workers of this rank tell, by file.
+
+    There are as many of them as there is memory for their files.
+    """
+    sizes = task.recipe.file_sizes()
+    largest, room = int(sizes.max()), memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
     if largest > room:
         raise RunError(
             f"an object of {format_bytes(largest)} is made in memory, of which a rank may take "
             f"{format_bytes(room)} here; use smaller files or fewer ranks on a host"
         )
-    num = min(FILES_IN_FLIGHT, room // max(1, largest))
-    first = world.rank * FILES_IN_FLIGHT
-    return [make((bucket, recipe, content, first + number)) for number in range(num)]
+    content, first = Content(task.recipe.layout.seed), world.rank * FILES_IN_FLIGHT
+    number = min(FILES_IN_FLIGHT, room // max(1, largest))
+    workers = [kind(task, content, first + each) for each in range(number)]
+    files = np.arange(len(sizes)) if task.files is None else task.files
+    num_bytes = int(sizes[files].sum())
+    work_through(files, workers, num_bytes=num_bytes, world=world, on_progress=on_progress)
+    return {file: told for worker in workers for file, told in worker.found.items()}

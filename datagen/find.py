@@ -24,22 +24,15 @@ def find_workload(folder: Path) -> str:
         WorkloadError: nobody knows; the line asks for workload=.
         DatasetError: the manifest is damaged.
     """
-    known = ", ".join(known_workloads())
     stored = _stored(folder)
     if stored is None:
         what = "holds no dataset of dlemu's" if folder.is_dir() else "is not there"
-        raise WorkloadError(
-            f"{folder} {what}, so nothing says which workload to take; add workload=NAME, one of "
-            f"{known}, or a file.yaml"
-        )
+        raise _unknown(f"{folder} {what}, so nothing says which workload to take")
     recipe, origin = stored
     if origin is None:
         return _by_shape(folder, recipe)
     if origin not in known_workloads() and not Path(origin).is_file():
-        raise WorkloadError(
-            f"{folder} was written for workload={origin}, which is not there; add workload=NAME, "
-            f"one of {known}, or a file.yaml"
-        )
+        raise _unknown(f"{folder} was written for workload={origin}, which is not there")
     return origin
 
 
@@ -75,8 +68,10 @@ def _by_shape(folder: Path, recipe: Recipe) -> str:
             fitting.append(name)
     chosen = [name for name in fitting if name.endswith("_h100")] or fitting
     if len(chosen) != 1:
-        raise WorkloadError(
-            f"{folder} has {recipe.describe()}, as no published workload; add workload=NAME, one "
-            f"of {', '.join(known_workloads())}, or a file.yaml"
-        )
+        raise _unknown(f"{folder} has {recipe.describe()}, as no published workload")
     return chosen[0]
+
+
+def _unknown(why: str) -> WorkloadError:
+    known = ", ".join(known_workloads())
+    return WorkloadError(f"{why}; add workload=NAME, one of {known}, or a file.yaml")

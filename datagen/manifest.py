@@ -228,7 +228,7 @@ def read_plan(path: Path, access: Access | None = None) -> Plan | None:
     tree = _read_json(path, access)
     if tree is None:
         return None
-    if isinstance(tree, dict) and "dataset" not in tree:  # the first version
+    if "dataset" not in tree:  # the first version
         tree = {"manifest": 1, "dataset": tree, "extends": None}
     try:
         stored = _StoredPlan.model_validate(tree)
@@ -284,15 +284,17 @@ def _read(path: Path, access: Access | None) -> bytes:
         raise FileNotFoundError(path) from None
 
 
-def _read_json(path: Path, access: Access | None) -> Any:
-    """Return the JSON value in a file; None if the file is not there."""
+def _read_json(path: Path, access: Access | None) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if the file is not there."""
     try:
         tree = from_json(_read(path, access))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise _damaged(path, error) from None
-    version = tree.get("manifest") if isinstance(tree, dict) else None
+    if not isinstance(tree, dict):
+        raise _damaged(path, ValueError("it holds no JSON object"))
+    version = tree.get("manifest")
     if isinstance(version, int) and version > VERSION:
         raise DatasetError(f"{path} is of version {version}; update dlemu to read it")
     return tree

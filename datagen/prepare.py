@@ -25,10 +25,12 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
-from dlemu.units import counted, format_bytes, round_up
+from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 PLAN = "recipe.json"
 _DONE = "done.journal"
+_MANY = 1_000_000
+"""From so many files on, looking at them takes long."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,15 @@ class Examined:
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        _check_space(folder, self.sizes.shape[1], self.num_bytes)
+        system = _file_system(folder)
+        have = system.f_bavail * system.f_frsize
+        need = self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes
+        if need > have:
+            raise RunError(
+                f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} "
+                "more; free space, use another dataset.data_folder, or lower "
+                "dataset.num_files_train"
+            )
 
 
 def examine(folder: Path, wanted: Recipe) -> Examined:
@@ -76,6 +86,8 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     plan = read_plan(folder / WORK / PLAN) if manifest is None else None
     recipe, older = _choose_recipe(folder, wanted, manifest, plan)
     layout = recipe.layout
+    if layout.num_files >= _MANY:
+        _check_capacity(folder, layout)
     listing = list_files(folder, layout, *([] if older is None else [older]))
     _refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
     if older is not None:
@@ -106,16 +118,17 @@ def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
     """
     found = examine(folder, wanted)
     todo = found.todo
+    if found.changes:
+        found.check_space(folder)
+    # The empty folder of an evaluation set: without it DLIO does not train.
+    (folder / "valid").mkdir(exist_ok=True)
     for partial in found.partial:
         (folder / partial).unlink()
     if found.changes:
-        found.check_space(folder)
         for below in dataset_folders(folder, todo.recipe):
             below.mkdir(parents=True, exist_ok=True)
         extends = None if todo.older is None else todo.older.num_files
         _begin(folder, Plan(todo.recipe, extends, workload or None), found.done)
-    # The empty folder of an evaluation set: without it DLIO does not train.
-    (folder / "valid").mkdir(exist_ok=True)
     return todo
 
 
@@ -212,14 +225,19 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
     return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
-def _check_space(folder: Path, num_files: int, num_bytes: int) -> None:
-    """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    system = os.statvfs(there)
-    have = system.f_bavail * system.f_frsize
-    need = num_files * FILE_TYPE.itemsize + num_bytes
+def _file_system(folder: Path) -> os.statvfs_result:
+    """Return what is known of the file system of a folder, which may be missing."""
+    return os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
+
+
+def _check_capacity(folder: Path, layout: Layout) -> None:
+    """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
+    system = _file_system(folder)
+    have = system.f_blocks * system.f_frsize
+    need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
         raise RunError(
-            f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} more; "
-            "free space, use another dataset.data_folder, or lower dataset.num_files_train"
+            f"{folder} lies on a file system of {format_bytes(have)}, "
+            f"{counted(layout.num_files, 'file')} need {format_bytes(need)}; use another "
+            "dataset.data_folder, or lower dataset.num_files_train"
         )

@@ -17,7 +17,15 @@ from dlemu.formats import FileSamples, format_of, raw, tfrecord
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import BARE, INDEXED, ColumnSection, FileName, FormatName, Section
+from dlemu.workload.sections import (
+    BARE,
+    INDEXED,
+    MOST_AXES,
+    ColumnSection,
+    FileName,
+    FormatName,
+    Section,
+)
 
 VERSION = 3
 """Of the manifest. 2: HDF5 files in which `records` leads to the samples as well. 3: bare samples,
@@ -26,8 +34,6 @@ _SAMPLES_AT_ONCE = 1 << 16
 _MOST_SAMPLES = 1 << 34
 _MOST_SAMPLE_BYTES = 1 << 42
 Count = Annotated[int, Field(ge=1, le=1 << 62)]
-_MOST_AXES = 30
-"""Of a sample. HDF5 allows 32, of which dlemu takes two: the samples, and a column."""
 
 _KEYS = {
     "format": "dataset.format",
@@ -65,7 +71,7 @@ class StoredRecipe(Section):
     prefix: FileName
     num_subfolders: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
     element_type: str
-    dims: Annotated[tuple[Count, ...], Field(strict=False, max_length=_MOST_AXES)]
+    dims: Annotated[tuple[Count, ...], Field(strict=False, max_length=MOST_AXES)]
     distribution: Literal["normal", "lognormal", "listed"] = "normal"
     listed: Annotated[tuple[Count, ...], Field(strict=False, max_length=100_000)] = ()
     columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
@@ -100,7 +106,8 @@ class Recipe:
         version = min(2, VERSION) if dataset.format == "hdf5" else 1
         if dataset.format in (*BARE, "parquet") or layout.distribution != "normal":
             version = 3
-        if layout.element_bytes != dataset.element_bytes:  # bytes are counted, not elements
+        # Bytes are counted there, not elements.
+        if layout.columns or layout.element_bytes != dataset.element_bytes:
             return cls(layout, "uint8", (), version)
         return cls(layout, dataset.record_element_type, dataset.record_dims, version)
 

@@ -84,6 +84,8 @@ def find_dataset(
 def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
     """Return the dataset; with `auto`, one with more files than the workload's will do."""
     folder, access = workload.data_folder, workload.access
+    if folder.is_file():
+        raise DatasetError(f"dataset.data_folder {folder} is a file; name the folder of a dataset")
     manifest = read_manifest(folder, access, with_files=access is None)
     if manifest is not None:
         have = manifest.layout.num_files

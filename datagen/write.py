@@ -92,21 +92,48 @@ def generate(
 
 @contextmanager
 def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
-    """Keep other writers out of a folder, and report a full disk in one line.
+    """Keep other writers out of a folder, and say in one line why it cannot be written.
 
     `remedy` stands behind "free space and".
     """
     try:
         with ExitStack() as stack:
             if world.rank == 0:
+                stack.enter_context(_as_it_was(folder))
                 stack.callback(unlock_folder, _lock(folder))
             yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise RunError(
-            f"{folder} is full ({os.strerror(error.errno)}); free space and {remedy}"
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"{folder} is full ({error.strerror}); free space and {remedy}"
+            ) from error
+        if error.errno in _REMEDIES:
+            raise DatasetError(
+                f"{error.filename2 or error.filename or folder} cannot be used ({error.strerror}); "
+                f"{_REMEDIES[error.errno]}, or use another dataset.data_folder"
+            ) from error
+        raise
+
+
+_REMEDIES = {
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), "move elsewhere what is there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions"),
+    errno.EROFS: "mount it for writing",
+}
+"""What to do about errors, by their number."""
+
+
+@contextmanager
+def _as_it_was(folder: Path) -> Iterator[None]:
+    """If the `with` fails, remove the folders that were made for it and are still empty."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 def _lock(folder: Path) -> int:

@@ -59,5 +59,5 @@ def did_you_mean(
 
     `cutoff` is difflib's: 1 means equal. `full` gives what is shown for a name.
     """
-    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return f"; did you mean {(full or {}).get(near[0], near[0])}?" if near else ""

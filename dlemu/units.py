@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -88,9 +88,14 @@ def rate_unit(bytes_per_second: float) -> tuple[str, float]:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Return a rate in decimal units, as drives are sold: "3.18 GB/s"."""
+    """Return a rate in decimal units: "3.18 GB/s"."""
     unit, size = rate_unit(bytes_per_second)
     return f"{bytes_per_second / size:.{'0f' if size == 1 else '3g'}} {unit}"
+
+
+def format_drive_bytes(num_bytes: float) -> str:
+    """Return bytes in decimal units, as drives are sold: "3.84 TB"."""
+    return format_rate(num_bytes).removesuffix("/s")
 
 
 def format_seconds(seconds: float) -> str:
@@ -109,6 +114,11 @@ def format_seconds(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def each_once(words: Iterable[object]) -> str:
+    """Return words with commas, each once; what is empty or unknown is left out."""
+    return ", ".join(dict.fromkeys(str(word) for word in words if word))
 
 
 def text_table(
@@ -147,4 +157,4 @@ def ceil_div(number: N, divisor: int) -> N:
 
 def round_up(num_bytes: N, unit: int = PAGE_BYTES) -> N:
     """Return the least multiple of `unit` that is not smaller; for an array, of each element."""
-    return -(-num_bytes // unit) * unit
+    return ceil_div(num_bytes, unit) * unit

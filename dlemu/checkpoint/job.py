@@ -25,7 +25,7 @@ from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import summarize_interval
 from dlemu.host.observer import HostObserver
-from dlemu.results.cached import stored_bytes
+from dlemu.results.delivered import stored_bytes
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import format_rate, format_seconds

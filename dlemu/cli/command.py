@@ -19,7 +19,12 @@ from dlemu.terminal import (
     log_to,
     say,
 )
-from dlemu.workload.compose import compose_words, known_workloads, without_secrets
+from dlemu.workload.compose import (
+    compose_words,
+    known_models,
+    known_workloads,
+    without_secrets,
+)
 from dlemu.world.world import World
 
 DRY_RUN = "--dry-run"
@@ -28,13 +33,23 @@ DRY_RUN = "--dry-run"
 
 @dataclass(frozen=True)
 class Tool:
-    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone."""
+    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone.
+
+    Its WORDS and KEYS, where it has them, are offered by the completion.
+    """
 
     module: str
 
-    def help(self, name: str, *, whole: bool = False) -> str:
+    def help(self, *, whole: bool = False) -> str:
         """Return its usage, which has all its keys."""
         return str(import_module(self.module).HELP).rstrip()
+
+    @property
+    def words(self) -> Sequence[str]:
+        """What may follow its name: options, and keys with their =."""
+        module = import_module(self.module)
+        keys = (f"{key}=" for key in getattr(module, "KEYS", ()))
+        return [*getattr(module, "WORDS", ()), "--help", *keys]
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
@@ -45,26 +60,34 @@ class Tool:
 class Command:
     """A command for a workload: all ranks call its function, once rank 0 has composed it."""
 
-    place: str
-    """Where its function is: "dlemu.cli.runs:run"; the module is imported for this command only."""
+    name: str
+    """That of its function in dlemu/cli/jobs.py, which is imported when it is called."""
     options: tuple[str, ...] = ()
-    reads: str = ""
-    """The command's name if it replays the workload: keys without effect are then printed."""
+    replays: bool = False
+    """Whether it replays the workload: keys without effect are then printed."""
     without_workload: bool = False
     """Whether a data folder alone is enough; the workload is then None."""
     makes_folder: bool = False
     """Whether the data folder may be missing yet."""
 
-    def help(self, name: str, *, whole: bool = False) -> str:
+    def help(self, *, whole: bool = False) -> str:
         """Return what the command does, its usage, and its most used keys, or all of them."""
         from dlemu.cli.help import help_of
 
-        return help_of(name, str(self._function.__doc__), self.options, whole=whole)
+        return help_of(self.name, str(self._function.__doc__), self.options, whole=whole)
+
+    @property
+    def words(self) -> Sequence[str]:
+        """What may follow its name: options, and keys with their =."""
+        from dlemu.cli.help import OPTIONS_OF_ALL, keys_of
+
+        options = dict.fromkeys((*self.options, *OPTIONS_OF_ALL))
+        return [*options, *(f"{key.name}=" for key in keys_of(self.name))]
 
     @property
     def _function(self) -> Callable[[Any, World, Words], int]:
-        module, _, name = self.place.partition(":")
-        function: Callable[[Any, World, Words], int] = getattr(import_module(module), name)
+        function: Callable[[Any, World, Words], int]
+        function = getattr(import_module("dlemu.cli.jobs"), self.name)
         return function
 
     def __call__(self, words: Sequence[str], world: World) -> int:
@@ -90,7 +113,7 @@ class Command:
         if DRY_RUN in parsed.options:
             from dlemu.cli.dry import dry_run
 
-            return dry_run(self.place.rpartition(":")[2], workload, world)
+            return dry_run(self.name, workload, world)
         return self._function(workload, world, parsed)
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
@@ -126,7 +149,7 @@ class Command:
 
     def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
         try:
-            begin_log(path, [self.place.partition(":")[2], *words])
+            begin_log(path, [self.name, *words])
         except OSError as error:
             raise WorkloadError(
                 f"output.log {path} cannot be written ({error.strerror}); name another file"
@@ -144,16 +167,14 @@ class Command:
             overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        config_dir = words.options.get("--config-dir")
-        tree = compose_words(overrides, None if config_dir is None else Path(config_dir))
-        workload = check_workload(tree)
+        workload = check_workload(compose_words(overrides, words.path("--config-dir")))
         if folder is not None:
             from dlemu.datagen.find import as_it_is
 
             workload = as_it_is(workload, folder, words.values)
-        if not self.reads:
+        if not self.replays:
             return workload
-        idle = idle_keys(workload, command=self.reads, num_hosts=world.num_hosts)
+        idle = idle_keys(workload, command=self.name, num_hosts=world.num_hosts)
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:
@@ -161,6 +182,9 @@ class Command:
         if not words.others:
             return None
         word = words.others[0]
+        if self.name == "checkpoint":
+            key = "model" if word in known_models() else "checkpoint.checkpoint_folder"
+            raise WorkloadError(f"{word!r} is no override; write {key}={word}")
         if "://" in word:
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "

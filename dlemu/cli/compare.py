@@ -8,8 +8,9 @@ from string import ascii_uppercase
 from typing import Any
 
 from dlemu.cli.scripts import json_text
+from dlemu.cli.values import read_values
 from dlemu.cli.words import parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.reports.compare import Comparison, Result, compare_folders
 from dlemu.reports.noise import Difference
 from dlemu.terminal import Answer, answer, keep_stdout, say, shown_line
@@ -28,6 +29,7 @@ hosts, kernel, drives, mount options, versions, keys.
 
 Exit status: 0, 1 on an error, 2 where a result has lost more than compare.max_loss.
 """
+WORDS = ("--json",)
 _MAX_LOSS = "compare.max_loss"
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 
@@ -54,8 +56,8 @@ _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu compare` with its arguments; return the exit status."""
-    words = parse(arguments, ("--json",))
-    max_loss = _max_loss(words.values)
+    words = parse(arguments, WORDS)
+    max_loss = read_values(words.values, KEYS).get(_MAX_LOSS)
     if len(words.others) < 2:
         raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
     with keep_stdout("--json" in words.options):
@@ -71,19 +73,15 @@ def main(arguments: Sequence[str]) -> int:
     return 2 if lost else 0
 
 
-def _max_loss(values: dict[str, str]) -> float | None:
-    """Return the percent that a result may lose; None: any."""
-    for key in values:
-        if key != _MAX_LOSS:
-            hint = did_you_mean(key, (_MAX_LOSS,))
-            raise WorkloadError(f"unknown key {key}{hint or f'; dlemu compare has {_MAX_LOSS}'}")
-    text = values.get(_MAX_LOSS)
-    if text is None:
-        return None
+def _percent(text: str) -> float:
     found = _PERCENT.fullmatch(text.strip())
     if found is None or float(found[1]) > 100:
-        raise WorkloadError(f"{_MAX_LOSS}={text} must be 0% to 100%; write {_MAX_LOSS}=5%")
+        raise ValueError("must be 0% to 100%, such as 5%")
     return float(found[1])
+
+
+KEYS = {_MAX_LOSS: _percent}
+"""How each key's value is read."""
 
 
 def _losses(comparison: Comparison, max_loss: float | None) -> Iterator[str]:

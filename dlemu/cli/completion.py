@@ -1,15 +1,15 @@
 """`dlemu completion SHELL`: a script that completes dlemu's words; it starts no process itself."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from dlemu.cli.help import OPTIONS_OF_ALL, USAGES, keys_of
-from dlemu.cli.words import parse
+from dlemu.cli.words import OPTIONS, parse
 from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
 
 SHELLS = ("bash", "zsh", "fish")
+WORDS = SHELLS
 HELP = """\
 dlemu completion bash|zsh|fish
 
@@ -23,14 +23,6 @@ drives and folders. The words stand in the script, so it is as fast as the shell
   fish   dlemu completion fish > ~/.config/fish/completions/dlemu.fish
 """
 
-_TOOLS = {
-    "report": ("--html --json", "metric.au metric.edition"),
-    "paths": ("", "target seconds io_sizes workers patterns paths file_size output"),
-    "doctor": ("", "reader.data_loader reader.gds"),
-    "completion": ("bash zsh fish", ""),
-}
-"""Words and keys of the commands without a workload."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu completion` with its arguments; return the exit status."""
@@ -43,22 +35,27 @@ def main(arguments: Sequence[str]) -> int:
 
 def script(shell: str) -> str:
     """Return the script for a shell."""
-    words, values = words_of_commands(), values_of_keys()
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words, values)
+    words, case = words_of_commands(), _fish_case if shell == "fish" else _case
+    paths = [name for name, option in OPTIONS.items() if option.value in ("FILE", "FOLDER")]
+    paths += [OPTIONS[name].short for name in paths if OPTIONS[name].short]
+    filled = {
+        "__TABLES__": _TABLES,
+        "__WORDS__": "\n".join(case(*each) for each in words.items()),
+        "__VALUES__": "\n".join(case(*each) for each in values_of_keys().items()),
+        "__COMMANDS__": " ".join(words),
+        "__PATHS__": (" " if shell == "fish" else "|").join(paths),
+    }
+    text = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[shell]
+    for mark, filling in filled.items():
+        text = text.replace(mark, filling)
+    return text.rstrip()
 
 
 def words_of_commands() -> dict[str, list[str]]:
     """Return what may follow each command: options, and keys with their =."""
     from dlemu.cli.main import COMMANDS
 
-    found: dict[str, list[str]] = {}
-    for name, command in COMMANDS.items():
-        if name in USAGES:
-            options = dict.fromkeys([*getattr(command, "options", ()), *OPTIONS_OF_ALL])
-            found[name] = [*options, *(f"{key.name}=" for key in keys_of(name))]
-        else:
-            more, keys = _TOOLS.get(name, ("", ""))
-            found[name] = [*more.split(), "--help", *(f"{key}=" for key in keys.split())]
+    found = {name: [*command.words] for name, command in COMMANDS.items()}
     groups = {f"{key.rpartition('.')[0]}" for key in all_keys()} - {""}
     found["help"] = [*found, *all_keys(), *sorted(groups), "keys"]
     return found
@@ -74,57 +71,60 @@ def values_of_keys() -> dict[str, list[str]]:
     return found | {"target": ["/"], "output": ["/"], "size.targets": ["/"]}
 
 
-def _cases(table: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for name, words in table.items():
-        yield f"    {name}) echo {shlex.quote(' '.join(words))} ;;"
+def _case(name: str, words: Sequence[str]) -> str:
+    return f"    {name}) echo {shlex.quote(' '.join(words))} ;;"
+
+
+def _fish_case(name: str, words: Sequence[str]) -> str:
+    return f"    case {name}\n      printf '%s\\n' {' '.join(words)}"
 
 
 _TABLES = """\
-_dlemu_words() {{
+_dlemu_words() {
   case "$1" in
-{words}
+__WORDS__
   esac
-}}
-_dlemu_values() {{
+}
+_dlemu_values() {
   case "$1" in
-{values}
+__VALUES__
   esac
-}}
+}
 """
 
 _BASH = """\
 # bash completion of dlemu; made by: dlemu completion bash
-{tables}
-_dlemu() {{
+__TABLES__
+_dlemu() {
   # The shell may split words at = and :, so the line itself is read.
-  local line="${{COMP_LINE:0:COMP_POINT}}" cur known key head item i
+  local line="${COMP_LINE:0:COMP_POINT}" cur known key head item i
   local -a before
-  cur="${{line##*[[:space:]]}}"
-  read -ra before <<< "${{line%"$cur"}}"
+  cur="${line##*[[:space:]]}"
+  read -ra before <<< "${line%"$cur"}"
   COMPREPLY=()
-  for ((i = 0; i < ${{#before[@]}}; i++)); do
-    [[ ${{before[i]##*/}} == dlemu ]] && break
+  for ((i = 0; i < ${#before[@]}; i++)); do
+    [[ ${before[i]##*/} == dlemu ]] && break
   done
-  local command="${{before[i + 1]-}}" last="${{before[${{#before[@]}} - 1]-}}"
+  local command="${before[i + 1]-}" last="${before[${#before[@]} - 1]-}"
   if [[ -z $command ]]; then
-    COMPREPLY=($(compgen -W "{commands}" -- "$cur"))
+    COMPREPLY=($(compgen -W "__COMMANDS__" -- "$cur"))
   elif [[ $cur == *=* ]]; then
-    key="${{cur%%=*}}" head="${{cur%%=*}}=" known=""
-    key="${{key##+}}"
-    known="$(_dlemu_values "${{key##+}}")"
+    key="${cur%%=*}" head="${cur%%=*}=" known=""
+    key="${key##+}"
+    known="$(_dlemu_values "${key##+}")"
     while read -r item; do
       [[ -n $item ]] && COMPREPLY+=("$head$item")
     done < <(
-      compgen -W "${{known%/}}" -- "${{cur#"$head"}}"
-      [[ $known == */ || $key == --* ]] && compgen -f -- "${{cur#"$head"}}"
+      compgen -W "${known%/}" -- "${cur#"$head"}"
+      [[ $known == */ || $key == --* ]] && compgen -f -- "${cur#"$head"}"
     )
     [[ $known == */ || $key == --* ]] && compopt -o filenames -o nospace 2> /dev/null
     # What stands before the last = is kept by the shell, where it splits words there.
-    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${{COMPREPLY[@]#"$head"}}")
-  elif [[ $last == --config-dir || $last == -cd || $last == --html ]]; then
+    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$head"}")
+  elif [[ $last == @(__PATHS__) ]]; then
     compopt -o filenames 2> /dev/null
     COMPREPLY=($(compgen -f -- "$cur"))
-  elif [[ $last == --cfg || $last == -c ]]; then
+  elif [[ $last == @(--cfg|-c) ]]; then
     COMPREPLY=($(compgen -W job -- "$cur"))
   else
     COMPREPLY=($(compgen -W "$(_dlemu_words "$command")" -- "$cur"))
@@ -133,81 +133,69 @@ _dlemu() {{
         [[ -n $item ]] && COMPREPLY+=("$item/")
       done < <(compgen -d -- "$cur")
     fi
-    [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *[=/] ]] && compopt -o nospace 2> /dev/null
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]] && compopt -o nospace 2> /dev/null
   fi
   return 0
-}}
+}
 complete -F _dlemu dlemu
 """
-
-
-def _tables(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
-    return _TABLES.format(words="\n".join(_cases(words)), values="\n".join(_cases(values)))
-
-
-def _bash(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
-    return _BASH.format(tables=_tables(words, values), commands=" ".join(words)).rstrip()
 
 
 _ZSH = """\
 #compdef dlemu
 # zsh completion of dlemu; made by: dlemu completion zsh
-{tables}
-_dlemu() {{
-  local cur="${{words[CURRENT]}}" last="${{words[CURRENT-1]}}" known
+__TABLES__
+_dlemu() {
+  local cur="${words[CURRENT]}" last="${words[CURRENT-1]}" known
   local -a found equal
   if (( CURRENT == 2 )); then
-    compadd -- {commands}
+    compadd -- __COMMANDS__
   elif [[ $cur == *=* ]]; then
-    known="$(_dlemu_values "${{${{cur%%=*}}##+}}")"
+    known="$(_dlemu_values "${${cur%%=*}##+}")"
     compset -P 1 '*='
-    found=(${{=known%/}})
+    found=(${=known%/})
     compadd -- $found
     [[ $known == */ || $cur == --* ]] && _files
-  elif [[ $last == (--config-dir|-cd|--html) ]]; then
+  elif [[ $last == (__PATHS__) ]]; then
     _files
   elif [[ $last == (--cfg|-c) ]]; then
     compadd -- job
   else
-    found=(${{=$(_dlemu_words "${{words[2]}}")}})
-    equal=(${{(M)found:#*=}})
-    found=(${{found:#*=}})
+    found=(${=$(_dlemu_words "${words[2]}")})
+    equal=(${(M)found:#*=})
+    found=(${found:#*=})
     compadd -- $found
     compadd -S '' -- $equal
-    [[ ${{words[2]}} != (help|completion) && $cur != -* ]] && _files -/
+    [[ ${words[2]} != (help|completion) && $cur != -* ]] && _files -/
   fi
   return 0
-}}
+}
 (( $+functions[compdef] )) && compdef _dlemu dlemu
 [[ $funcstack[1] == _dlemu ]] && _dlemu
 """
-
-
-def _zsh(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
-    return _ZSH.format(tables=_tables(words, values), commands=" ".join(words)).rstrip()
 
 
 _FISH = """\
 # fish completion of dlemu; made by: dlemu completion fish
 function __dlemu_words
   switch $argv[1]
-{words}
+__WORDS__
   end
 end
 function __dlemu_values
   switch $argv[1]
-{values}
+__VALUES__
   end
 end
 function __dlemu_complete
   set -l before (commandline -opc)
   set -l cur (commandline -ct)
   if test (count $before) -lt 2
-    printf '%s\\n' {commands}
+    printf '%s\\n' __COMMANDS__
     return
   end
   switch $before[-1]
-    case --config-dir -cd --html
+    case __PATHS__
       __fish_complete_path $cur
       return
     case --cfg -c
@@ -232,14 +220,3 @@ function __dlemu_complete
 end
 complete -c dlemu -f -a '(__dlemu_complete)'
 """
-
-
-def _fish(words: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:
-    def cases(table: Mapping[str, Sequence[str]]) -> str:
-        return "\n".join(
-            f"    case {name}\n      printf '%s\\n' {' '.join(inner)}"
-            for name, inner in table.items()
-            if inner
-        )
-
-    return _FISH.format(words=cases(words), values=cases(values), commands=" ".join(words)).rstrip()

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from dlemu.cli.values import one_folder, one_of, read_values
 from dlemu.cli.words import parse
 from dlemu.clock import WallClock, timer_error
 from dlemu.errors import RunError, WorkloadError
@@ -32,9 +33,9 @@ Tell what this host and the folder can do and what is missing. Exit status 0 whe
 (pytorch, unless another is named) can run.
 """
 
-_CHOICES = {
-    "reader.data_loader": ("pytorch", "threads", "dali"),
-    "reader.gds": ("off", "prefer", "require"),
+KEYS = {
+    "reader.data_loader": one_of("pytorch", "threads", "dali"),
+    "reader.gds": one_of("off", "prefer", "require"),
 }
 
 _LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
@@ -86,18 +87,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the folder, the loader and reader.gds that arguments name."""
-    chosen = {key: values[0] for key, values in _CHOICES.items()}
     words = parse(arguments)
-    for key, value in words.values.items():
-        if key not in _CHOICES:
-            raise WorkloadError(f"unknown key {key}; dlemu doctor takes {', '.join(_CHOICES)}")
-        if value not in _CHOICES[key]:
-            raise WorkloadError(f"{key} must be one of {', '.join(_CHOICES[key])}, got {value}")
-        chosen[key] = value
-    folder = Path(words.others[-1]) if words.others else Path()
+    chosen = read_values(words.values, KEYS)
+    folder = one_folder(words.others) or Path()
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    return folder, chosen["reader.data_loader"], chosen["reader.gds"]
+    return folder, chosen.get("reader.data_loader", "pytorch"), chosen.get("reader.gds", "off")
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
@@ -183,13 +178,11 @@ def _package(name: str, package: str, remedy: str) -> Check:
     """Look for a package without importing it: importing torch takes seconds."""
     if importlib.util.find_spec(package) is None:
         return Check(name, "missing", "not installed", remedy)
-    try:
-        return Check(name, "ok", version(package))
-    except PackageNotFoundError:
-        return Check(name, "ok", "installed, its version unknown")
+    return Check(name, "ok", _version(package) or "installed, its version unknown")
 
 
 def _version(package: str) -> str:
+    """Return the version of an installed package, "" if it is not known."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -198,11 +191,10 @@ def _version(package: str) -> str:
 
 def _dali() -> Check:
     for major in (13, 12):
-        try:
-            found = f"{version(f'nvidia-dali-cuda{major}0')} for CUDA {major}"
-        except PackageNotFoundError:
+        number = _version(f"nvidia-dali-cuda{major}0")
+        if not number:
             continue
-        served = _cuda_major()
+        found, served = f"{number} for CUDA {major}", _cuda_major()
         if served is not None and served < major:
             found += f", but the GPU's driver serves CUDA {served}; works without the GPU only"
             return Check("DALI", "note", found, f"pip install 'dlemu[dali-cuda{served}]'")

@@ -1,15 +1,25 @@
 """`dlemu load`: words to what is read, and its table."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.paths import list_of, one_of, path_of
-from dlemu.cli.progress import show_progress, waiting
-from dlemu.cli.scripts import OPTIONS, Script, short_hash
-from dlemu.cli.words import Words, parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.cli.progress import Doing, show_progress
+from dlemu.cli.scripts import Script, short_hash
+from dlemu.cli.values import (
+    Read,
+    list_of,
+    number,
+    on_or_off,
+    one_of,
+    path_of,
+    read_values,
+    truth,
+    whole,
+)
+from dlemu.cli.words import FOR_SCRIPTS, Words, parse
+from dlemu.errors import WorkloadError
 from dlemu.load.measure import Answer as Loaded
 from dlemu.load.measure import Load, measure
 from dlemu.load.models import find_drive, find_model, known_drives, models
@@ -25,7 +35,6 @@ from dlemu.load.text import (
 )
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import Answer, keep_stdout, say
-from dlemu.units import format_bytes
 
 HELP = f"""\
 dlemu load model=NAME [target=FOLDER] [key=value ...]
@@ -52,6 +61,7 @@ their pages is left.
   --csv FILE               append a row for each read; --label TEXT goes into a column
 """
 
+WORDS = FOR_SCRIPTS
 COLUMNS = (
     *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),
     *("seconds", "read_MB_per_second", "share_of_drive", "drive_MB_per_second"),
@@ -62,7 +72,7 @@ COLUMNS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu load` with its arguments; return the exit status."""
-    words = parse(arguments, OPTIONS)
+    words = parse(arguments, WORDS)
     load = load_of(words)
     script = Script.of(words, COLUMNS)
     with keep_stdout(script.as_json):
@@ -71,29 +81,15 @@ def main(arguments: Sequence[str]) -> int:
         if load.model is not None and load.target is None and not load.files:
             _tell_arithmetic(load, script)
             return 0
-        answer = _measure(load, on=words.values.get("progress") != "off")
+        doing = Doing()
+        wanted = words.values.get("progress") != "off"
+        with show_progress("load", lambda: str(doing), on=wanted):
+            answer = measure(load, say, doing.begin, doing.add)
         say(Answer(f"\n{render(answer)}"))
         name = "the files" if load.model is None else load.model.name
         say("\n" + "\n".join([*arithmetic(name, answer.whole_bytes, load), ONCE]))
         script.tell(document(answer), _rows(answer))
     return 0
-
-
-def _measure(load: Load, *, on: bool) -> Loaded:
-    doing, read = [("starting", time.perf_counter())], [0]
-
-    def begin(text: str) -> None:
-        doing[0], read[0] = (text, time.perf_counter()), 0
-
-    def at(num_bytes: int) -> None:
-        read[0] += num_bytes
-
-    def now() -> str:
-        text, since = doing[0]
-        return waiting(f"{text}, {format_bytes(read[0])}" if read[0] else text, since)
-
-    with show_progress("load", now, on=on):
-        return measure(load, say, begin, at)
 
 
 def _tell_arithmetic(load: Load, script: Script) -> None:
@@ -116,18 +112,10 @@ def _tell_arithmetic(load: Load, script: Script) -> None:
 
 def load_of(words: Words) -> Load:
     """Return what words mean."""
-    values: dict[str, Any] = {}
     if words.others:
         raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
-    for given, text in words.values.items():
-        key = given.removeprefix("load.")
-        if key not in _KEYS:
-            hint = did_you_mean(key, _KEYS) or f"; there is {', '.join(_KEYS)}"
-            raise WorkloadError(f"unknown key {given}{hint}")
-        try:
-            values[key] = _KEYS[key](text)
-        except ValueError as error:
-            raise WorkloadError(f"{given}={text}: {error}") from None
+    given = {key.removeprefix("load."): text for key, text in words.values.items()}
+    values = read_values(given, KEYS)
     values.pop("progress", None)
     if "model" in values and "files" in values:
         raise WorkloadError("model and files exclude each other; give one of them")
@@ -170,20 +158,16 @@ def _files(text: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _truth(text: str) -> bool:
-    return one_of(("true", "false"))(text) == "true"
-
-
-_KEYS: dict[str, Callable[[str], Any]] = {
+KEYS: dict[str, Read] = {
     "model": find_model,
     "target": path_of("target"),
     "files": _files,
-    "scale": float,
-    "keep": _truth,
-    "readers": list_of(int),
-    "ways": list_of(one_of(WAYS)),
+    "scale": number,
+    "keep": truth,
+    "readers": list_of(whole),
+    "ways": list_of(one_of(*WAYS)),
     "drive": find_drive,
-    "drives": int,
-    "progress": one_of(("on", "off")),
+    "drives": whole,
+    "progress": on_or_off,
 }
 """How each key's value is read."""

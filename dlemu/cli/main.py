@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.command import DRY_RUN, Command, Tool
 from dlemu.cli.spellings import command_of
+from dlemu.cli.words import FOR_SCRIPTS
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
 from dlemu.workload.compose import known_workloads
@@ -118,7 +119,7 @@ def _answer(arguments: Sequence[str]) -> str | None:
 
         return f"dlemu {version('dlemu')}"
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
-        return COMMANDS[name].help(name, whole="--help-all" in words)
+        return _help_on([name, *words])
     if name == "predict" and _HIT_SHARES in words:
         from dlemu.tier.shares import table
 
@@ -131,7 +132,7 @@ def _help_on(words: Sequence[str]) -> str:
     if not words or words[0].startswith("-"):
         return _usage()
     if words[0] in COMMANDS:
-        return COMMANDS[words[0]].help(words[0], whole="--help-all" in words)
+        return COMMANDS[words[0]].help(whole="--help-all" in words)
     from dlemu.cli.help import help_on
 
     return help_on(words, COMMANDS)
@@ -152,20 +153,18 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 
 _HIT_SHARES = "--hit-shares"
-_FOR_SCRIPTS = ("--json", "--csv", "--label")
+
 COMMANDS: dict[str, Command | Tool] = {
     "try": Tool("dlemu.cli.try_"),
-    "datasize": Command("dlemu.cli.datasets:datasize", _FOR_SCRIPTS),
-    "datagen": Command("dlemu.cli.datasets:datagen", (DRY_RUN,), makes_folder=True),
-    "verify": Command("dlemu.cli.datasets:verify", ("--full", "--repair"), without_workload=True),
-    "run": Command("dlemu.cli.runs:run", (DRY_RUN, *_FOR_SCRIPTS), reads="run"),
-    "size": Command("dlemu.cli.sizes:size", (DRY_RUN, *_FOR_SCRIPTS), reads="size"),
-    "predict": Command("dlemu.cli.sizes:predict", (*_FOR_SCRIPTS, _HIT_SHARES)),
-    "calibrate": Command("dlemu.cli.sizes:calibrate"),
-    "checkpoint": Command(
-        "dlemu.cli.checkpoints:checkpoint", (DRY_RUN, "--verify", "--json"), makes_folder=True
-    ),
-    "steptime": Command("dlemu.cli.steptime:steptime"),
+    "datasize": Command("datasize", FOR_SCRIPTS),
+    "datagen": Command("datagen", (DRY_RUN,), makes_folder=True),
+    "verify": Command("verify", ("--full", "--repair"), without_workload=True),
+    "run": Command("run", (DRY_RUN, *FOR_SCRIPTS), replays=True),
+    "size": Command("size", (DRY_RUN, *FOR_SCRIPTS), replays=True),
+    "predict": Command("predict", (*FOR_SCRIPTS, _HIT_SHARES)),
+    "calibrate": Command("calibrate"),
+    "checkpoint": Command("checkpoint", (DRY_RUN, "--verify", "--json")),
+    "steptime": Command("steptime"),
     "workloads": Tool("dlemu.cli.workloads"),
     "report": Tool("dlemu.cli.report"),
     "compare": Tool("dlemu.cli.compare"),

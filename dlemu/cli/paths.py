@@ -1,15 +1,24 @@
 """`dlemu paths`: words to a plan, and its cells as a table and files."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
-from dlemu.cli.progress import show_progress, waiting
-from dlemu.cli.scripts import OPTIONS, Script, drive_models, short_hash
-from dlemu.cli.words import Words, parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.cli.progress import Doing, show_progress
+from dlemu.cli.scripts import Script, drive_models, short_hash
+from dlemu.cli.values import (
+    Read,
+    list_of,
+    number,
+    on_or_off,
+    one_folder,
+    one_of,
+    path_of,
+    read_values,
+    whole,
+)
+from dlemu.cli.words import FOR_SCRIPTS, Words, parse
+from dlemu.errors import WorkloadError
 from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.report import has_several_places, render_tables, write_report
@@ -18,7 +27,6 @@ from dlemu.reports.table import Row
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import Answer, keep_stdout, say
 from dlemu.units import parse_bytes
-from dlemu.workload.compose import refuse_tilde
 
 HELP = """\
 dlemu paths FOLDER [key=value ...]
@@ -45,6 +53,7 @@ them. The same command goes on where it was interrupted.
 """
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
+WORDS = FOR_SCRIPTS
 COLUMNS = (
     *("time", "id", "label"),
     *(field.name for field in fields(Cell) if field.name not in _NEWER),
@@ -56,18 +65,14 @@ COLUMNS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu paths` with its arguments; return the exit status."""
-    words = parse(arguments, OPTIONS)
+    words = parse(arguments, WORDS)
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
     wanted = words.values.get("progress") != "off"
-    doing = [("starting", time.perf_counter())]
-
-    def begin(text: str) -> None:
-        doing[0] = (text, time.perf_counter())
-
+    doing = Doing()
     with keep_stdout(script.as_json):
-        with show_progress("paths", lambda: waiting(*doing[0]), on=wanted):
-            cells = run_paths(plan, say, begin)
+        with show_progress("paths", lambda: str(doing), on=wanted):
+            cells = run_paths(plan, say, doing.begin)
         say(Answer(f"\n{render_tables(cells)}"))
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
@@ -79,21 +84,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def plan_of(words: Words) -> Sweep:
     """Return the plan that words mean."""
-    values: dict[str, Any] = {}
-    if words.others:
-        values["targets"] = (Path(words.others[-1]),)
-    for key, text in words.values.items():
-        if key not in _KEYS:
-            hint = did_you_mean(key, _KEYS) or f"; there is {', '.join(_KEYS)}"
-            raise WorkloadError(f"unknown key {key}{hint}")
-        try:
-            values["targets" if key == "target" else key] = _KEYS[key](text)
-        except ValueError as error:
-            raise WorkloadError(f"{key}={text}: {error}") from None
+    folder, values = one_folder(words.others), read_values(words.values, KEYS)
     values.pop("progress", None)
-    if "targets" not in values:
+    targets = values.pop("target", () if folder is None else (folder,))
+    if not targets:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return Sweep(**values)
+    return Sweep(targets=targets, **values)
 
 
 def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
@@ -112,42 +108,16 @@ def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     ]
 
 
-def list_of(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return what reads items that commas separate."""
-    return lambda text: tuple(read(item) for item in text.split(",") if item)
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return what reads one of some words."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text} is none of {', '.join(choices)}")
-        return text
-
-    return read
-
-
-def path_of(key: str) -> Callable[[str], Path]:
-    """Return what reads a path, which must not begin with ~/."""
-
-    def read(text: str) -> Path:
-        refuse_tilde(key, text)
-        return Path(text)
-
-    return read
-
-
-_KEYS: dict[str, Callable[[str], Any]] = {
+KEYS: dict[str, Read] = {
     "target": list_of(path_of("target")),
     "output": path_of("output"),
-    "seconds": float,
+    "seconds": number,
     "io_sizes": list_of(parse_bytes),
-    "workers": list_of(int),
-    "queue_depths": list_of(int),
-    "patterns": list_of(one_of(PATTERNS)),
-    "paths": list_of(one_of(DATA_PATHS)),
+    "workers": list_of(whole),
+    "queue_depths": list_of(whole),
+    "patterns": list_of(one_of(*PATTERNS)),
+    "paths": list_of(one_of(*DATA_PATHS)),
     "file_size": parse_bytes,
-    "progress": one_of(("on", "off")),
+    "progress": on_or_off,
 }
 """How each key's value is read."""

@@ -80,19 +80,33 @@ def show_progress(
 @contextmanager
 def show_files(title: str, *, on: bool) -> Iterator[Callable[[FileProgress], None] | None]:
     """Yield a function that takes each FileProgress, which is shown; None if not `on`."""
-    begin = time.perf_counter()
+    looking = Doing("looking at the folder")
     latest: deque[FileProgress] = deque(maxlen=1)
 
     def now() -> FileProgress | str:
-        return latest[0] if latest else waiting("looking at the folder", begin)
+        return latest[0] if latest else str(looking)
 
     with show_progress(title, now, on=on):
         yield latest.append if on else None
 
 
-def waiting(text: str, since: float) -> str:
-    """Return a text with the time that has passed."""
-    return _lasting(text, time.perf_counter() - since)
+class Doing:
+    """What a command does at the moment, how much of it is done, and since when."""
+
+    def __init__(self, text: str = "starting") -> None:
+        self.begin(text)
+
+    def begin(self, text: str) -> None:
+        """Say what is done from now on."""
+        self._text, self._since, self._num_bytes = text, time.perf_counter(), 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that were read."""
+        self._num_bytes += num_bytes
+
+    def __str__(self) -> str:
+        done = f", {format_bytes(self._num_bytes)}" if self._num_bytes else ""
+        return _lasting(f"{self._text}{done}", time.perf_counter() - self._since)
 
 
 def _lasting(text: str, seconds: float) -> str:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import yaml
 
+from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.reports.rows import render_rows
@@ -30,24 +30,28 @@ Several results end with one table of all.
   --trace FILE  steps, waits and barriers for Perfetto (ui.perfetto.dev): trace.json.gz
 """
 
+WORDS = ("--html", "--json", "--trace", "--series")
+KEYS = ("metric.au", "metric.edition")
 _OUTPUTS = Path("outputs")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, ("--html", "--json", "--trace", "--series"))
-    files = {name: words.options.get(name) for name in ("--html", "--trace")}
-    page, trace = (None if file is None else Path(file) for file in files.values())
-    as_json = "--json" in words.options
+    words = parse(arguments, WORDS)
+    as_json, trace, series = (
+        "--json" in words.options,
+        words.path("--trace"),
+        words.path("--series"),
+    )
     folders = list(map(Path, words.others))
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
-    if "--series" in words.options:
-        return _series(folders, Path(words.options["--series"]))
+    if series is not None:
+        return _series(folders, series)
     return report_folders(
         folders or [_newest(as_json=as_json)],
         {key: _metric_value(key, text) for key, text in words.values.items()},
-        html=page,
+        html=words.path("--html"),
         trace=trace,
         as_json=as_json,
     )
@@ -144,10 +148,7 @@ def _metric_value(key: str, text: str) -> object:
         raise WorkloadError(
             f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
         )
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
+    return key_of_workload(key, text)
 
 
 def _write_page(path: Path, results: Sequence[Result]) -> None:

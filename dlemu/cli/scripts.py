@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dlemu.sizing.predict import Predicted
     from dlemu.workload.model import Workload
 
-OPTIONS = ("--json", "--csv", "--label")
 _FIRST = ("time", "id", "label", "workload")
 _LAST = ("host", "drive_model", "dlemu_version", "overrides_hash", "folder")
 # New columns come last, whatever they are: scripts rely on the order.
@@ -71,10 +70,9 @@ class Script:
         Raises:
             WorkloadError: --label stands without --csv, or the file cannot be appended to.
         """
-        name = words.options.get("--csv")
-        if name is None and "--label" in words.options:
+        table = words.path("--csv")
+        if table is None and "--label" in words.options:
             raise WorkloadError("--label is a column of --csv FILE; name the file as well")
-        table = None if name is None else Path(name)
         if table is not None:
             check_table(table, columns)
         label = words.options.get("--label", "")

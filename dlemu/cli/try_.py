@@ -1,17 +1,22 @@
 """`dlemu try`: words to a trial, and its answers as text."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import yaml
-
+from dlemu.cli.values import (
+    Read,
+    key_of_workload,
+    list_of,
+    number,
+    one_folder,
+    path_of,
+    read_values,
+    truth,
+)
 from dlemu.cli.words import parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.sizing.first import WORKLOADS, Trial, load_workloads, try_storage
 from dlemu.terminal import Answer, say
 from dlemu.units import parse_bytes
-from dlemu.workload.compose import refuse_tilde
 
 HELP = """\
 dlemu try FOLDER [key=value ...]
@@ -44,46 +49,28 @@ def main(arguments: Sequence[str]) -> int:
 def parse_trial(arguments: Sequence[str]) -> Trial:
     """Return what command-line arguments ask for."""
     words = parse(arguments)
-    if len(words.others) != 1:
+    folder = one_folder(words.others)
+    if folder is None:
         raise WorkloadError("one folder is needed, on the storage: dlemu try FOLDER")
-    values: dict[str, Any] = {}
-    keys: dict[str, Any] = {}
-    names: Sequence[str] = WORKLOADS
-    for key, text in words.values.items():
-        key = key.lstrip("+").removeprefix("try.")
-        if key == "workloads":
-            names = tuple(name for name in text.strip("[]").split(",") if name)
-        elif key in _KEYS:
-            name, read = _KEYS[key]
-            try:
-                values[name] = read(text)
-            except ValueError as error:
-                raise WorkloadError(f"{key}={text}: {error}") from None
-        elif "." in key and key not in _NOT_HERE:
-            keys[key] = yaml.safe_load(text)
-        else:
-            hint = did_you_mean(key, _KEYS) or " (dlemu try --help lists them)"
-            raise WorkloadError(f"{key} is no key of dlemu try{hint}")
-    folder = Path(words.others[0])
-    return Trial(folder=folder, workloads=load_workloads(names, keys), **values)
+    given = {key.lstrip("+").removeprefix("try."): text for key, text in words.values.items()}
+    of_job = {key for key in given if "." in key and key not in (*KEYS, *_NOT_HERE)}
+    jobs = {key: key_of_workload(key, given.pop(key)) for key in sorted(of_job)}
+    values = read_values(given, KEYS)
+    names = values.pop("workloads", WORKLOADS)
+    if not names:
+        raise WorkloadError(f"workloads= names none; write workloads={','.join(WORKLOADS)}")
+    if "output.folder" in values:
+        values["output"] = str(values.pop("output.folder"))
+    return Trial(folder=folder, workloads=load_workloads(names, jobs), **values)
 
 
-def _flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text == "true"
-
-
-def _path(text: str) -> str:
-    refuse_tilde("output.folder", text)
-    return text
-
-
-_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "seconds": ("seconds", float),
-    "max_bytes": ("max_bytes", parse_bytes),
-    "keep": ("keep", _flag),
-    "output.folder": ("output", _path),
+KEYS: dict[str, Read] = {
+    "seconds": number,
+    "max_bytes": parse_bytes,
+    "keep": truth,
+    "workloads": lambda text: list_of(str)(text.strip("[]")),
+    "output.folder": path_of("output.folder"),
 }
-"""For each key the field of Trial, and how its value is read."""
+"""How each key's value is read."""
 _NOT_HERE = ("dataset.data_folder", "dataset.num_files_train", "reader.odirect")
+"""Keys of a workload that a try decides itself."""

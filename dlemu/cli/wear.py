@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlemu.cli.scripts import json_text
+from dlemu.cli.values import Read, number, one_folder, read_values
 from dlemu.cli.words import parse
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
 from dlemu.host.wear import WearWatch, combine_hosts
@@ -41,16 +42,15 @@ With the drive's endurance, compute the write rate that uses it up in some years
 """
 
 
+WORDS = ("--json",)
 _OF_DRIVE = ("drive", "drive.endurance", "drive.capacity")
-_BOUNDS = {"wear.years": 1000.0, "wear.duty": 1.0}
-"""Most that each of the other keys may be."""
 _ANY = "cosmoflow_h100"
 """A workload: its keys of drives are read, whatever it is."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu wear` with its arguments; return the exit status."""
-    words = parse(arguments, ("--json",))
+    words = parse(arguments, WORDS)
     years, duty, sheet = _keys(words.values)
     with keep_stdout("--json" in words.options):
         drives = [lifetime(device) for device in _devices(words.others)]
@@ -69,36 +69,29 @@ def main(arguments: Sequence[str]) -> int:
 
 def _keys(values: Mapping[str, str]) -> tuple[float, float, Drive | None]:
     """Return years, duty and the drive that keys name."""
-    own = {key: value for key, value in values.items() if key in _OF_DRIVE}
-    for key in values:
-        if key not in (*_OF_DRIVE, *_BOUNDS):
-            hint = did_you_mean(key, (*_OF_DRIVE, *_BOUNDS))
-            raise WorkloadError(f"unknown key {key}{hint or '; dlemu wear --help lists them'}")
+    chosen = read_values(values, KEYS)
+    own = {key: value for key, value in chosen.items() if key in _OF_DRIVE}
     drive = load_workload(_ANY, own).drive if own else None
-    return _number(values, "wear.years", 5.0), _number(values, "wear.duty", 1.0), drive
+    return chosen.get("wear.years", 5.0), chosen.get("wear.duty", 1.0), drive
 
 
-def _number(values: Mapping[str, str], key: str, default: float) -> float:
-    """Return the number that a key has; 50% is 0.5."""
-    text, most = values.get(key), _BOUNDS[key]
-    if text is None:
-        return default
-    try:
-        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= most:
-        raise WorkloadError(f"{key} must be a number above 0, at most {most:g}, got {text}")
-    return number
+def _up_to(most: float) -> Read:
+    """Return what reads a number above 0; 50% is 0.5."""
+
+    def read(text: str) -> float:
+        found = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if not 0 < found <= most:
+            raise ValueError(f"must be above 0, at most {most:g}")
+        return found
+
+    return read
 
 
 def _devices(others: Sequence[str]) -> list[BlockDevice]:
     """Return the drives that a folder or a device's name means; none without a word."""
-    if not others:
+    path = one_folder(others)
+    if path is None:
         return []
-    path = Path(others[0])
-    if len(others) > 1:
-        raise WorkloadError(f"one folder or drive is needed, got {', '.join(others)}")
     if not path.exists():
         raise WorkloadError(f"{path} is not there; name a folder or a drive such as /dev/nvme0n1")
     devices = drives_of(path) if path.is_block_device() else devices_under(path)
@@ -107,6 +100,14 @@ def _devices(others: Sequence[str]) -> list[BlockDevice]:
         kind = mount.kind if mount else "unknown file system"
         raise WorkloadError(f"no drive is seen under {path} ({kind}), so nothing counts its wear")
     return devices
+
+
+KEYS: dict[str, Read] = {
+    **dict.fromkeys(_OF_DRIVE, str),
+    "wear.years": _up_to(1000),
+    "wear.duty": _up_to(1),
+}
+"""How each key's value is read; those of a drive are a workload's."""
 
 
 def _sustained(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
@@ -40,6 +41,9 @@ OPTIONS: dict[str, Option] = {
     "--help": Option("show this", short="-h"),
     "--help-all": Option("show the rarely used keys too"),
 }
+FOR_SCRIPTS = ("--json", "--csv", "--label")
+_OF_ALL = ("--quiet", "--verbose", "--help", "--help-all")
+"""Options that `main` has taken before words are parsed."""
 _VALUED = tuple(name for name, option in OPTIONS.items() if option.value)
 _SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
 
@@ -52,6 +56,10 @@ class Words:
     options: dict[str, str] = field(default_factory=dict)
     """Values of the options that were given, "" for those that have none."""
     others: list[str] = field(default_factory=list)
+
+    def path(self, option: str) -> Path | None:
+        """Return the file or folder that an option names; None if it was not given."""
+        return Path(self.options[option]) if option in self.options else None
 
     @property
     def as_typed(self) -> list[str]:
@@ -81,16 +89,19 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
     parsed = Words()
     left = iter(translated(words) if deletes else words)
     for word in left:
+        if not word:
+            raise WorkloadError("a word of the command line is empty: is a shell variable not set?")
         if word == "--":
             parsed.others.extend(left)
         elif word.startswith("-"):
             option, is_set, value = word.partition("=")
             option = _SHORT.get(option, option)
             if option not in options:
-                hint = did_you_mean(option, options) or " (dlemu --help lists them)"
+                hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
+                hint = hint or " (dlemu --help lists them)"
                 raise WorkloadError(f"unknown option {word}{hint}")
             if option in _VALUED and not is_set:
-                value = next(left, "")
+                value = _behind(option, next(left, ""))
             refuse_tilde(option, value if is_set else "")
             if bool(value) != (option in _VALUED):
                 lack = "needs a value" if option in _VALUED else "has no value"
@@ -101,3 +112,9 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
         else:
             parsed.others.append(word)
     return parsed
+
+
+def _behind(option: str, word: str) -> str:
+    """Return the word behind an option as its value, "" if it is another option or an override."""
+    takes_any = OPTIONS[option].value == "TEXT"
+    return "" if word.startswith("-") or (is_key_value(word) and not takes_any) else word

@@ -26,9 +26,12 @@ Options:
 """
 
 
+WORDS = ("--json",)
+
+
 def main(words: Sequence[str]) -> int:
     """Run the command; return the exit status."""
-    parsed = parse(words, ("--json", "--quiet", "--verbose"))
+    parsed = parse(words, WORDS)
     if parsed.overrides:
         raise WorkloadError(f"dlemu workloads takes no keys, got {parsed.overrides[0]}")
     found = rows()

@@ -294,7 +294,7 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
         width *= stdev / got_stdev
     raise WorkloadError(
         f"dataset.record_length_bytes_stdev must be at most about 0.7 of the mean {mean:g}, "
-        f"got {stdev:g}: sizes cannot be below zero"
+        f"got {stdev:g}: sizes cannot be below zero; set it too, 0 for equal sizes"
     )
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from dlemu.dataset.layout import Layout
-from dlemu.errors import DatasetError
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.limits import host_memory_bytes
-from dlemu.units import ceil_div, counted, format_bytes
+from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import DatasetSection
+from dlemu.workload.sections import MOST_FILES, DatasetSection
 from dlemu.world.world import Alone, World
 
 STEPS_PER_EPOCH = 500
@@ -109,6 +109,19 @@ class DatasetSize:
         """Mean bytes of these samples in their files, without what a format adds."""
         return self.num_samples * self.workload.dataset.stored_bytes
 
+    @property
+    def excess(self) -> str:
+        """Why these are more files than a dataset may have, and what to do; "" if they are not."""
+        if self.num_files <= MOST_FILES:
+            return ""
+        dataset = self.workload.dataset
+        least = math.ceil(self.num_samples / MOST_FILES)
+        return (
+            f"{self.num_files:,} files are more than dataset.num_files_train may be, "
+            f"{MOST_FILES:,}: a file has {counted(dataset.num_samples_per_file, 'sample')} of "
+            f"{format_bytes(dataset.stored_bytes)}; set dataset.num_samples_per_file={least}"
+        )
+
     def judge(self, num_files: int) -> list[str]:
         """Return for each of the two rules whether so many files are enough."""
         per_file = self.workload.dataset.num_samples_per_file
@@ -127,6 +140,8 @@ class DatasetSize:
     def __str__(self) -> str:
         rows = [f"{name:<27}{value:>16}{note}" for name, value, note in self._rows()]
         lines = [self._title(), *rows, ""]
+        if self.excess:
+            return "\n".join([*lines, self.excess])
         if not self.workload.dataset.data_folder:
             lines.append(
                 "written below the working directory; name a folder on the storage instead:"
@@ -163,16 +178,18 @@ class DatasetSize:
             (f"samples for {STEPS_PER_EPOCH} steps", by_steps, f"   {steps}"),
             (f"samples for {MEMORY_MULTIPLE} x memory", by_memory, f"   {memory}"),
             ("files", f"{self.num_files:,}", f"   {files}"),
-            ("total", f"{self.num_bytes / 2**30:,.1f}", f" GiB{self._read_of_it()}"),
+            ("total", f"{self.num_bytes / 2**30:,.1f}", f" GiB{self._beside_total()}"),
         ]
 
-    def _read_of_it(self) -> str:
-        """Return how much of the files is read, where that is not all of them."""
+    def _beside_total(self) -> str:
+        """Return how much of it is read, and what small files take, where that differs."""
         dataset = self.workload.dataset
         share = dataset.mean_bytes / dataset.stored_bytes
-        if share == 1:
-            return ""
-        return f", of which {self.num_bytes * share / 2**30:,.1f} are read"
+        read = "" if share == 1 else f", of which {self.num_bytes * share / 2**30:,.1f} are read"
+        blocks = self.num_files * PAGE_BYTES
+        if self.num_bytes > blocks / 2:
+            return read
+        return f"{read}; {blocks / 2**30:,.1f} GiB on a drive with blocks of 4 KiB"
 
 
 def dataset_size(
@@ -202,8 +219,10 @@ def resolve_auto(workload: Workload, world: World) -> Workload:
     """Return the workload with the number of files that "auto" stands for; all ranks call it."""
     if workload.dataset.num_files_train != "auto":
         return workload
-    num_files = required_size(workload, world).num_files
-    return workload.with_keys({"dataset.num_files_train": num_files})
+    size = required_size(workload, world)
+    if size.excess:
+        raise WorkloadError(f"dataset.num_files_train=auto: {size.excess}")
+    return workload.with_keys({"dataset.num_files_train": size.num_files})
 
 
 @dataclass(frozen=True)

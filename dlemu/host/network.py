@@ -102,7 +102,8 @@ class NetworkUse:
     """What a host's network did for some time; None where nobody knows."""
 
     nic: str
-    """Interface that came nearest to its rate; where no rate is known, the one with most bytes."""
+    """Interface that came nearest to its rate; where no rate is known, the one with most bytes;
+    with client.nic_gbps, all of them."""
     gbps: float | None
     """Rate of this link in each direction, Gb/s; with client.nic_gbps, of all together."""
     received_share: float | None
@@ -143,6 +144,7 @@ def network_use(
     received, sent = nic.received_bytes, nic.sent_bytes
     if gbps is not None:
         received, sent, rate = counted.received_bytes, counted.sent_bytes, round(gbps * 1e9)
+        name = ", ".join(sorted(counted.nics))
     return NetworkUse(
         nic=name,
         gbps=None if rate is None else rate / 1e9,

@@ -250,8 +250,9 @@ def _check_space(load: Load, num_bytes: int) -> None:
     assert load.target is not None
     free = shutil.disk_usage(load.target).free
     if num_bytes > 0.95 * free:
+        fitting = 0.8 * load.scale * free / num_bytes
+        share = f"read a share of the model: scale={fitting:.2g}" if free else "name another target"
         raise RunError(
             f"{load.target} has {format_bytes(free)} free, too little for "
-            f"{format_bytes(num_bytes)}; free some, or read a share of the model: "
-            f"scale={0.8 * load.scale * free / num_bytes:.2g}"
+            f"{format_bytes(num_bytes)}; free some, or {share}"
         )

@@ -49,6 +49,7 @@ _AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_threads", "host_io_urin
 SECTOR = 512
 """Smallest logical block of a drive."""
 
+_LONGEST, _MOST_WORKERS = 86_400, 1024
 _DEEPEST = 4096
 
 OnEvent = Callable[[str], None]
@@ -85,10 +86,11 @@ class Sweep:
             if not getattr(self, name):
                 key = "queue_depths" if name == "depths" else name
                 raise WorkloadError(f"{key} must not be empty")
-        if not self.seconds > 0:
-            raise WorkloadError(f"seconds must be above 0, got {self.seconds}")
-        if min(self.workers) < 1:
-            raise WorkloadError(f"workers must be at least 1, got {min(self.workers)}")
+        if not 0 < self.seconds <= _LONGEST:
+            raise WorkloadError(f"seconds must be above 0, at most {_LONGEST}, got {self.seconds}")
+        for number in self.workers:
+            if not 1 <= number <= _MOST_WORKERS:
+                raise WorkloadError(f"workers must be from 1 to {_MOST_WORKERS}, got {number}")
         if not 1 <= min(self.depths) <= max(self.depths) <= _DEEPEST:
             raise WorkloadError(
                 f"queue_depths must be from 1 to {_DEEPEST}, got {', '.join(map(str, self.depths))}"

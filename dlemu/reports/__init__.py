@@ -1,5 +1,4 @@
 """What a reader makes of stored results: read again, compared, as a page, a trace or a table.
 
-Results of dlemu, of its sizings, and of DLIO and mlpstorage. Nothing here runs a workload. May
-import host, results, storage and workload.
+Results of dlemu, of its sizings, and of DLIO and mlpstorage. Nothing here runs a workload.
 """

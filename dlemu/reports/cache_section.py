@@ -1,9 +1,9 @@
 """The part of a run's page about a cache: its lines, and what it did over the epochs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from dlemu.reports.drawing import Axis, Look, Plot, Series
+from dlemu.reports.drawing import Axis, Look, Plot, axis_of_numbers, dotted
 from dlemu.reports.markup import render_lines
 from dlemu.results.cache import label, worth_lines
 from dlemu.results.metrics import Metrics
@@ -23,18 +23,18 @@ def render_cache(summary: Summary, metrics: Metrics) -> Iterable[str]:
         return
     slow = ""
     if "emulated_origin" in cached:
-        slow = label(cached)
+        slow = label(cached["emulated_origin"])
         yield render_lines(worth_lines(cached, metrics))
     numbers = [epoch.epoch + 1 for epoch in metrics.epochs]
-    x = Axis(name="epoch", low=numbers[0] - 0.5, high=numbers[-1] + 0.5, whole=True)
+    x = axis_of_numbers("epoch", numbers[0], numbers[-1])
     au = [epoch.whole_epoch_au_percentage for epoch in metrics.epochs]
     hits = [None if share is None else 100 * share for share in cached["hit_share_per_epoch"]]
     yield Plot(
         title=f"hits and utilisation over the epochs{slow}",
         x=x,
         y=Axis(name="%", low=0.0, high=100.0),
-        series=[_points("utilisation, with the first step", "first", numbers, au),
-                _points("bytes that the cache served", "second", numbers, hits)],
+        series=[dotted("utilisation, with the first step", "first", numbers, au),
+                dotted("bytes that the cache served", "second", numbers, hits)],
     ).render()  # fmt: skip
     seconds = cached["seconds_per_epoch"]
     rates = {
@@ -49,12 +49,5 @@ def render_cache(summary: Summary, metrics: Metrics) -> Iterable[str]:
         title=f"origin and cache over the epochs{slow}",
         x=x,
         y=Axis(name="MB/s, over the epoch's time", low=0.0, high=max(most, 1.0)),
-        series=[_points(name, look, numbers, rates[name]) for _, name, look in _RATES],
+        series=[dotted(name, look, numbers, rates[name]) for _, name, look in _RATES],
     ).render()
-
-
-def _points(
-    name: str, look: Look, numbers: Sequence[int], values: Sequence[float | None]
-) -> Series:
-    known = [(number, v) for number, v in zip(numbers, values, strict=True) if v is not None]
-    return Series(name, look, [known], marked=True)

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.checkpoint.text import costs, figures, headline, remarks, verdict_line
-from dlemu.reports.drawing import Axis, Look, Plot, Series
+from dlemu.reports.drawing import Axis, Look, Plot, axis_of_numbers, dotted
 from dlemu.reports.markup import (
     escaped,
     render_facts,
@@ -14,7 +14,7 @@ from dlemu.reports.markup import (
     render_verdict,
 )
 from dlemu.results.facts import facts_of
-from dlemu.results.summary import Summary
+from dlemu.results.summary import Summary, limit_name
 from dlemu.units import format_seconds
 
 
@@ -44,7 +44,7 @@ def row_of_checkpoints(summary: Any) -> Mapping[str, str]:
         "workload": f"checkpoint of {summary['model']['name']}",
         "verdict": summary["verdict"] or takes,
         "accelerators": str(summary["num_accelerators"]),
-        "limit": str((summary["limit"] or summary["load_limit"] or {}).get("name", "")),
+        "limit": limit_name(summary) or limit_name(summary, "load_limit"),
     }
 
 
@@ -66,7 +66,7 @@ def _plot(title: str, found: Mapping[str, Sequence[float]]) -> str:
     """Return a plot of seconds over the number of the checkpoint."""
     looks: tuple[Look, ...] = ("first", "second")
     series = [
-        Series(name, look, [list(enumerate(seconds, 1))], marked=True, joined=False)
+        dotted(name, look, range(1, len(seconds) + 1), seconds, joined=False)
         for look, (name, seconds) in zip(looks, found.items(), strict=True)
         if seconds
     ]
@@ -74,7 +74,7 @@ def _plot(title: str, found: Mapping[str, Sequence[float]]) -> str:
     highest = max(second for seconds in found.values() for second in seconds)
     return Plot(
         title=title,
-        x=Axis(name="checkpoint", low=0.5, high=most + 0.5, whole=True),
+        x=axis_of_numbers("checkpoint", 1, most),
         y=Axis(name="seconds", low=0.0, high=1.05 * highest or 1.0),
         series=series,
     ).render()

@@ -18,7 +18,6 @@ class StoredCheckpoints:
     folder: Path
     summary: Mapping[str, Any]
     """The fields of summary.json."""
-    kind: str = "checkpoint"
     rows: Sequence[ResultRow] = ()
     """None: a table of AU and samples/s has no place for it."""
 

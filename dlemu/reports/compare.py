@@ -4,8 +4,7 @@ A result is a run, several runs in a folder, or a sizing (sizing.json).
 """
 
 import glob
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +21,15 @@ from dlemu.reports.noise import (
     figure_of_interval,
     parts_of_steps,
 )
+from dlemu.reports.sizings import ANSWER, read_answers
 from dlemu.reports.stored import read_folder
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import SUMMARY, read_config, read_steps, read_summary
-from dlemu.storage.regular import read_regular
-from dlemu.units import counted
+from dlemu.results.summary import limit_name
+from dlemu.units import counted, each_once
 from dlemu.workload.compose import PATH_KEYS
 from dlemu.workload.model import Workload, leaves
 
-SIZING = "sizing.json"
 _PATHS = PATH_KEYS | {"size.targets"}
 _IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}
 """Fields of `place` that `system` has of every host."""
@@ -60,15 +59,6 @@ class Result:
     keys: Mapping[str, object] = field(default_factory=dict)
     """Of the workload, without where the results went."""
 
-    @property
-    def score(self) -> float:
-        """What a loss is counted in: accelerators of a sizing, samples/s of a run, bytes/s."""
-        if self.kind == "sizing":
-            return self.num_accelerators
-        if self.kind == "checkpoint":
-            return next(iter(self.figures.values())).value
-        return self.figures["samples_per_second"].value
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -83,8 +73,8 @@ class Comparison:
 
     def loss(self, number: int) -> float:
         """Return the share, 0 to 1, by which a result is below the first one; 0: it is not."""
-        first = self.results[0].score
-        return max(0.0, 1 - self.results[number].score / first) if first > 0 else 0.0
+        was, now = _scores(self.results[0], self.results[number])
+        return max(0.0, 1 - now / was) if was > 0 else 0.0
 
     @property
     def facts(self) -> dict[str, list[str | None]]:
@@ -124,6 +114,19 @@ def compare_folders(folders: Sequence[Path]) -> list[Comparison]:
     return comparisons
 
 
+def _scores(first: Result, other: Result) -> tuple[float, float]:
+    """Return what a loss is counted in: accelerators of sizings, samples/s of runs, bytes/s."""
+    if first.kind == "sizing":
+        return first.num_accelerators, other.num_accelerators
+    for name in ("samples_per_second", "save_bytes_per_second", "load_bytes_per_second"):
+        if name in first.figures and name in other.figures:
+            return first.figures[name].value, other.figures[name].value
+    raise WorkloadError(
+        f"{first.folder} and {other.folder} have no figure in common: one has checkpoints that "
+        "were written, the other such that were read; compare results of the same command"
+    )
+
+
 def _check_alike(results: Sequence[Result]) -> None:
     first = results[0]
     for other in results[1:]:
@@ -132,6 +135,7 @@ def _check_alike(results: Sequence[Result]) -> None:
                 f"{first.folder} holds a {first.kind} of {first.workload}, {other.folder} a "
                 f"{other.kind} of {other.workload}; compare results of one kind and workload"
             )
+        _scores(first, other)
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -140,11 +144,11 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         DlemuError: it holds none, or a damaged one.
     """
-    if folder.name in (SIZING, SUMMARY):
+    if folder.name in (ANSWER, SUMMARY):
         folder = folder.parent
     try:
-        if (folder / SIZING).exists():
-            return _sizings(folder)
+        if (folder / ANSWER).exists():
+            return [_sizing(folder, answer) for answer in read_answers(folder / ANSWER)]
         if is_checkpoint(summary := read_summary(folder)):
             return [_checkpoints(read_checkpoints(folder, summary))]
         return [_runs(folder)]
@@ -157,19 +161,19 @@ def read_results(folder: Path) -> list[Result]:
 def _runs(folder: Path) -> Result:
     stored = read_folder(folder)
     name, first = next(iter(stored.outcomes.items()))
-    counting = [o for name, o in stored.outcomes.items() if not name.startswith("warmup")]
+    counting = list(stored.counting.values())
     if len(counting) > 1:
         figures, basis = _over(list(map(_of_run, counting))), counted(len(counting), "run")
     else:
         figures, basis = _of_one(counting[0])
-    limits = [(outcome.summary.get("limit") or {}).get("name", "") for outcome in counting]
+    limits = [limit_name(outcome.summary) for outcome in counting]
     return Result(
         folder=folder,
         kind="run",
         workload=stored.workload.name,
         num_accelerators=counting[0].metrics.num_accelerators,
         verdict=stored.summary["verdict"],
-        limit=", ".join(dict.fromkeys(filter(None, limits))),
+        limit=each_once(limits),
         figures=figures,
         basis=basis,
         facts=_facts(first.summary),
@@ -187,14 +191,14 @@ def _checkpoints(stored: StoredCheckpoints) -> Result:
     }
     if not figures:
         raise RunError(f"{stored.folder} holds no checkpoint that was written or read")
-    limits = [(summary.get(name) or {}).get("name", "") for name in ("limit", "load_limit")]
+    limits = [limit_name(summary, field) for field in ("limit", "load_limit")]
     return Result(
         folder=stored.folder,
         kind="checkpoint",
         workload=summary["workload"],
         num_accelerators=summary["num_accelerators"],
         verdict=summary["verdict"],
-        limit=", ".join(dict.fromkeys(filter(None, limits))),
+        limit=each_once(limits),
         figures=figures,
         basis=counted(len(told["saves"] or told["loads"]), "checkpoint"),
         facts=_facts(summary),
@@ -242,11 +246,6 @@ def _of_one(outcome: Outcome) -> tuple[dict[str, Figure], str]:
     return {name: figure_of(spread.get(name, ()), mean=mean) for name, mean in means.items()}, basis
 
 
-def _sizings(folder: Path) -> list[Result]:
-    tree = json.loads(read_regular(folder / SIZING, error=RunError))
-    return [_sizing(folder, each) for each in (tree if isinstance(tree, list) else [tree])]
-
-
 def _sizing(folder: Path, tree: Mapping[str, Any]) -> Result:
     points = tree["confirmations"] or tree["points"][-1:]
     names = ("au_percentage", "samples_per_second", "read_bytes_per_second", "page_cache_share")
@@ -292,10 +291,10 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     hosts = summary.get("system") or [{"host": summary.get("hostname", "")}]
     facts = {f"num_{what}": str(summary.get(f"num_{what}", "")) for what in ("ranks", "hosts")}
     for name in dict.fromkeys(name for host in hosts for name in host if name != "drives"):
-        facts[f"system.{name}"] = _each_once(host.get(name, "") for host in hosts)
+        facts[f"system.{name}"] = each_once(host.get(name, "") for host in hosts)
     drives = [drive for host in hosts for drive in host.get("drives", ())]
     for name in dict.fromkeys(name for drive in drives for name in drive):
-        facts[f"drives.{name}"] = _each_once(drive.get(name, "") for drive in drives)
+        facts[f"drives.{name}"] = each_once(drive.get(name, "") for drive in drives)
     for name, value in (summary.get("place") or {}).items():
         if name not in _IN_SYSTEM:
             facts[f"place.{name}"] = str(value)
@@ -303,10 +302,6 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
         if name != "kernel" or "system.kernel" not in facts:
             facts[f"versions.{name}"] = str(value)
     return {name: value for name, value in facts.items() if value}
-
-
-def _each_once(values: Iterable[Any]) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values if value != ""))
 
 
 def _unlike(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

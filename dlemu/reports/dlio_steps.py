@@ -12,7 +12,7 @@ its AU, since DLIO computes AU = compute / window. It is spread over the steps a
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.results.records import STEP, Steps
+from dlemu.results.sums import step_seconds
 from dlemu.storage.regular import read_regular
 
 _OUTPUT = re.compile(r"(\d+)_output\.json")
@@ -125,7 +126,7 @@ def steps_of(
         records["num_samples"] = batch_size
         records["computation_time"] = compute if nominal is None else nominal
         records["start"] += begin
-        begin += _seconds(records).sum(axis=1).max()
+        begin += step_seconds(records).sum(axis=1).max()
         parts.append(records.ravel())
     if not parts:
         raise RunError("no epoch ended")
@@ -155,17 +156,9 @@ def _records(
     known = [epoch.seconds for epoch in epochs if epoch.seconds is not None]
     beside = max(0.0, float(np.mean(known)) - slowest.sum()) if known else 0.0
     records["overhead"] = beside / num_steps + proc - load - records["compute"]
-    seconds = _seconds(records)
+    seconds = step_seconds(records)
     records["start"] = seconds.cumsum(axis=1) - seconds
     return records
-
-
-def _seconds(steps: Steps) -> NDArray[np.float64]:
-    """Return the time of each step."""
-    total: NDArray[np.float64] = (
-        steps["wait"] + steps["overhead"] + steps["compute"] + steps["barrier"]
-    )
-    return total
 
 
 def _epoch(tree: Mapping[str, Any], definition: Definition) -> _Epoch:
@@ -208,9 +201,3 @@ def _block_seconds(
         return None
     outside = proc[: window.start].sum() + proc[window.stop :].sum()
     return float(100 * compute[window].sum() / au + outside)
-
-
-def by_rank(steps: Steps) -> Iterator[tuple[int, Steps]]:
-    """Yield each rank and its records."""
-    for rank in np.unique(steps["accelerator"]):
-        yield int(rank), steps[steps["accelerator"] == rank]

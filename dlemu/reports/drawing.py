@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlemu.reports.markup import escaped
+from dlemu.units import round_up
 
 Look = Literal["first", "second", "limit", "mark"]
 """How something is drawn: "first" is a line with round dots, "second" is dashed with square dots,
@@ -31,6 +32,19 @@ class Series:
     """Whether each point has a dot."""
     joined: bool = True
     """Whether a line joins the points of a piece."""
+
+
+def dotted(
+    name: str,
+    look: Look,
+    numbers: Sequence[float],
+    values: Sequence[float | None],
+    *,
+    joined: bool = True,
+) -> Series:
+    """Return a series with a dot for each value that is known."""
+    points = [(x, y) for x, y in zip(numbers, values, strict=True) if y is not None]
+    return Series(name, look, [points], marked=True, joined=joined)
 
 
 @dataclass(frozen=True)
@@ -60,11 +74,21 @@ class Axis:
         first, last = math.ceil(self.low), math.floor(self.high)
         steps = (size * 10**power for power in range(19) for size in (1, 2, 5))
         step = next(step for step in steps if (last - first) // step < _MOST_NUMBERS)
-        return [float(number) for number in range(-(-first // step) * step, last + 1, step)]
+        return [float(number) for number in range(round_up(first, step), last + 1, step)]
 
     def share(self, value: float) -> float:
         """Return where a value lies, 0 to 1."""
         return (value - self.low) / ((self.high - self.low) or 1)
+
+
+def axis_of_numbers(name: str, least: int, most: int) -> Axis:
+    """Return an axis of whole numbers, with room for dots at both ends."""
+    return Axis(name=name, low=least - 0.5, high=most + 0.5, whole=True)
+
+
+def level(name: str, look: Look, x: Axis, *values: float) -> Series:
+    """Return lines at these values, over all of an axis."""
+    return Series(name, look, [[(x.low, value), (x.high, value)] for value in values])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.reports.dlio_steps import Definition, DlioSteps, read_object, read_output, steps_of
 from dlemu.reports.rows import ResultRow
 from dlemu.results.judgement import EXIT_STATUS, judge_run
-from dlemu.results.metrics import Metrics, measure
+from dlemu.results.metrics import Metrics, measure, measure_run
 from dlemu.results.records import SUMMARY
 from dlemu.results.summary import Verdict
 from dlemu.results.sums import Edition
-from dlemu.results.text import verdict_line
+from dlemu.results.text import table_over_epochs, verdict_line
 from dlemu.units import counted
-from dlemu.workload.compose import read_yaml, set_key
+from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Workload, check_workload
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
@@ -93,7 +93,7 @@ class ForeignRun:
         metrics, metric, workload = self.metrics, self.metric, self.workload
         rate: float | None = _mean(metric.get("train_throughput_samples_per_second"))
         if metrics is not None and workload is not None:
-            rate = _over_epochs(metrics, "true_samples_per_second")
+            rate = metrics.mean("true_samples_per_second")
         size = None if workload is None else workload.dataset.mean_bytes
         return ResultRow(
             name=str(self.folder),
@@ -104,10 +104,8 @@ class ForeignRun:
             told_au_percentage=_mean(metric.get("train_au_percentage")),
             whole_au_percentage=None if metrics is None else metrics.whole_epoch_au_percentage,
             samples_per_second=rate,
-            nominal_bytes_per_second=None if size is None or rate is None else rate * size,
-            first_step_seconds=(
-                None if metrics is None else _over_epochs(metrics, "first_step_seconds")
-            ),
+            nominal_MB_per_second=None if size is None or rate is None else rate * size / 1e6,
+            first_step_seconds=None if metrics is None else metrics.mean("first_step_seconds"),
             verdict=self.verdict,
         )
 
@@ -148,7 +146,9 @@ class Foreign:
     @property
     def status(self) -> int:
         """As `dlemu run` exits, for the worst of the runs."""
-        statuses = {EXIT_STATUS[run.verdict] for run in self.runs} | ({1} & {len(self.incomplete)})
+        statuses = {EXIT_STATUS[run.verdict] for run in self.runs}
+        if self.incomplete:
+            statuses.add(1)
         return next(status for status in (1, 2, 0) if status in statuses)
 
     @property
@@ -198,7 +198,6 @@ def _leaves(folder: Path) -> list[Path]:
 
 
 def _read_leaf(folder: Path, keys: Mapping[str, object]) -> ForeignRun:
-    """Return one run."""
     told = _read_summary(folder)
     notes: list[str] = []
     tree = _read_config(folder, notes)
@@ -287,10 +286,7 @@ def _workload_of(
     except DlemuError as error:
         notes.append(f"no verdict of ours: {error}")
         return None
-    given: dict[str, Any] = {}
-    for key, value in keys.items():
-        set_key(given, key, value)
-    return workload.with_keys(keys) if given else workload
+    return workload.with_keys(keys) if keys else workload
 
 
 def _read_steps(
@@ -327,23 +323,12 @@ def _read_steps(
 
 
 def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, object]) -> Metrics:
-    """Return the metrics by dlemu's formula."""
-    edition = cast(Edition, keys.get("metric.edition", "v1.0"))
-    start, end = 1, 0
-    if workload is not None:
-        metric = workload.metric
-        edition, start, end = metric.edition, metric.exclude_start_steps, metric.exclude_end_steps
     try:
-        return measure(
-            dlio.steps, edition=edition, exclude_start_steps=start, exclude_end_steps=end
-        )
+        if workload is not None:
+            return measure_run(workload, dlio.steps)
+        return measure(dlio.steps, edition=cast(Edition, keys.get("metric.edition", "v1.0")))
     except DlemuError as error:
         raise RunError(str(error)) from None
-
-
-def _over_epochs(metrics: Metrics, name: str) -> float:
-    """Return a figure's mean over epochs."""
-    return float(np.mean([getattr(epoch, name) for epoch in metrics.epochs]))
 
 
 def _mean(values: object) -> float | None:
@@ -413,13 +398,7 @@ def _table(run: ForeignRun) -> list[str]:
         ("first step (s)", computed.get("first_step_seconds"), ".3f"),
         ("  of it, for other ranks (s)", computed.get("first_barrier_seconds"), ".3f"),
     ]
-    lines = [f"{'per epoch':<34}{'mean':>12}{'min':>12}{'max':>12}"]
-    lines.append(f"{'':<34}" + "  ----------" * 3)
-    for name, values, form in wanted:
-        if values:
-            cells = (float(np.mean(values)), min(values), max(values))
-            lines.append(f"{name:<34}" + "".join(f"{cell:>12{form}}" for cell in cells))
-    return lines
+    return table_over_epochs((row for row in wanted if row[1]), width=34)
 
 
 def _remarks(run: ForeignRun) -> Iterator[str]:
@@ -441,7 +420,7 @@ def _remarks(run: ForeignRun) -> Iterator[str]:
 def _differences(tool: str, dlio: DlioSteps, metrics: Metrics) -> Iterator[str]:
     """Yield what DLIO counts in another way."""
     barrier = float(np.mean(_first_barriers(dlio)))
-    beside = float(np.mean([epoch.overhead_share for epoch in metrics.epochs]))
+    beside = metrics.mean("overhead_share")
     yield (
         f"first step: {tool} leaves it out, but not the {barrier:.3f} s of waiting for other ranks "
         "after it; dlemu leaves both out"

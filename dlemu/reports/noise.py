@@ -12,6 +12,7 @@ import numpy as np
 
 from dlemu.results.records import Steps
 from dlemu.results.several import t95
+from dlemu.results.sums import step_seconds
 from dlemu.units import ceil_div
 
 _PARTS = 10
@@ -93,15 +94,13 @@ def parts_of_steps(steps: Steps) -> dict[str, list[float]]:
         own = own.reshape(len(np.unique(own["accelerator"])), -1)[:, 1:]
         num = min(ceil_div(_PARTS, len(epochs)), own.shape[1] // 2)
         for part in np.array_split(own, max(1, num), axis=1):
-            seconds = part["wait"] + part["overhead"] + part["compute"] + part["barrier"]
-            total = seconds.sum(axis=1)
+            total = step_seconds(part).sum(axis=1)
             credited = part["computation_time"].sum(axis=1)
             found["au_percentage"].append(float((100 * credited / total).mean()))
             rate = (part["num_samples"].sum(axis=1) / total).sum()
             found["samples_per_second"].append(float(rate))
             found["read_bytes_per_second"].append(float(part["num_bytes"].sum() / total.max()))
-    enough = len(found["au_percentage"]) >= _FEWEST
-    return found if enough else {}
+    return found if enough(found["au_percentage"]) else {}
 
 
 def enough(values: Sequence[object]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import (
@@ -22,7 +22,7 @@ from dlemu.reports.checkpoint_section import (
     row_of_checkpoints,
 )
 from dlemu.reports.checkpoints import StoredCheckpoints
-from dlemu.reports.drawing import Axis, Bands, Plot, Series
+from dlemu.reports.drawing import Axis, Bands, Plot, Series, axis_of_numbers, dotted, level
 from dlemu.reports.markup import (
     escaped,
     render_details,
@@ -32,45 +32,24 @@ from dlemu.reports.markup import (
     render_table,
     render_verdict,
 )
-from dlemu.reports.sizing_section import (
-    Answer,
-    Sizing,
-    measured_as,
-    render_answer,
-    render_unfinished,
-)
-from dlemu.reports.stored import Stored
+from dlemu.reports.rows import ResultRow
+from dlemu.reports.sizing_section import measured_as, render_answer, render_unfinished
+from dlemu.reports.sizings import Answer, StoredSizing, row_of
+from dlemu.reports.stored import Result, Stored
 from dlemu.results.facts import date_of, drive_name, facts_of
+from dlemu.results.metrics import EpochMetrics, Metrics
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import CONFIG
 from dlemu.results.several import REPEATABILITY, runs_verdict_line
-from dlemu.results.summary import CacheWatched, Measured, Spread
+from dlemu.results.summary import CacheWatched, Measured, Spread, limit_name
 from dlemu.results.text import report_run, rows_of
 from dlemu.results.watched import watched_table
-from dlemu.units import rate_unit
+from dlemu.units import each_once, rate_unit
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 
 _LEAST_SECONDS = 0.2
 """Over a shorter time a rate is mostly the resolution of the counters."""
-
-
-class Shown(Protocol):
-    """What a folder holds, as text: what there is no section of its own for."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def text(self) -> str:
-        """What the terminal shows of it."""
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """One a run, with tool, workload, num_accelerators, au_percentage, samples_per_second and
-        verdict."""
-
-
-Result = Stored | Sizing | StoredCheckpoints | Shown
 
 
 def render_page(results: Sequence[Result]) -> str:
@@ -115,10 +94,10 @@ def _sections(result: Result) -> Iterable[_Section]:
     """Yield the sections of what one folder holds; several answers of a sizing have one each."""
     folder = str(result.folder)
     if isinstance(result, Stored):
-        body = _run if result.together is None else _series
+        body = _run if result.together is None else _several
         row = _row_of_runs(result)
         yield _Section(title=result.workload.name, folder=folder, rows=[row], body=body(result))
-    elif isinstance(result, Sizing):
+    elif isinstance(result, StoredSizing):
         for answer in result.answers:
             title = f"{answer['workload']} on {answer['target']}"
             parts = render_answer(result.folder, answer)
@@ -140,7 +119,7 @@ def _sections(result: Result) -> Iterable[_Section]:
 
 
 def _row_of_runs(stored: Stored) -> Mapping[str, str]:
-    outcomes = list(_counting(stored).values())
+    outcomes = list(stored.counting.values())
     metrics = [outcome.metrics for outcome in outcomes]
     first, name = outcomes[0].summary, stored.workload.data_folder.name
     return {
@@ -150,57 +129,43 @@ def _row_of_runs(stored: Stored) -> Mapping[str, str]:
         "AU (%)": f"{fmean(each.au_percentage for each in metrics):.2f}",
         "samples/s": f"{fmean(each.samples_per_second for each in metrics):.2f}",
         "runs": str(len(outcomes)),
-        "limit": ", ".join(dict.fromkeys(_limit(outcome) for outcome in outcomes)),
+        "limit": each_once(limit_name(outcome.summary) for outcome in outcomes),
         **_where(first, name),
     }
 
 
 def _row_of_answer(folder: Path, answer: Answer) -> Mapping[str, str]:
-    shown = answer["confirmations"] or answer["points"][-1:]
-    least = "at least " if answer["at_least"] else ""
     return {
-        "workload": answer["workload"],
-        "verdict": f"feeds {least}{answer['num_accelerators']}",
-        "accelerators": str(shown[-1]["num_accelerators"]),
-        "AU (%)": f"{fmean(run['au_percentage'] for run in shown):.2f}",
-        "samples/s": f"{fmean(run['samples_per_second'] for run in shown):.2f}",
+        **_cells(row_of(folder, answer)),
         "runs": str(len(answer["points"])),
         "limit": answer["limit"],
         **_where(measured_as(folder, answer), answer["target"]),
     }
 
 
-def _row_of_foreign(row: Any) -> Mapping[str, str]:
+def _row_of_foreign(row: ResultRow) -> Mapping[str, str]:
+    return {**_cells(row), "workload": f"{row.workload} ({row.tool})", "runs": "1"}
+
+
+def _cells(row: ResultRow) -> Mapping[str, str]:
     figures = {"AU (%)": row.au_percentage, "samples/s": row.samples_per_second}
     return {
-        "workload": f"{row.workload} ({row.tool})",
+        "workload": row.workload,
         "verdict": row.verdict,
         "accelerators": str(row.num_accelerators),
-        "runs": "1",
         **{head: f"{value:.2f}" for head, value in figures.items() if value is not None},
     }
 
 
 def _where(summary: Mapping[str, Any], folder: str) -> Mapping[str, str]:
-    host = str(summary.get("hostname") or "")
     return {
         "storage": drive_name(summary, folder),
-        "host": host,
+        "host": str(summary.get("hostname") or ""),
         "measured": date_of(summary),
     }
 
 
-def _limit(outcome: Outcome) -> str:
-    """Return the name of a run's limit; "" where the run did not end."""
-    return str((outcome.summary.get("limit") or {}).get("name", ""))
-
-
-def _counting(stored: Stored) -> Mapping[str, Outcome]:
-    """Return the runs that count: all but warm-ups."""
-    return {n: each for n, each in stored.outcomes.items() if not n.startswith("warmup")}
-
-
-def _series(stored: Stored) -> Iterable[str]:
+def _several(stored: Stored) -> Iterable[str]:
     """Yield the section of several runs: verdict, table, plots; each run's own are folded."""
     workload, outcomes, together = stored.workload, stored.outcomes, stored.together
     assert together is not None
@@ -229,8 +194,9 @@ def _series(stored: Stored) -> Iterable[str]:
     spreads = {"AU (%)": together["au_percentage"], "samples/s": together["samples_per_second"]}
     columns = ("all runs that count", "mean", "standard deviation", "95% interval of the mean")
     yield render_table(columns, [_spread(name, spread) for name, spread in spreads.items()])
-    yield _au_of_runs(workload, _counting(stored)).render()
-    yield _rates_of_runs(_counting(stored)).render()
+    runs = [outcome.metrics for outcome in stored.counting.values()]
+    yield _au_plot("run", range(1, len(runs) + 1), workload, runs).render()
+    yield _rates_of_runs(stored.counting).render()
     for name, outcome in outcomes.items():
         title = f"{name}: its epochs, and what the hosts did"
         yield render_details(title, _of_one(workload, stored.folder / name, outcome))
@@ -247,33 +213,22 @@ def _spread(name: str, spread: Spread) -> tuple[str, ...]:
     )
 
 
-def _au_of_runs(workload: Workload, outcomes: Mapping[str, Outcome]) -> Plot:
-    values = [outcome.metrics for outcome in outcomes.values()]
-    counted = [(n, each.au_percentage) for n, each in enumerate(values, 1)]
-    whole = [(n, each.whole_epoch_au_percentage) for n, each in enumerate(values, 1)]
-    return _au_plot("utilisation of each run", "run", workload, (counted, whole), joined=False)
-
-
 def _rates_of_runs(outcomes: Mapping[str, Outcome]) -> Plot:
     """Return samples/s of each run, and how far they may lie from their mean."""
     rates = [outcome.metrics.samples_per_second for outcome in outcomes.values()]
     mean = sum(rates) / len(rates)
     bounds = [mean * (1 - REPEATABILITY), mean * (1 + REPEATABILITY)]
-    x = Axis(name="run", low=0.5, high=len(rates) + 0.5, whole=True)
-    ends = (x.low, x.high)
+    x = axis_of_numbers("run", 1, len(rates))
     low, high = min(*rates, *bounds), max(*rates, *bounds)
+    far = f"mean ± {100 * REPEATABILITY:g}%: farther off is not repeatable"
     return Plot(
         title="samples per second of each run",
         x=x,
         y=Axis(name="samples/s", low=low - 0.01 * mean, high=high + 0.01 * mean),
         series=[
-            Series("a run", "first", [list(enumerate(rates, 1))], marked=True, joined=False),
-            Series("mean", "second", [[(end, mean) for end in ends]]),
-            Series(
-                f"mean ± {100 * REPEATABILITY:g}%: farther off is not repeatable",
-                "limit",
-                [[(end, bound) for end in ends] for bound in bounds],
-            ),
+            dotted("a run", "first", range(1, len(rates) + 1), rates, joined=False),
+            level("mean", "second", x, mean),
+            level(far, "limit", x, *bounds),
         ],
     )
 
@@ -305,36 +260,34 @@ def _of_one(workload: Workload, folder: Path, outcome: Outcome) -> Iterable[str]
     if cached is not None and "fill_ratio_per_epoch" in cached:
         yield "<p>a mounted cache, watched; bytes in MB</p>"
         yield render_table(*watched_table(cast(CacheWatched, cached), outcome.metrics))
-    counted = [(epoch.epoch + 1, epoch.au_percentage) for epoch in epochs]
-    whole = [(epoch.epoch + 1, epoch.whole_epoch_au_percentage) for epoch in epochs]
-    yield _au_plot("utilisation of each epoch", "epoch", workload, (counted, whole)).render()
+    numbers = [epoch.epoch + 1 for epoch in epochs]
+    yield _au_plot("epoch", numbers, workload, epochs).render()
     yield from render_cache(outcome.summary, outcome.metrics)
     yield from render_of_run(outcome.summary)
     for path in sorted(folder.glob("host.*.jsonl")):
-        yield from _host(path)
+        yield from _host(path, in_bucket=in_bucket(workload.data_folder))
 
 
 def _au_plot(
-    title: str,
-    x_name: str,
-    workload: Workload,
-    points: tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]],
-    *,
-    joined: bool = True,
+    what: str, numbers: Sequence[int], workload: Workload, each: Sequence[Metrics | EpochMetrics]
 ) -> Plot:
-    """Return AU by the rule and AU with the first step over whole numbers, and the threshold."""
-    counted, whole = points
-    wanted = 100 * workload.metric.au
-    x = Axis(name=x_name, low=counted[0][0] - 0.5, high=counted[-1][0] + 0.5, whole=True)
-    least = min(wanted, *(au for _, au in (*counted, *whole)))
+    """Return AU by the rule and AU with the first step, of epochs or runs, and the threshold."""
+    counted = [one.au_percentage for one in each]
+    whole = [one.whole_epoch_au_percentage for one in each]
+    wanted, joined = 100 * workload.metric.au, what == "epoch"
+    x = axis_of_numbers(what, numbers[0], numbers[-1])
     return Plot(
-        title=title,
+        title=f"utilisation of each {what}",
         x=x,
-        y=Axis(name="accelerator utilisation (%)", low=max(0.0, least - 5), high=100.0),
+        y=Axis(
+            name="accelerator utilisation (%)",
+            low=max(0.0, min(wanted, *counted, *whole) - 5),
+            high=100.0,
+        ),
         series=[
-            Series("as the rule counts it", "first", [counted], marked=True, joined=joined),
-            Series("with the first step", "second", [whole], marked=True, joined=joined),
-            Series(f"threshold {wanted:g}%", "limit", [[(x.low, wanted), (x.high, wanted)]]),
+            dotted("as the rule counts it", "first", numbers, counted, joined=joined),
+            dotted("with the first step", "second", numbers, whole, joined=joined),
+            level(f"threshold {wanted:g}%", "limit", x, wanted),
         ],
     )
 
@@ -344,15 +297,15 @@ def _config(folder: Path) -> str:
     return render_details("all keys of the workload", [f"<pre>{escaped(config)}</pre>"])
 
 
-def _host(path: Path) -> Iterable[str]:
+def _host(path: Path, *, in_bucket: bool) -> Iterable[str]:
     """Return the plots of one host's counters over time."""
     try:
-        return list(_host_plots(path.name.split(".")[1], read_observations(path)))
+        return list(_host_plots(path.name.split(".")[1], read_observations(path), in_bucket))
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
 
 
-def _host_plots(rank: str, observations: Sequence[Observation]) -> Iterable[str]:
+def _host_plots(rank: str, observations: Sequence[Observation], in_bucket: bool) -> Iterable[str]:
     """Yield what the host of a rank read and how busy its CPUs were, over the time of a run."""
     points = _for_a_plot(observations)
     if len(points) < 2:
@@ -363,7 +316,7 @@ def _host_plots(rank: str, observations: Sequence[Observation]) -> Iterable[str]
     x = Axis(name="seconds since the first epoch began", low=0.0, high=times[-1])
     bands = [Bands("epochs: only these count", "first", _epochs(observations))]
     where = "" if rank == "0" else f", host of rank {rank}"
-    source, rates = _best_counter(parts)
+    source, rates = _best_counter(parts, in_bucket)
     if source:
         unit, size = rate_unit(max(rate or 0.0 for rate in rates))
         scaled = [None if rate is None else rate / size for rate in rates]
@@ -396,13 +349,19 @@ def _epochs(observations: Sequence[Observation]) -> list[tuple[float, float]]:
     return [(times[start], times[end]) for start, end in ends.items() if end in times]
 
 
-def _best_counter(parts: Sequence[IntervalSummary]) -> tuple[str, list[float | None]]:
-    """Return what the best counter counts, and its bytes/s: drives, else mount, else read calls."""
-    for name, counts in (
+def _best_counter(
+    parts: Sequence[IntervalSummary], in_bucket: bool
+) -> tuple[str, list[float | None]]:
+    """Return what the best counter counts, and its bytes/s."""
+    counters = [
         ("from the drives", [part.device_read_bytes for part in parts]),
         ("from the network mount", [part.network_read_bytes for part in parts]),
         ("by read calls, from storage or memory", [part.process_rchar for part in parts]),
-    ):
+    ]
+    if in_bucket:  # sockets are not read by read calls
+        received = [None if p.network is None else p.network.received_bytes for p in parts]
+        counters = [("over the host's network interfaces, without lo", received)]
+    for name, counts in counters:
         if any(count is not None for count in counts):
             return name, [
                 None if count is None else count / part.seconds

@@ -24,58 +24,40 @@ class ResultRow:
     """By dlemu's formula, with the first step."""
     samples_per_second: float | None
     """Over the whole epoch where steps are there, else as the tool wrote it."""
-    nominal_bytes_per_second: float | None
-    """samples/s x record_length_bytes."""
+    nominal_MB_per_second: float | None
+    """samples/s x record_length_bytes, in 10^6 bytes."""
     first_step_seconds: float | None
     verdict: str
 
 
 _COLUMNS = (
-    ("result", ""),
-    ("tool", ""),
-    ("workload", ""),
-    ("accelerators", ""),
-    ("AU (%)", ".2f"),
-    ("with first step (%)", ".2f"),
-    ("as told (%)", ".2f"),
-    ("samples/s", ".2f"),
-    ("MB/s", ".1f"),
-    ("first step (s)", ".3f"),
-    ("verdict", ""),
+    ("result", "name", ""),
+    ("tool", "tool", ""),
+    ("workload", "workload", ""),
+    ("accelerators", "num_accelerators", ""),
+    ("AU (%)", "au_percentage", ".2f"),
+    ("with first step (%)", "whole_au_percentage", ".2f"),
+    ("as told (%)", "told_au_percentage", ".2f"),
+    ("samples/s", "samples_per_second", ".2f"),
+    ("MB/s", "nominal_MB_per_second", ".1f"),
+    ("first step (s)", "first_step_seconds", ".3f"),
+    ("verdict", "verdict", ""),
 )
+"""Of each column its head, the field of ResultRow, and the form of its numbers."""
 _TEXT = ("result", "tool", "workload", "verdict")
-
-
-def cells_of(row: ResultRow) -> tuple[str, ...]:
-    """Return a row's cells, by the columns of `heads`."""
-    rate = row.nominal_bytes_per_second
-    values = (
-        row.name,
-        row.tool,
-        row.workload,
-        row.num_accelerators,
-        row.au_percentage,
-        row.whole_au_percentage,
-        row.told_au_percentage,
-        row.samples_per_second,
-        None if rate is None else rate / 1e6,
-        row.first_step_seconds,
-        row.verdict,
-    )
-    pairs = zip(values, _COLUMNS, strict=True)
-    return tuple("-" if value is None else format(value, form) for value, (_, form) in pairs)
-
-
-def heads() -> tuple[str, ...]:
-    """Return the titles of the columns, with their units."""
-    return tuple(title for title, _ in _COLUMNS)
 
 
 def render_rows(rows: Sequence[ResultRow]) -> str:
     """Return the table of results as text."""
-    left = {column for column, title in enumerate(heads()) if title in _TEXT}
-    table = text_table([heads(), *map(cells_of, rows)], left=left, ruled=True)
+    heads = [head for head, _, _ in _COLUMNS]
+    cells = [[_cell(getattr(row, name), form) for _, name, form in _COLUMNS] for row in rows]
+    left = {column for column, head in enumerate(heads) if head in _TEXT}
+    table = text_table([heads, *cells], left=left, ruled=True)
     return (
         f"{table}\nAU by dlemu's formula, without the first step; as told: by the tool itself; "
         "MB/s: samples/s x size of a sample"
     )
+
+
+def _cell(value: object, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,36 +1,14 @@
 """The section of a page about one answer of `dlemu size`: a sentence, plots over N, a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Protocol, runtime_checkable
 
-from dlemu.reports.drawing import Axis, Bands, Plot, Series
+from dlemu.reports.drawing import Axis, Bands, Plot, Series, dotted, level
 from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
+from dlemu.reports.sizings import Answer, Run, answer_lines, mean_au, why_more
 from dlemu.results.facts import Summary, facts_of, runs_of
 from dlemu.results.metrics import passes
-from dlemu.units import counted, format_bytes, format_seconds, rate_unit
-
-Answer = Mapping[str, Any]
-"""One object of sizing.json."""
-Run = Mapping[str, Any]
-"""One of its `points`."""
-
-
-@runtime_checkable
-class Sizing(Protocol):
-    """What a folder of `dlemu size` holds."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def answers(self) -> Sequence[Answer]:
-        """The objects of sizing.json, one a target and workload."""
-
-    @property
-    def unfinished(self) -> Mapping[str, Sequence[Run]]:
-        """The runs of searches without an answer, by "<target>.<workload>"."""
+from dlemu.units import counted, rate_unit
 
 
 def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
@@ -38,7 +16,7 @@ def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
     number, runs = answer["num_accelerators"], answer["points"]
     verdict = "FAIL" if number == 0 else "NO VERDICT" if answer["at_least"] else "PASS"
     yield render_verdict(sentence(answer), verdict)
-    yield render_lines(_remarks(answer))
+    yield render_lines(answer_lines(answer))
     yield render_facts(facts_of(measured_as(folder, answer)))
     yield from _runs(runs, answer)
 
@@ -57,11 +35,14 @@ def sentence(answer: Answer) -> str:
     number, threshold = answer["num_accelerators"], f"{answer['threshold']:g}%"
     name = f"{answer['workload']} accelerator"
     if number == 0:
-        reached = max(run["au_percentage"] for run in answer["points"])
-        return f"Not one {name} is fed: one alone reaches {reached:.2f}%, {threshold} is asked."
+        least = min(run["num_accelerators"] for run in answer["points"])
+        reached = mean_au(answer["points"], least)
+        tried = "one alone reaches" if least == 1 else f"{least} reach"
+        more = f"; {why_more(answer)}" if answer["at_least"] else ""
+        return f"Not one {name} is fed: {tried} {reached:.2f}%, {threshold} is asked{more}."
     fed = f"{counted(number, name)} at a utilisation of {threshold} or more"
     if answer["at_least"]:
-        return f"At least {fed}: the storage was not the limit, so it may feed more."
+        return f"At least {fed}: {why_more(answer)}."
     return f"This storage feeds {fed}."
 
 
@@ -77,30 +58,6 @@ def measured_as(folder: Path, answer: Answer) -> Summary:
 def _of_runs(runs: Sequence[Summary]) -> Summary:
     """Return the fields of the last run, from the start of the first on."""
     return {**runs[-1], "start": runs[0].get("start")} if runs else {}
-
-
-def _remarks(answer: Answer) -> Iterable[str]:
-    real, interval = answer.get("real_accelerators"), answer.get("interval")
-    if real is not None and interval is not None:
-        low, high = interval
-        yield (
-            f"The utilisation meets {answer['threshold']:g}% at {real:.2f} accelerators (N*), "
-            f"95% interval {low:.2f} to {high:.2f}."
-        )
-    if failed := answer.get("fewest_failed"):
-        au = fmean(
-            run["au_percentage"] for run in answer["points"] if run["num_accelerators"] == failed
-        )
-        yield f"{counted(failed, 'accelerator')} reached {au:.2f}%."
-    evidence = [run["evidence"] for run in answer["points"] if run["limit"] == answer["limit"]]
-    yield ". ".join([f"limit: {answer['limit']}", *filter(None, evidence[-1:])])
-    if answer.get("quick"):
-        share = answer.get("read_ahead_share") or 0.0
-        yield (
-            f"quick: the dataset of {format_bytes(answer['dataset_bytes'])} is smaller than the "
-            f"rule asks for; the utilisation may be too high by up to {share:.1%}"
-        )
-    yield f"{counted(len(answer['points']), 'run')} in {format_seconds(answer['seconds'])}"
 
 
 def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
@@ -124,7 +81,7 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
         title="bytes read in each run",
         x=x,
         y=Axis(name=unit, low=0.0, high=1.1 * max(rates) or 1.0),
-        series=[_dots(numbers, rates)],
+        series=[_dots(runs, rates)],
         bands=bands[-1:] if number else (),
     ).render()
     yield _table(runs, answer.get("threshold"), (unit, size))
@@ -132,10 +89,9 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
 
 def _au_plot(x: Axis, runs: Sequence[Run], threshold: float | None, bands: Sequence[Bands]) -> Plot:
     reached = [run["au_percentage"] for run in runs]
-    series = [_dots([run["num_accelerators"] for run in runs], reached)]
+    series = [_dots(runs, reached)]
     if threshold is not None:
-        line = [(x.low, threshold), (x.high, threshold)]
-        series.append(Series(f"threshold {threshold:g}%", "limit", [line]))
+        series.append(level(f"threshold {threshold:g}%", "limit", x, threshold))
     least = min([*reached, threshold or 100.0])
     return Plot(
         title="utilisation of each run",
@@ -146,10 +102,10 @@ def _au_plot(x: Axis, runs: Sequence[Run], threshold: float | None, bands: Seque
     )
 
 
-def _dots(numbers: Sequence[int], values: Sequence[float]) -> Series:
+def _dots(runs: Sequence[Run], values: Sequence[float]) -> Series:
     """Return one dot a run. No line: nothing was measured between two numbers."""
-    points = list(zip(numbers, values, strict=True))
-    return Series("a run", "first", [points], marked=True, joined=False)
+    numbers = [run["num_accelerators"] for run in runs]
+    return dotted("a run", "first", numbers, values, joined=False)
 
 
 def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]) -> str:

@@ -15,18 +15,21 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 ANSWER = "sizing.json"
 _LOG = "*.jsonl"
 
+Answer = Mapping[str, Any]
+"""One object of sizing.json."""
+Run = Mapping[str, Any]
+"""One of its `points`, or a line of a search's log."""
+
 
 @dataclass(frozen=True)
 class StoredSizing:
     """What a folder of `dlemu size` holds."""
 
     folder: Path
-    answers: Sequence[Mapping[str, Any]]
+    answers: Sequence[Answer]
     """The objects of sizing.json, one a target and workload."""
-    unfinished: Mapping[str, Sequence[Mapping[str, Any]]]
+    unfinished: Mapping[str, Sequence[Run]]
     """The points of searches without an answer, by "<target>.<workload>"."""
-
-    kind = "sizing"
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -44,7 +47,7 @@ class StoredSizing:
     def text(self) -> str:
         """The answers, and the runs that they rest on."""
         parts = [f"{self.folder}: sizing of {_named(self.answers, self.unfinished)}"]
-        parts += ["\n".join(_answer_lines(answer)) for answer in self.answers]
+        parts += ["\n".join(answer_lines(answer, with_runs=True)) for answer in self.answers]
         for name, points in self.unfinished.items():
             runs = counted(len(points), "run")
             head = f"{name}: no answer yet; the search was interrupted after {runs}"
@@ -54,7 +57,7 @@ class StoredSizing:
     @property
     def rows(self) -> Sequence[ResultRow]:
         """A row for each answer."""
-        return [_row(self.folder, answer) for answer in self.answers if answer["points"]]
+        return [row_of(self.folder, answer) for answer in self.answers if answer["points"]]
 
 
 def is_sizing(folder: Path) -> bool:
@@ -68,7 +71,7 @@ def read_sizing(folder: Path) -> StoredSizing:
     Raises:
         RunError: a file is damaged.
     """
-    answers = _read_answers(folder / ANSWER) if (folder / ANSWER).exists() else []
+    answers = read_answers(folder / ANSWER) if (folder / ANSWER).exists() else []
     known = {f"{answer['target']}.{answer['workload']}" for answer in answers}
     unfinished = {
         path.stem: _read_points(path)
@@ -85,7 +88,12 @@ def read_sizing(folder: Path) -> StoredSizing:
     return sizing
 
 
-def _read_answers(path: Path) -> list[Mapping[str, Any]]:
+def read_answers(path: Path) -> list[Answer]:
+    """Return the objects of a sizing.json.
+
+    Raises:
+        RunError: it is damaged.
+    """
     try:
         tree = json.loads(read_regular(path, error=RunError))
         answers = tree if isinstance(tree, list) else [tree]
@@ -99,7 +107,7 @@ def _is_answer(answer: object) -> bool:
     return isinstance(answer, dict) and {"target", "workload", "num_accelerators"} <= answer.keys()
 
 
-def _read_points(path: Path) -> list[Mapping[str, Any]]:
+def _read_points(path: Path) -> list[Run]:
     """Return the runs of a search's log, without its first line and a last one that was cut."""
     try:
         lines = read_regular(path, error=RunError).splitlines(keepends=True)
@@ -111,26 +119,24 @@ def _read_points(path: Path) -> list[Mapping[str, Any]]:
     return points
 
 
-def _named(answers: Sequence[Mapping[str, Any]], unfinished: Mapping[str, object]) -> str:
+def _named(answers: Sequence[Answer], unfinished: Mapping[str, object]) -> str:
     names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
     return ", ".join([*names, *unfinished])
 
 
-def _answer_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Return the answer, what limits it, and its runs."""
+def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
+    """Return the answer, what limits it and what it rests on; `with_runs` also a table of them."""
     number, points = answer["num_accelerators"], answer["points"]
-    least = "at least " if answer["at_least"] else ""
+    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
     name = f"{answer['workload']} accelerator"
     asked = f"at AU {answer['threshold']:.2f}% or more"
     line = f"{answer['target']}: {least}{counted(number, name)} {asked}{_real(answer)}"
-    lines = [line]
     if failed := answer.get("fewest_failed"):
-        au = fmean(p["au_percentage"] for p in points if p["num_accelerators"] == failed)
-        lines[0] += f"; {failed} reached {au:.2f}%"
+        line += f"; {failed} reached {mean_au(points, failed):.2f}%"
     if answer["at_least"]:
-        lines[0] += ": the storage was not the limit, it may feed more"
+        line += f": {why_more(answer)}"
     evidence = [p["evidence"] for p in points if p["limit"] == answer["limit"] and p["evidence"]]
-    lines.append(". ".join([f"limit: {answer['limit']}", *evidence[-1:]]))
+    lines = [line, ". ".join([f"limit: {answer['limit']}", *evidence[-1:]])]
     where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"
     drives = answer["drives"]
     lines.append(f"{where}, {counted(drives, 'drive')}" if drives else where)
@@ -142,23 +148,35 @@ def _answer_lines(answer: Mapping[str, Any]) -> list[str]:
             "quick: the dataset is smaller than the rule asks for; AU may be too high by "
             f"{share:.1%}"
         )
-    lines += _points(points)
-    confirmed = answer["confirmations"]
-    if confirmed:
+    if with_runs:
+        lines += _points(points)
+    if confirmed := answer["confirmations"]:
         runs = ", ".join(f"{point['au_percentage']:.2f}" for point in confirmed)
         lines.append(f"confirmed by {counted(len(confirmed), 'run')} in a row: AU {runs}%")
     lines.append(f"{counted(len(points), 'run')} in {format_seconds(answer['seconds'])}")
     return lines
 
 
-def _real(answer: Mapping[str, Any]) -> str:
+def why_more(answer: Answer) -> str:
+    """Return why an answer is a lower bound."""
+    if answer.get("fewest_failed", 1) is None:
+        return "no number that was tried failed, so the storage may feed more"
+    return "the storage was not the limit, so it may feed more"
+
+
+def mean_au(runs: Sequence[Run], number: int) -> float:
+    """Return the mean AU of the runs with so many accelerators."""
+    return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == number)
+
+
+def _real(answer: Answer) -> str:
     if answer["real_accelerators"] is None or answer["interval"] is None:
         return ""
     low, high = answer["interval"]
     return f" (N* {answer['real_accelerators']:.2f}, 95% interval {low:.2f} to {high:.2f})"
 
 
-def _points(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def _points(points: Sequence[Run]) -> list[str]:
     """Return the table of the runs, in their order."""
     head = (
         f"{'accelerators':>12}{'AU (%)':>10}{'samples/s':>12}{'read':>12}{'cached':>8}{'time':>9}"
@@ -166,7 +184,7 @@ def _points(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{head}  limit", *map(_point, points)]
 
 
-def _point(point: Mapping[str, Any]) -> str:
+def _point(point: Run) -> str:
     share = point["page_cache_share"]
     return (
         f"{point['num_accelerators']:>12}{point['au_percentage']:>10.2f}"
@@ -176,10 +194,10 @@ def _point(point: Mapping[str, Any]) -> str:
     )
 
 
-def _row(folder: Path, answer: Mapping[str, Any]) -> ResultRow:
-    """Return the answer's row: of the runs that confirm it, or of the last run."""
+def row_of(folder: Path, answer: Answer) -> ResultRow:
+    """Return an answer's row: of the runs that confirm it, or of the last run."""
     shown = answer["confirmations"] or answer["points"][-1:]
-    least = "at least " if answer["at_least"] else ""
+    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
     au = fmean(point["au_percentage"] for point in shown)
     return ResultRow(
         name=f"{folder} {answer['target']}",
@@ -190,7 +208,7 @@ def _row(folder: Path, answer: Mapping[str, Any]) -> ResultRow:
         told_au_percentage=au,
         whole_au_percentage=None,
         samples_per_second=fmean(point["samples_per_second"] for point in shown),
-        nominal_bytes_per_second=None,
+        nominal_MB_per_second=None,
         first_step_seconds=None,
         verdict=f"feeds {least}{answer['num_accelerators']}",
     )

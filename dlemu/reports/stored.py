@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-import numpy as np
+from typing import Any, cast
 
 from dlemu.errors import RunError
-from dlemu.reports.checkpoints import is_checkpoint, read_checkpoints
-from dlemu.reports.foreign import is_foreign, read_foreign
+from dlemu.reports.checkpoints import StoredCheckpoints, is_checkpoint, read_checkpoints
+from dlemu.reports.foreign import Foreign, is_foreign, read_foreign
 from dlemu.reports.rows import ResultRow
-from dlemu.reports.sizings import ANSWER, is_sizing, read_sizing
+from dlemu.reports.sizings import ANSWER, StoredSizing, is_sizing, read_sizing
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
@@ -37,34 +35,6 @@ from dlemu.workload.model import Workload
 _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
 
 
-class Result(Protocol):
-    """What a folder holds: `Stored`, `StoredCheckpoints`, `StoredSizing` or `Foreign`."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-
-    @property
-    def kind(self) -> str:
-        """ "run", "series", "checkpoint", "sizing", "DLIO" or "mlpstorage"."""
-
-    @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """The fields that `dlemu report --json` prints."""
-
-    @property
-    def status(self) -> int:
-        """The exit status: 0 passed, 1 no verdict, 2 under the threshold."""
-
-    @property
-    def rows(self) -> Sequence[ResultRow]:
-        """Its rows in a table of all results."""
-
-
 @dataclass(frozen=True)
 class Stored:
     """What a folder holds: a run, or several with a verdict on all."""
@@ -77,18 +47,17 @@ class Stored:
     """Of several runs."""
 
     @property
-    def kind(self) -> str:
-        """ "run" or "series"."""
-        return "run" if self.together is None else "series"
-
-    @property
-    def _judged(self) -> Summary | RunsSummary:
-        return self.outcomes[""].summary if self.together is None else self.together
+    def counting(self) -> Mapping[str, Outcome]:
+        """The runs that count: of several, those that ended, without warm-ups."""
+        if self.together is None:
+            return self.outcomes
+        ended = {row["name"] for row in self.together["runs"]}
+        return _counting({n: each for n, each in self.outcomes.items() if n in ended})
 
     @property
     def summary(self) -> Mapping[str, Any]:
         """The fields of summary.json, computed again."""
-        return self._judged
+        return self.outcomes[""].summary if self.together is None else self.together
 
     @property
     def rows(self) -> Sequence[ResultRow]:
@@ -115,7 +84,13 @@ class Stored:
     @property
     def status(self) -> int:
         """As `dlemu run` exits: 0 passed, 1 failed or no verdict, 2 under the threshold."""
-        return EXIT_STATUS[self._judged["verdict"]]
+        return EXIT_STATUS[self.summary["verdict"]]
+
+
+Result = Stored | StoredCheckpoints | StoredSizing | Foreign
+"""What a folder holds. Each kind has `folder`, `text` as the terminal shows it, `summary`
+as `dlemu report --json` prints it, `rows` of a table of all results, and `status`: how the command
+exits, 0 passed, 1 no verdict, 2 under the threshold."""
 
 
 def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Result:
@@ -129,10 +104,10 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Resul
     """
     if is_sizing(folder):
         return read_sizing(folder)
-    if not is_foreign(folder) and is_checkpoint(summary := read_summary(folder)):
-        return read_checkpoints(folder, summary)
     if is_foreign(folder):
         return read_foreign(folder, keys or {})
+    if is_checkpoint(summary := read_summary(folder)):
+        return read_checkpoints(folder, summary)
     return read_folder(folder, keys)
 
 
@@ -158,7 +133,7 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         outcomes[name] = outcome
         again = row_of(workload, name, outcome)
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
-    counting = [out for name, out in outcomes.items() if not name.startswith("warmup")]
+    counting = list(_counting(outcomes).values())
     begun = _cut_short(folder, outcomes, keys or {})
     if not counting:
         error = _no_verdict(folder, summary, "run that counts")
@@ -171,6 +146,10 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         judged["status"], judged["reasons"] = summary["status"], [reason]
         judged["verdict"], judged["passed"] = "NO VERDICT", False
     return Stored(folder, workload, {**outcomes, **begun}, judged)
+
+
+def _counting(outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    return {name: each for name, each in outcomes.items() if not name.startswith("warmup")}
 
 
 def find_results(parent: Path) -> list[Path]:
@@ -217,7 +196,7 @@ def _cut_short(
 
 def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
     metrics = outcome.metrics
-    rate = float(np.mean([epoch.true_samples_per_second for epoch in metrics.epochs]))
+    rate = metrics.mean("true_samples_per_second")
     return ResultRow(
         name=str(folder),
         tool="dlemu",
@@ -227,8 +206,8 @@ def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
         told_au_percentage=metrics.au_percentage,
         whole_au_percentage=metrics.whole_epoch_au_percentage,
         samples_per_second=rate,
-        nominal_bytes_per_second=rate * workload.dataset.mean_bytes,
-        first_step_seconds=float(np.mean([e.first_step_seconds for e in metrics.epochs])),
+        nominal_MB_per_second=rate * workload.dataset.mean_bytes / 1e6,
+        first_step_seconds=metrics.mean("first_step_seconds"),
         verdict=outcome.summary["verdict"],
     )
 

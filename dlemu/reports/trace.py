@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.host.intervals import Observation, read_observations, summarize_interval
-from dlemu.reports.dlio_steps import by_rank
 from dlemu.reports.foreign import Foreign
 from dlemu.reports.stored import Result, Stored
 from dlemu.results.records import Steps, map_steps
+from dlemu.results.sums import epoch_spans, step_seconds
 from dlemu.storage.atomic import replacing
 
 _HOST = re.compile(r"host\.(\d+)\.jsonl")
@@ -65,7 +65,9 @@ def traced(result: Result) -> list[TracedRun]:
             for name in result.outcomes
         ]
     if isinstance(result, Foreign) and len(result.runs) == 1 and result.runs[0].dlio is not None:
-        return [TracedRun("", list(by_rank(result.runs[0].dlio.steps)))]
+        steps = result.runs[0].dlio.steps
+        ranks = np.unique(steps["accelerator"]).tolist()
+        return [TracedRun("", [(rank, steps[steps["accelerator"] == rank]) for rank in ranks])]
     raise RunError(f"{result.folder}: --trace shows runs with steps; name the folder of one run")
 
 
@@ -102,7 +104,6 @@ def _open(partial: Path, path: Path) -> IO[str]:
 
 
 def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
-    """Yield all events as JSON."""
     ranks = sorted({rank for run in runs for rank, _ in run.ranks})
     of_epochs = ranks[-1] + 1
     for rank in ranks:
@@ -132,17 +133,10 @@ def _name(kind: str, pid: int, tid: int, value: str | int) -> str:
     return json.dumps({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {argument: value}})
 
 
-def _seconds(steps: Steps) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = sum(
-        (steps[field] for _, _, field in _PHASES), np.zeros(len(steps))
-    )
-    return total
-
-
 def _shift(run: TracedRun, rank: int) -> float:
     """Return the seconds that a rank's clock is behind that of the first one."""
     ends = [
-        float((steps["start"][:1] + _seconds(steps[:1]))[0])
+        float((steps["start"][:1] + step_seconds(steps[:1]))[0])
         for each, steps in (run.ranks[0], *(pair for pair in run.ranks if pair[0] == rank))
     ]
     behind = ends[0] - ends[-1]
@@ -153,7 +147,7 @@ def _steps(rank: int, steps: Steps, shift: float) -> Iterator[str]:
     """Yield the parts of each step; the first that takes time tells what was read."""
     for begin in range(0, len(steps), _CHUNK):
         chunk = steps[begin : begin + _CHUNK]
-        if not np.isfinite([chunk["start"], _seconds(chunk)]).all():
+        if not np.isfinite([chunk["start"], step_seconds(chunk)]).all():
             raise RunError(f"the steps of rank {rank} are damaged: a time is no number")
         told = zip(
             *(chunk[name].tolist() for name in ("epoch", "step", "num_samples", "num_bytes")),
@@ -200,12 +194,9 @@ def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]
     """Yield an event an epoch, from its first step's begin to its last step's end, on any rank."""
     spans: dict[int, tuple[float, float]] = {}
     for rank, steps in run.ranks:
-        begins = steps["start"] + shifts[rank]
-        ends = begins + _seconds(steps)
-        for epoch in np.unique(steps["epoch"]).tolist():
-            own = steps["epoch"] == epoch
+        for epoch, (begin, end) in epoch_spans(steps).items():
             low, high = spans.get(epoch, (np.inf, -np.inf))
-            spans[epoch] = (min(low, begins[own].min()), max(high, ends[own].max()))
+            spans[epoch] = min(low, begin + shifts[rank]), max(high, end + shifts[rank])
     for epoch, (begin, end) in spans.items():
         name = f"{run.name} epoch {epoch + 1}".strip()
         yield (
@@ -221,30 +212,21 @@ def _counters(pid: int, path: Path, shift: float) -> Iterator[str]:
         for first, last in pairwise(observations):
             if last.time > first.time:
                 for name, value in _rates(first, last):
-                    yield json.dumps(
-                        {
-                            "name": name,
-                            "ph": "C",
-                            "pid": pid,
-                            "tid": 0,
-                            "ts": round(1e6 * (first.time + shift), 3),
-                            "args": {"value": round(value, 3)},
-                        }
-                    )
+                    at = round(1e6 * (first.time + shift), 3)
+                    event = {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": at}
+                    yield json.dumps(event | {"args": {"value": round(value, 3)}})
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
 
 
 def _rates(first: Observation, last: Observation) -> Iterable[tuple[str, float]]:
     """Yield the name and value of each counter between two observations."""
-    seconds = last.time - first.time
-    for name, now in last.devices.items():
-        if before := first.devices.get(name):
-            yield f"drive {name} (MB/s)", max(0, now.read_bytes - before.read_bytes) / seconds / 1e6
-    if first.network_read_bytes is not None and last.network_read_bytes is not None:
-        read = last.network_read_bytes - first.network_read_bytes
-        yield "network mount (MB/s)", max(0, read) / seconds / 1e6
     between = summarize_interval([first, last])
+    seconds = between.seconds
+    for name, read in between.device_reads.items():
+        yield f"drive {name} (MB/s)", max(0, read) / seconds / 1e6
+    if between.network_read_bytes is not None:
+        yield "network mount (MB/s)", max(0, between.network_read_bytes) / seconds / 1e6
     if between.network is not None:
         for name, nic in between.network.nics.items():
             yield f"network {name} received (MB/s)", nic.received_bytes / seconds / 1e6

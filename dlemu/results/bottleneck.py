@@ -13,7 +13,7 @@ import numpy as np
 
 from dlemu.host.network import NetworkUse
 from dlemu.objects.counts import GetCounts
-from dlemu.results.blocks import CheckpointCost
+from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.losses import Losses, told
 from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
@@ -97,6 +97,8 @@ class HostEvidence:
     """None where the kernel shows no network interface."""
     start_seconds: float | None = None
     """From the start of the host's first rank to the first step; None: not the first of runs."""
+    num_drives: int = 1
+    """Drives under the data folder; 0 where none is seen."""
 
     @property
     def lacked_seconds(self) -> float | None:
@@ -193,25 +195,26 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
 
     # Among equal ranks, too, the others would wait a little less without any one of them.
     explains = _part(evidence, slowest.saved - of_others("saved"))
-    rest = f"the others {{}}, and then {100 * slowest.saved:.1f}% of the time for it"
     if slowest.late_seconds > slowest.wait_seconds:
-        return Limit(
-            "barrier",
-            f"{slowest.name} computed {format_seconds(slowest.late_seconds)} a step longer than "
-            f"asked, {rest.format(format_seconds(of_others('late_seconds')))}",
-            f"look at what else runs on the CPUs of {slowest.name}",
-            explains,
-        )
-    # Ranks may share a slow drive that always serves one of them last. Its reads are not slower:
-    # the others wait as long, at the barrier.
-    if slowest.making_seconds < _SLOWER * of_others("making_seconds"):
+        own, usual = slowest.late_seconds, of_others("late_seconds")
+        did = f"computed {format_seconds(own)} a step longer than asked"
+        advice = f"look at what else runs on the CPUs of {slowest.name}"
+    elif slowest.making_seconds < _SLOWER * of_others("making_seconds"):
+        # Ranks may share a slow drive that always serves one of them last. Its reads are not
+        # slower: the others wait as long, at the barrier.
         return None
+    else:
+        own, usual = slowest.wait_seconds, of_others("wait_seconds")
+        did = f"waited {format_seconds(own)} a step for its batches"
+        advice = (
+            f"look at what is different about {slowest.name}: its storage path, its CPUs, its "
+            "neighbours"
+        )
     return Limit(
         "barrier",
-        f"{slowest.name} waited {format_seconds(slowest.wait_seconds)} a step for its batches, "
-        f"{rest.format(format_seconds(of_others('wait_seconds')))}",
-        f"look at what is different about {slowest.name}: its storage path, its CPUs, its "
-        "neighbours",
+        f"{slowest.name} {did}, the others {format_seconds(usual)}, and then "
+        f"{100 * slowest.saved:.1f}% of the time for it",
+        advice,
         explains,
     )
 
@@ -222,25 +225,24 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     explains = _explained_by_cpus(evidence, host)
     if explains == 0:
         return None
-    seen = [f"{_lost(evidence)}; on host {host.host}"]
+    seconds = max(host.seconds, 1e-9)
+    seen = []
     if host.cpu_share is not None:
-        seen.append(
-            f"ranks and workers used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs,"
-        )
+        used = f"used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs"
+        seen.append(f"ranks and workers {used}")
     if host.lacked_seconds is not None:
-        lacked = host.lacked_seconds / max(host.seconds, 1e-9)
-        seen.append(f"stood ready without a CPU for {lacked:.2f} s each second, all together,")
+        lacked = f"stood ready without a CPU for {host.lacked_seconds / seconds:.2f} s each second"
+        seen.append(f"{'' if seen else 'ranks and workers '}{lacked}, all together")
     if host.host_cpu_share is not None:
-        seen.append(f"and all that ran there took {100 * host.host_cpu_share:.0f}% of all")
+        taken = f"all that ran there took {100 * host.host_cpu_share:.0f}% of all"
+        seen.append(f"{'and ' if seen else ''}{taken}")
+    words = f"{_lost(evidence)}; on host {host.host} {', '.join(seen)}"
     if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
-        seen.append(f"while other guests took {100 * host.host_steal_share:.0f}%")
+        words += f" while other guests took {100 * host.host_steal_share:.0f}%"
     if host.throttled_seconds:
-        throttled = host.throttled_seconds / max(host.seconds, 1e-9)
-        seen.append(f"and the CPU quota stopped them for {throttled:.2f} s each second")
-    words = " ".join(seen).removesuffix(",")
-    if host.device is not None and host.device_busy_share is not None:
-        words += f"; {host.device} was busy {100 * host.device_busy_share:.0f}% of the time"
-    return Limit("host cpu", words, _advice_for_cpus(evidence, host), explains)
+        stopped = host.throttled_seconds / seconds
+        words += f" and the CPU quota stopped them for {stopped:.2f} s each second"
+    return Limit("host cpu", words + _busy([host]), _advice_for_cpus(evidence, host), explains)
 
 
 def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
@@ -296,27 +298,27 @@ def _uneven(evidence: Evidence) -> Limit | None:
 
 def _loader(evidence: Evidence) -> Limit | None:
     """Return `loader` where batches were late for other reasons than reads."""
-    parts = evidence.losses.parts
+    parts, reader = evidence.losses.parts, evidence.reader
     ways = {
-        "decoding": parts.decode,
-        "the hand-over": parts.hand_over,
-        "preprocessing (reader.preprocess_time)": parts.preprocess,
-        "batches that no worker was at": parts.elsewhere,
+        "decode": "decoding",
+        "hand_over": "the hand-over",
+        "preprocess": "preprocessing (reader.preprocess_time)",
+        "elsewhere": "batches that no worker was at",
     }
-    longest = max(ways, key=lambda way: ways[way])
-    explains = _part(evidence, sum(ways.values()))
+    shares = {name: getattr(parts, name) for name in ways}
+    longest = max(shares, key=lambda name: shares[name])
+    explains = _part(evidence, sum(shares.values()))
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
         return _unclear(evidence, unknown)
-    reader = evidence.reader
     advice = f"raise reader.read_threads (now {reader.read_threads})"
-    if ways[longest] == parts.decode and reader.decode == "library":
+    if longest == "decode" and reader.decode == "library":
         advice += ", or set reader.decode=raw"
-    if ways[longest] == parts.elsewhere and reader.data_loader == "pytorch":
+    if longest == "elsewhere" and reader.data_loader == "pytorch":
         advice += ", or set reader.data_loader=threads"
     return Limit(
         "loader",
-        f"{_lost(evidence)}; they waited {100 * ways[longest]:.0f}% of the time for {longest}, "
-        f"{100 * parts.read:.0f}% for reads{_cpus(evidence)}",
+        f"{_lost(evidence)}; they waited {100 * shares[longest]:.0f}% of the time for "
+        f"{ways[longest]}, {100 * parts.read:.0f}% for reads{_cpus(evidence)}",
         advice,
         explains,
     )
@@ -324,41 +326,39 @@ def _loader(evidence: Evidence) -> Limit | None:
 
 def _network(evidence: Evidence) -> Limit | None:
     """Return `network` where reads were waited for and came over links that were full."""
-    full = [host for host in evidence.hosts if _link_is_full(evidence, host)]
+    full = _full_links(evidence)
     if not full:
         return None
-    host = max(full, key=lambda each: _received(each).received_share or 0.0)
-    use = _received(host)
+    share, host, use = max(full, key=lambda each: each[0])
     explains = _part(evidence, evidence.losses.parts.read)
     others = f", and of {len(full) - 1} other hosts" if len(full) > 1 else ""
-    received = format_rate(use.received_bytes_per_second)
+    rate = (use.gbps or 0.0) * 1e9 / 8  # of this link: a host may receive more, over several
     return Limit(
         "network",
-        f"{use.nic} of host {host.host} received {received}, {100 * (use.received_share or 0):.0f}%"
-        f" of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
+        f"{use.nic} of host {host.host} received {format_rate(share * rate)}, {100 * share:.0f}% "
+        f"of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
         f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
-        f"{_busy(evidence)}{_cpus(evidence)}",
+        f"{_busy(evidence.hosts)}{_cpus(evidence)}",
         "use faster or more links, more hosts, or fewer accelerators a host; nothing is said about "
         "the storage",
         explains * len(full) / len(evidence.hosts),
     )
 
 
-def _received(host: HostEvidence) -> NetworkUse:
-    assert host.network is not None, "asked only of hosts whose link is full"
-    return host.network
+def _full_links(evidence: Evidence) -> list[tuple[float, HostEvidence, NetworkUse]]:
+    """Return the hosts whose link was at its rate while workers read, with what they read.
 
-
-def _link_is_full(evidence: Evidence, host: HostEvidence) -> bool:
-    """Return whether a host's link was at its rate while its workers read, with what they read."""
-    use = host.network
-    if use is None or use.received_share is None:
-        return False
-    share = use.received_share / _share_with_reads(evidence)
-    return (
-        share >= _LINK_FULL
+    Each has the share of the rate that it received over the whole time.
+    """
+    reading = _share_with_reads(evidence)
+    return [
+        (use.received_share, host, use)
+        for host in evidence.hosts
+        if (use := host.network) is not None
+        and use.received_share is not None
+        and use.received_share / reading >= _LINK_FULL
         and use.received_bytes_per_second >= _CARRIED * host.read_bytes_per_second
-    )
+    ]
 
 
 def _lost_segments(evidence: Evidence) -> str:
@@ -383,13 +383,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     gets = evidence.gets
-    device = next((host.device for host in evidence.hosts if host.device), "the storage")
-    if gets is not None:
-        device = "the bucket"
-    got = f"{device} gave {format_rate(given / _share_with_reads(evidence))}"
-    if len(evidence.hosts) > 1:
-        got += f" to {len(evidence.hosts)} hosts"
-    got += " while it was read from"
+    got = _given(evidence, given / _share_with_reads(evidence))
     probe = _probe_of_all(evidence)
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
     waited = f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
@@ -413,7 +407,7 @@ def _reads(evidence: Evidence) -> Limit | None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
     advice = "use more or faster drives, or fewer accelerators"
-    busy = _busy(evidence)
+    busy = _busy(evidence.hosts)
     if gets is not None:
         busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
         advice = (
@@ -437,13 +431,30 @@ _SUSPECTS = (
 """The order in which limits are tried."""
 
 
-def _busy(evidence: Evidence) -> str:
+def _given(evidence: Evidence, rate: float) -> str:
+    """Return which storage gave how much, while it was read from."""
+    hosts = evidence.hosts
+    if evidence.gets is not None:
+        name = "the bucket"
+    elif len(hosts) > 1 or hosts[0].device is None:
+        name = "the storage"
+    elif hosts[0].num_drives > 1:
+        return (
+            f"the {hosts[0].num_drives} drives gave {format_rate(rate)} while they were read from"
+        )
+    else:
+        name = hosts[0].device
+    to = f" to {len(hosts)} hosts" if len(hosts) > 1 else ""
+    return f"{name} gave {format_rate(rate)}{to} while it was read from"
+
+
+def _busy(hosts: Sequence[HostEvidence]) -> str:
     """Return how busy the busiest drive was, for the end of a clause; "" where none is seen."""
-    drives = [(host.device_busy_share, host.device) for host in evidence.hosts]
-    share, name = max(
-        ((share, name) for share, name in drives if share is not None), default=(0, "")
-    )
-    return f"; {name} was busy {100 * share:.0f}% of the time" if name else ""
+    known = [host for host in hosts if host.device_busy_share is not None]
+    if not known:
+        return ""
+    busiest = max(known, key=lambda host: host.device_busy_share or 0.0)
+    return f"; {busiest.device} was busy {100 * (busiest.device_busy_share or 0):.0f}% of the time"
 
 
 def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:

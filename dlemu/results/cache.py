@@ -115,9 +115,8 @@ def _rates(cached: CacheMeasured) -> str:
     return f"over all epochs the origin{slow} gave {origin}, the cache {read}"
 
 
-def label(cached: CacheMeasured) -> str:
+def label(emulated: str) -> str:
     """Return " (origin emulated at 2 GB/s)" for a line that depends on it, else ""."""
-    emulated = cached["emulated_origin"]
     return f" (origin emulated {emulated})" if emulated else ""
 
 
@@ -169,11 +168,10 @@ def preload_line(preload: Mapping[str, Any], emulated: str) -> str:
         return "preload: nothing to copy, the cache holds what it can"
     share = preload["read_share"]
     by = "origin's reads" if share >= 0.5 else "cache's writes"
-    origin = f" (origin emulated {emulated})" if emulated else ""
     return (
         f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
         f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
-        f"{origin}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
+        f"{label(emulated)}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
     )
 
 
@@ -232,14 +230,15 @@ def _worth(cached: CacheMeasured, metrics: Metrics) -> list[str]:
         parts.append(f"warm AU {sum(warm) / len(warm):.0f}%")
         first = cached["pays_from_epoch"]
         if first is not None:
-            parts.append(f"the cache pays from epoch {first}")
+            later = "" if first <= len(au) else ", if later epochs are as the last one"
+            parts.append(f"the cache pays from epoch {first}{later}")
         elif _seconds_without(cached) is not None:
             parts.append("the cache saves no time")
     elif len(au) == 1:
         parts.append(f"cold AU {au[0]:.0f}%; add epochs (train.epochs) to see warm ones")
     else:
         parts.append("hits are too rare to be worth the cache")
-    return [", ".join(parts) + label(cached)]
+    return [", ".join(parts) + label(cached["emulated_origin"])]
 
 
 def _wear(cached: CacheMeasured) -> list[str]:
@@ -261,4 +260,4 @@ def _wear(cached: CacheMeasured) -> list[str]:
             text += f", which its drives take for {years:.3g} years (drive.endurance)"
         else:
             text += "; drive.endurance=14PB tells for how many years"
-    return [text + label(cached)]
+    return [text + label(cached["emulated_origin"])]

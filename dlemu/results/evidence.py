@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,9 @@ from dlemu.host.network import NetworkCounters, network_use
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
 from dlemu.objects.counts import GetCounts
-from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence
-from dlemu.results.cached import describe, stored_bytes, vouched_bytes
+from dlemu.results.checkpoints import checkpoint_cost
+from dlemu.results.delivered import how_known, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
 from dlemu.results.objects import objects_fields
 from dlemu.results.summary import CacheWatched, Measured, NetworkFields
@@ -71,7 +73,6 @@ def combine(
     sums: Sums,
     paths: PathBytes,
     gets: GetCounts | None = None,
-    checkpoints: CheckpointCost | None = None,
 ) -> Gathered:
     """Return what the hosts saw together.
 
@@ -91,7 +92,7 @@ def combine(
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
         gets=gets,
-        checkpoints=checkpoints,
+        checkpoints=checkpoint_cost(sums.epochs),
     )
     if gets is not None:
         every = [epoch for host in hosts for epoch in host.epochs]
@@ -160,16 +161,15 @@ def _watched(hosts: list[HostReport], read: list[int]) -> CacheWatched | None:
 def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     """Return what is not sure about the share of bytes from memory."""
     shares = measured["page_cache_share_per_epoch"]
-    before = measured["resident_share_before"]
-    share = shares[0]
-    in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
-    unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    share, before = shares[0], measured["resident_share_before"]
     if "objects" in measured:  # which no page cache keeps
         return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
+    in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
+    unseen = [host for host in hosts if _unseen(host.epochs[0])]
     if unseen:
-        note = describe(unseen[0].file_system, known=None not in shares)
+        note = how_known(unseen[0].file_system, known=None not in shares)
         return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
     # O_DIRECT does not use the page cache, whatever is in it.
     if share is None or before is None or any(host.direct for host in hosts):
@@ -212,6 +212,7 @@ def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> H
         if (counted := _network(host)) is None
         else network_use(counted, seconds, host.links, gbps),
         start_seconds=host.start_seconds,
+        num_drives=len(busiest),
     )
 
 
@@ -220,7 +221,7 @@ def _network(host: HostReport) -> NetworkCounters | None:
     counts = [epoch.network for epoch in host.epochs if epoch.network is not None]
     if not counts or len(counts) < len(host.epochs):
         return None
-    return sum(counts[1:], counts[0])
+    return reduce(add, counts)
 
 
 def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
@@ -229,7 +230,7 @@ def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     known = [count for count in counts.values() if count is not None]
     if not known or len(known) < len(counts):
         return None
-    total = sum(known[1:], known[0])
+    total = reduce(add, known)
     return NetworkFields(
         received_bytes=total.received_bytes,
         sent_bytes=total.sent_bytes,

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import DlemuError
+from dlemu.results.header import host_text
 from dlemu.results.records import SUMMARY, read_summary
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
 
 Summary = Mapping[str, Any]
@@ -65,38 +66,30 @@ def runs_of(folder: Path, search: str) -> list[Summary]:
 
 
 def _host(summary: Summary, place: Summary) -> str:
-    name = str(place.get("host") or summary.get("hostname") or "")
-    others = (summary.get("num_hosts") or 1) - 1
-    parts = [name + (f" and {counted(others, 'other host')}" if others > 0 else "")]
     measured: Summary = next(iter((summary.get("measured") or {}).get("hosts") or ()), {})
-    if cpus := place.get("cpus") or measured.get("usable_cpus"):
-        parts.append(f"{cpus:g} CPU{'' if cpus == 1 else 's'}")
-    if memory := place.get("memory_bytes"):
-        parts.append(f"{format_bytes(memory)} of memory")
-    return ", ".join(part for part in parts if part)
+    known = {"host": summary.get("hostname"), "num_hosts": summary.get("num_hosts")}
+    known["cpus"] = measured.get("usable_cpus")
+    return host_text(known | {key: value for key, value in place.items() if value})
 
 
 def _devices(summary: Summary, place: Summary) -> str:
     hosts = (summary.get("measured") or {}).get("hosts") or ()
-    found = dict.fromkeys(str(host["device"]) for host in hosts if host.get("device"))
-    return str(place.get("device") or "") or ", ".join(found)
+    return str(place.get("device") or each_once(host.get("device") for host in hosts))
 
 
 def _drive(summary: Summary, place: Summary) -> str:
     """Return "nvme0n1, Micron 7450, firmware E2MU200, 3.84 TB"."""
     if place.get("in_memory"):
         return "none: the files lie in memory"
+    firmware, size = place.get("firmware"), place.get("size_bytes")
     parts = [
-        _devices(summary, place) or str(place.get("source") or ""),
-        str(place.get("model") or ""),
+        _devices(summary, place) or place.get("source"),
+        place.get("model"),
+        firmware and f"firmware {firmware}",
+        size and format_drive_bytes(size),
+        place.get("is_root") and "the root disk",
     ]
-    if firmware := place.get("firmware"):
-        parts.append(f"firmware {firmware}")
-    if size := place.get("size_bytes"):
-        parts.append(format_rate(size).removesuffix("/s"))  # decimal, as drives are sold
-    if place.get("is_root"):
-        parts.append("the root disk")
-    return ", ".join(part for part in parts if part)
+    return each_once(parts)
 
 
 def _dataset(dataset: Summary, workload: Workload | None) -> str:
@@ -107,21 +100,22 @@ def _dataset(dataset: Summary, workload: Workload | None) -> str:
         if isinstance(workload.dataset.num_files_train, int):
             number = workload.dataset.num_files_train
             size = number * workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
-    parts = [str(folder or "")]
-    if number:
-        parts.append(counted(number, f"{kind or ''} file".strip()))
-    if size:
-        parts.append(format_bytes(size))
-    return ", ".join(part for part in parts if part)
+    files = number and counted(number, f"{kind or ''} file".strip())
+    return each_once([folder, files, size and format_bytes(size)])
 
 
 def _loader(summary: Summary, workload: Workload | None) -> str:
-    parts = [str(summary.get("data_loader") or "")]
+    parts = [summary.get("data_loader")]
     if workload is not None:
         reader = workload.reader
         parts.append(f"{counted(reader.read_threads, 'worker')} for each accelerator")
         if (summary.get("place") or {}).get("file_system") == "s3":
             parts.append(f"{reader.gets_in_flight} GETs in flight each")
         else:
-            parts.append("O_DIRECT" if reader.odirect is True else "through the page cache")
-    return ", ".join(part for part in parts if part)
+            ways = {
+                True: "O_DIRECT",
+                False: "through the page cache",
+                "auto": "O_DIRECT if the data folder takes it",
+            }
+            parts.append(ways[reader.odirect])
+    return each_once(parts)

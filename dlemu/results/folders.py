@@ -107,7 +107,6 @@ def check_free(workload: Workload) -> None:
 
 
 def _has_ended(folder: Path) -> bool:
-    """Return whether the run in a folder ended."""
     return read_summary(folder).get("status") not in UNFINISHED
 
 

@@ -1,12 +1,12 @@
 """The first lines of a command: workload, dataset, storage, host. summary.json keeps the same."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.host.place import Place, find_place
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import Access
 
@@ -70,9 +70,9 @@ def place_fields(
         file_system=place.file_system,
         mount=place.mount,
         source=place.source,
-        device=_each_once(drive.name for drive in place.drives),
-        model=_each_once(drive.model for drive in place.drives),
-        firmware=_each_once(drive.firmware for drive in place.drives),
+        device=each_once(drive.name for drive in place.drives),
+        model=each_once(drive.model for drive in place.drives),
+        firmware=each_once(drive.firmware for drive in place.drives),
         size_bytes=sum(drive.size_bytes for drive in place.drives),
         is_root=place.is_root,
         in_memory=place.in_memory,
@@ -81,15 +81,6 @@ def place_fields(
         cpus=usable_cpus(),
         memory_bytes=memory,
     )
-
-
-def dataset_fields(folder: Path, form: str, num_files: int, num_bytes: float) -> DatasetFields:
-    """Return the facts about a dataset; `form` is the files' format."""
-    return DatasetFields(folder=str(folder), format=form, num_files=num_files, num_bytes=num_bytes)
-
-
-def _each_once(words: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(word for word in words if word))
 
 
 def introduction(
@@ -110,7 +101,9 @@ def introduction(
         {
             "workload": workload.name,
             "place": place_fields(folder, host=host, num_hosts=num_hosts, access=workload.access),
-            "dataset": dataset_fields(folder, dataset.format, files, size),
+            "dataset": DatasetFields(
+                folder=str(folder), format=dataset.format, num_files=files, num_bytes=size
+            ),
         }
     )
 
@@ -135,7 +128,7 @@ def _place_lines(place: Mapping[str, Any]) -> list[str]:
     if "file_system" in place:
         lines.append(f"storage:  {_storage(place)}")
     if "host" in place:
-        lines.append(f"host:     {_host(place)}")
+        lines.append(f"host:     {host_text(place)}")
     return lines
 
 
@@ -153,20 +146,20 @@ def _storage(place: Mapping[str, Any]) -> str:
         return f"{where}, in memory: no drive is read"
     if not place.get("device"):
         return f"{where}, from {place.get('source') or 'an unknown source'}"
-    # A drive is sold by decimal units, as a rate has them.
     size = place.get("size_bytes") or 0
-    facts = [place.get("model"), format_rate(size).removesuffix("/s") if size else ""]
-    about = ", ".join(fact for fact in facts if fact)
+    about = each_once([place.get("model"), size and format_drive_bytes(size)])
     about = f" ({about})" if about else ""
     root = ", the root disk" if place.get("is_root") else ""
     return f"{where}, {place['device']}{about}{root}"
 
 
-def _host(place: Mapping[str, Any]) -> str:
-    """Return "node1, 16 CPUs, 64.0 GiB of memory"."""
-    more = place.get("num_hosts", 1) - 1
-    others = f", and {counted(more, 'other host')}" if more > 0 else ""
-    cpus = f"{place.get('cpus', 0):g} CPU{'' if place.get('cpus') == 1 else 's'}"
-    memory = place.get("memory_bytes")
-    memory = f", {format_bytes(memory)} of memory" if memory else ""
-    return f"{place.get('host')}{others}, {cpus}{memory}"
+def host_text(place: Mapping[str, Any]) -> str:
+    """Return "node1, 16 CPUs, 64.0 GiB of memory", without what is not known."""
+    more, cpus, memory = (place.get(key) or 0 for key in ("num_hosts", "cpus", "memory_bytes"))
+    parts = [
+        place.get("host"),
+        more > 1 and f"and {counted(more - 1, 'other host')}",
+        cpus and f"{cpus:g} CPU{'' if cpus == 1 else 's'}",
+        memory and f"{format_bytes(memory)} of memory",
+    ]
+    return each_once(parts)

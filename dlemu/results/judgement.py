@@ -44,7 +44,7 @@ class Judgement:
 def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Judgement:
     """Return the judgement on a run; `summary` is what is known beside its steps.
 
-    A FAIL remains a FAIL whatever was hidden: hidden reading only raises the AU.
+    A FAIL remains a FAIL whatever the left-out steps hide, which only raises the AU.
     """
     measured = summary.get("measured", Measured())
     remarks = tuple(_remarks(workload, metrics, measured))
@@ -53,7 +53,7 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
     cached = cached_too_much(workload, measured)
     reasons: tuple[str, ...] = (cached,) if cached else ()
-    wanted, whole = 100 * workload.metric.au, metrics.whole_epoch_au_percentage
+    wanted = 100 * workload.metric.au
     met = passes(metrics.au_percentage, wanted)
     # Where nothing is left out, not even a stall for a checkpoint, no reading can hide.
     proven = passes(metrics.delivered_au_percentage, wanted)
@@ -66,8 +66,11 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         )
     if reasons:
         return Judgement("NO VERDICT", reasons, remarks)
-    apart = metrics.au_percentage - whole > 100 * _WORTH_SAYING
-    said = (share > _MOST_HIDDEN) if not met else not proven and (share > _WORTH_SAYING or apart)
+    if met:
+        apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _WORTH_SAYING
+        said = not proven and (share > _WORTH_SAYING or apart)
+    else:
+        said = share > _MOST_HIDDEN
     hidden = (
         f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; "
         f"{_with_all(metrics)} the utilisation is {metrics.delivered_au_percentage:.2f}%"
@@ -106,9 +109,11 @@ def cached_too_much(workload: Workload, measured: Measured) -> str:
         return ""
     share = measured["page_cache_share"]
     if share is None:
+        in_bucket = "objects" in measured
+        why = "the servers' memory is not seen here" if in_bucket else "a note below says why"
         return (
             "metric.max_cached_share: how many bytes came from memory is not known here, so "
-            f"whether at most {bound:g} did cannot be checked (a note below says why)"
+            f"whether at most {bound:g} did cannot be checked ({why})"
         )
     if share <= bound:
         return ""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.blocks import CheckpointCost, checkpoint_cost
+from dlemu.results.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.results.records import Steps
 from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
 from dlemu.workload.model import Workload
@@ -93,20 +93,24 @@ class Metrics:
     checkpoints: CheckpointCost | None = None
     """What they cost; None without any."""
 
+    def mean(self, name: str) -> float:
+        """Return the mean over epochs of a field of EpochMetrics."""
+        return float(np.mean([getattr(epoch, name) for epoch in self.epochs]))
+
     @property
     def au_percentage(self) -> float:
         """The job's AU: mean over epochs."""
-        return float(np.mean([epoch.au_percentage for epoch in self.epochs]))
+        return self.mean("au_percentage")
 
     @property
     def samples_per_second(self) -> float:
         """The job's samples/s: mean over epochs."""
-        return float(np.mean([epoch.samples_per_second for epoch in self.epochs]))
+        return self.mean("samples_per_second")
 
     @property
     def whole_epoch_au_percentage(self) -> float:
         """Mean over epochs of the AU with the first step left in."""
-        return float(np.mean([epoch.whole_epoch_au_percentage for epoch in self.epochs]))
+        return self.mean("whole_epoch_au_percentage")
 
     @property
     def read_bytes(self) -> int:
@@ -155,8 +159,7 @@ def measure(
     if edition == "v1.0":
         exclude_start_steps, exclude_end_steps = 1, 0
     rule = Rule(edition=edition, start=exclude_start_steps, end=exclude_end_steps)
-    parts = [steps] if isinstance(steps, np.ndarray) else steps
-    return measure_sums(sum_all((("", part) for part in parts), rule))
+    return _measure_steps(steps, rule)
 
 
 def measure_sums(sums: Sums) -> Metrics:
@@ -175,6 +178,10 @@ def measure_sums(sums: Sums) -> Metrics:
                 f"{each.num_steps - 1}, each once; the run did not end, or a steps.<rank>.npy is "
                 "missing"
             )
+        if not np.isfinite(each.accelerators["seconds"]).all():
+            raise RunError(
+                f"epoch {each.epoch}: a step's time is no number; a steps.<rank>.npy is damaged"
+            )
     epochs = tuple(_measure_epoch(each, sums.rule) for each in sums.epochs)
     num_out = sums.rule.start + sums.rule.end
     cost = checkpoint_cost(sums.epochs)
@@ -183,26 +190,32 @@ def measure_sums(sums: Sums) -> Metrics:
 
 def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
     """Return a run's metrics by the edition that its workload asks for; raises as `measure`."""
+    return _measure_steps(steps, Rule.of(workload))
+
+
+def _measure_steps(steps: Steps | Sequence[Steps], rule: Rule) -> Metrics:
     parts = [steps] if isinstance(steps, np.ndarray) else steps
-    return measure_sums(sum_all((("", part) for part in parts), Rule.of(workload)))
+    return measure_sums(sum_all((("", part) for part in parts), rule))
 
 
 def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
-    """Return the metrics of an epoch."""
     blocks, window = sums.blocks, sums.window
     if not any(is_long_enough(window[block], rule.edition) for block in blocks):
-        num_out = int((~window).sum())
-        raise _too_short(sums.epoch, sums.num_steps, len(blocks), num_out, rule.edition)
+        raise _too_short(sums, rule.edition)
     rows = sums.accelerators[np.argsort(sums.accelerators["accelerator"])]
-    au, num_samples, seconds = rows["au"], rows["num_samples"], rows["seconds"]
+    seconds, num_samples = rows["seconds"], rows["num_samples"]
     stall = float(sums.steps["stall"].sum())
-    num_counted, total = int(window.sum()), rows["inside"].sum()
+    num_counted = int(window.sum())
+
+    def share(name: str) -> float:
+        return float(rows[name].sum() / rows["inside"].sum())
+
     return EpochMetrics(
         epoch=sums.epoch,
         num_steps=sums.num_steps,
         num_blocks=len(blocks),
         num_counted=num_counted,
-        au_percentage=float(au.mean()),
+        au_percentage=float(rows["au"].mean()),
         samples_per_second=float(rows["samples_per_second"].sum()),
         whole_epoch_au_percentage=float((100 * rows["asked"] / seconds).mean()),
         true_samples_per_second=float((num_samples / (seconds + stall)).sum()),
@@ -212,23 +225,21 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         read_bytes=int(rows["num_bytes"].sum()),
         num_reads=int(rows["num_reads"].sum()),
         wait_seconds=float(rows["wait"].mean() / num_counted),
-        wait_share=float(rows["wait"].sum() / total),
-        overhead_share=float(rows["overhead"].sum() / total),
-        barrier_share=float(rows["barrier"].sum() / total),
-        oversleep_share=float(rows["late"].sum() / total),
-        accelerator_au=au,
+        wait_share=share("wait"),
+        overhead_share=share("overhead"),
+        barrier_share=share("barrier"),
+        oversleep_share=share("late"),
+        accelerator_au=rows["au"],
         accelerator_wait=rows["wait"] / num_counted,
     )
 
 
-def _too_short(
-    epoch: int, num_steps: int, num_blocks: int, num_out: int, edition: Edition
-) -> WorkloadError:
-    has, remedy = f"{num_steps} steps", "dataset.num_files_train"
-    if num_blocks > 1:
-        has = f"{num_steps} steps in {num_blocks} blocks between checkpoints"
+def _too_short(sums: EpochSums, edition: Edition) -> WorkloadError:
+    has, remedy = f"{sums.num_steps} steps", "dataset.num_files_train"
+    if len(sums.blocks) > 1:
+        has += f" in {len(sums.blocks)} blocks between checkpoints"
         remedy = "checkpoint.steps_between_checkpoints"
     return WorkloadError(
-        f"epoch {epoch} has {has}, too few for edition {edition}, which leaves out {num_out}; "
-        f"raise {remedy}"
+        f"epoch {sums.epoch} has {has}, too few for edition {edition}, which leaves out "
+        f"{(~sums.window).sum()}; raise {remedy}"
     )

@@ -133,7 +133,10 @@ def map_steps(folder: Path) -> list[tuple[int, Steps]]:
     paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
-    return [(_rank_of(path), _map(path)) for path in paths]
+    for path in paths:
+        if not path.name.split(".")[1].isdecimal():
+            raise RunError(f"{path} is no steps.<rank>.npy; remove it")
+    return [(int(path.name.split(".")[1]), _map(path)) for path in paths]
 
 
 def map_rank(folder: Path, rank: int) -> Steps | None:
@@ -146,15 +149,7 @@ def map_rank(folder: Path, rank: int) -> Steps | None:
     return _map(path) if path.exists() else None
 
 
-def _rank_of(path: Path) -> int:
-    rank = path.name.split(".")[1]
-    if not rank.isdecimal():
-        raise RunError(f"{path} is no steps.<rank>.npy; remove it")
-    return int(rank)
-
-
 def _map(path: Path) -> Steps:
-    """Return the records in a file."""
     try:
         check_regular(path, error=RunError)
         # Mapped: a damaged header with a large shape then takes no memory.
@@ -162,7 +157,6 @@ def _map(path: Path) -> Steps:
     except (*DAMAGE, TokenError) as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
     if _LATER_FIELDS.union(part.dtype.names or ()) == set(STEP.names or ()):
-        # Runs of earlier versions have no such fields; there they are 0.
         from numpy.lib.recfunctions import require_fields  # which brings masked arrays
 
         part = require_fields(part, STEP)

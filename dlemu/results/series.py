@@ -19,6 +19,7 @@ from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.host.network import NetworkCounters
 from dlemu.results.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
+from dlemu.results.sums import epoch_spans
 from dlemu.storage.atomic import replacing
 
 SERIES = "series.csv"
@@ -209,19 +210,10 @@ def _epochs(times: NDArray[np.float64], steps: Steps | None) -> list[str]:
     """Return for each interval the epoch, from 1 on, that its middle lies in; "" between two."""
     if steps is None or not steps.size:
         return [""] * (len(times) - 1)
-    flat = steps.ravel()
-    end = flat["start"] + flat["wait"] + flat["overhead"] + flat["compute"] + flat["barrier"]
-    spans = {
-        int(epoch) + 1: (
-            flat["start"][flat["epoch"] == epoch].min(),
-            end[flat["epoch"] == epoch].max(),
-        )
-        for epoch in np.unique(flat["epoch"])
-    }
-    middles = (times[1:] + times[:-1]) / 2
+    spans = epoch_spans(steps).items()
     return [
-        next((str(epoch) for epoch, (low, high) in spans.items() if low <= middle <= high), "")
-        for middle in middles
+        next((str(epoch + 1) for epoch, (low, high) in spans if low <= middle <= high), "")
+        for middle in (times[1:] + times[:-1]) / 2
     ]
 
 

@@ -61,7 +61,6 @@ class StepsSoFar:
         self._add(begun, self.done)
 
     def _add(self, begun: int, done: int) -> None:
-        """Add steps of the last block."""
         block = self._blocks[-1]
         block.num_steps += done - begun
         first, end = max(begun, block.start + self._left_out), min(done, self._stop)

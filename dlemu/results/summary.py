@@ -21,6 +21,11 @@ def time_of_day() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def limit_name(summary: Mapping[str, Any], field: str = "limit") -> str:
+    """Return the name of a limit; "" where the run did not end."""
+    return str((summary.get(field) or {}).get("name", ""))
+
+
 class Metric(CheckpointMetric, total=False):
     """AU and throughput of a run, by DLIO's names; means and standard deviations over epochs."""
 

@@ -189,6 +189,17 @@ def step_seconds(steps: Steps) -> _Values:
     return seconds
 
 
+def epoch_spans(steps: Steps) -> dict[int, tuple[float, float]]:
+    """Return when each epoch of a rank's records began and ended, on the rank's clock."""
+    flat = steps.ravel()
+    ends = flat["start"] + step_seconds(flat)
+    spans = {}
+    for epoch in np.unique(flat["epoch"]).tolist():
+        own = flat["epoch"] == epoch
+        spans[epoch] = float(flat["start"][own].min()), float(ends[own].max())
+    return spans
+
+
 def credited_seconds(steps: Steps, edition: Edition) -> _Values:
     """Return the part of each step that counts as utilised."""
     seconds: _Values = steps["computation_time" if edition == "v1.0" else "compute"]
@@ -252,10 +263,9 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
             (steps["step"] == np.arange(num_steps)).all()
             and (steps["accelerator"] == numbers[:, None]).all()
         )
+    known = EpochSums(epoch=epoch, num_steps=num_steps, blocks=blocks, window=window, whole=whole)
     if not whole:
-        return EpochSums(
-            epoch=epoch, num_steps=num_steps, blocks=blocks, window=window, whole=False
-        )
+        return known
     making = making_seconds(steps, rule.preprocess_seconds)
     inside = steps[:, window]
     rank = RankSums(
@@ -265,12 +275,8 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
         float((inside["compute"] - inside["computation_time"]).sum()),
         float((inside["read"] + inside["decode"] + inside["hand_over"]).sum()),
     )
-    return EpochSums(
-        epoch=epoch,
-        num_steps=num_steps,
-        blocks=blocks,
-        window=window,
-        whole=True,
+    return replace(
+        known,
         accelerators=_of_accelerators(steps, blocks, window, rule.edition),
         steps=_of_steps(steps),
         ranks=(rank,),

@@ -1,6 +1,6 @@
 """The report of a run as text: the table, the verdict, and its reasons."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,6 +32,8 @@ ROWS: list[_Row] = [
 
 _HALF_FULL = 0.5
 """Share of a link's rate from which on the report shows it."""
+_CARRIED = 0.1
+"""Share of the bytes read that a host's network must have received to be worth a line."""
 _MOST_NAMED = 4
 """Hosts that are named one by one."""
 
@@ -93,21 +95,22 @@ def report_run(
         if limit.get("advice"):
             remarks.append(f"try: {limit['advice']}")
     remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
+    measured = summary.get("measured", Measured())
     if summary:  # not a loop of one's own
         remarks += [
             *_path_line(summary),
             *_network_lines(summary),
-            *_start_line(summary),
+            *_start_line(measured),
             *_below(workload, metrics),
         ]
-        if asked := summary.get("measured", Measured()).get("objects"):
+        if asked := measured.get("objects"):
             remarks.append(objects_line(asked))
-        wear = summary.get("measured", Measured()).get("wear")
-        remarks += [wear_line(wear)] if wear is not None and has_writes(wear) else []
+        if (wear := measured.get("wear")) and has_writes(wear):
+            remarks.append(wear_line(wear))
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]
     verdict = verdict_line(workload, metrics, summary)
     table = _table(workload, metrics)
-    if cached := summary.get("measured", Measured()).get("cache"):
+    if cached := measured.get("cache"):
         if "fill_ratio_per_epoch" in cached:
             table += ["", *watched_lines(cast(CacheWatched, cached), metrics)]
         else:
@@ -138,33 +141,34 @@ def _path_line(summary: Summary) -> list[str]:
 def _network_lines(summary: Summary) -> list[str]:
     """Return what the network of the host with the fullest link did, where that matters.
 
-    It does if no drive is seen under the data folder, or if a link was half full.
+    It does if a link was half full, or if the data came over it: no drive is seen under the data
+    folder, and the interfaces received what was read. They do not where the server is on this very
+    host, for example: its bytes go over `lo`, which is not counted.
     """
-    hosts = [
-        (host, host["network"])
-        for host in summary.get("measured", Measured()).get("hosts") or ()
-        if host.get("network")
-    ]
+    in_memory = summary.get("place", {}).get("in_memory")
+    hosts = []
+    for host in summary.get("measured", Measured()).get("hosts") or ():
+        if use := host.get("network"):
+            came = use["received_bytes_per_second"] >= _CARRIED * host["read_bytes_per_second"]
+            local = host.get("device") or in_memory
+            if _fullest(use)[0] >= _HALF_FULL or (came and not local):
+                hosts.append((host["host"], use))
     if not hosts:
         return []
-    host, use = max(hosts, key=lambda each: _fullest(each[1]))
-    in_memory = summary.get("place", {}).get("in_memory")
-    if _fullest(use)[0] < _HALF_FULL and (host.get("device") or in_memory):
-        return []
+    name, use = max(hosts, key=lambda each: _fullest(each[1]))
     rates = " and ".join(
         f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
     )
     if use["gbps"] is None:
-        link = f"; the rate of {use['nic']} is not known, client.nic_gbps=... tells it"
+        link = f"the rate of {use['nic']} is not known, client.nic_gbps=... tells it"
     else:
-        link = f", {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s ({use['nic']})"
-    return [f"network: host {host['host']} {rates}{link}"]
+        link = f"{use['nic']}: {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s"
+    return [f"network: host {name} {rates}; {link}"]
 
 
-def _start_line(summary: Summary) -> list[str]:
+def _start_line(measured: Measured) -> list[str]:
     """Return how long each of several hosts took from its launch to the first step."""
-    hosts = summary.get("measured", Measured()).get("hosts") or ()
-    known = [(host.get("start_seconds"), host["host"]) for host in hosts]
+    known = [(host.get("start_seconds"), host["host"]) for host in measured.get("hosts") or ()]
     told = sorted((seconds, name) for seconds, name in known if seconds is not None)
     if len(told) < 2:
         return []
@@ -208,15 +212,24 @@ def verdict_line(workload: Workload, metrics: Metrics, summary: Summary = UNKNOW
 
 
 def _table(workload: Workload, metrics: Metrics) -> list[str]:
-    lines = [
-        f"{'per epoch':<28}{'mean':>12}{'min':>12}{'max':>12}",
-        f"{'':<28}" + "  ----------" * 3,
-    ]
     mean_bytes = workload.dataset.mean_bytes
-    for name, value, form in rows_of(workload, metrics):
-        values = [value(epoch, mean_bytes) for epoch in metrics.epochs]
-        cells = "".join(f"{cell:>12{form}}" for cell in (np.mean(values), min(values), max(values)))
-        lines.append(f"{name:<28}{cells}")
+    rows = (
+        (name, [value(epoch, mean_bytes) for epoch in metrics.epochs], form)
+        for name, value, form in rows_of(workload, metrics)
+    )
+    return table_over_epochs(rows, width=28)
+
+
+def table_over_epochs(rows: Iterable[tuple[str, Sequence[float], str]], *, width: int) -> list[str]:
+    """Return the lines of a table: of each row its name, and mean, least and most of its values.
+
+    A row also has the form of its numbers; the names take `width` characters.
+    """
+    lines = [f"{'per epoch':<{width}}{'mean':>12}{'min':>12}{'max':>12}"]
+    lines.append(" " * width + "  ----------" * 3)
+    for name, values, form in rows:
+        cells = (float(np.mean(values)), min(values), max(values))
+        lines.append(f"{name:<{width}}" + "".join(f"{cell:>12{form}}" for cell in cells))
     return lines
 
 

@@ -1,7 +1,8 @@
 """What a mounted cache did in a run, by the counters of the places behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from dlemu.host.watched import PlaceCounts, add_up
 from dlemu.results.metrics import Metrics
@@ -13,9 +14,15 @@ _APART = 0.1
 """Hit shares of epochs that differ by more are cold and warm ones."""
 
 _COLUMNS = (
-    *("AU (%)", "samples/s", "hits (%)", "training", "origin", "cache read", "written", "fill"),
-    "daemon CPU (s)",
+    ("hits (%)", "hit_share_per_epoch", 1e-2, ".1f"),
+    ("training", "read_bytes_per_epoch", 1e6, ",.1f"),
+    ("origin", "origin_bytes_per_epoch", 1e6, ",.1f"),
+    ("cache read", "cache_read_bytes_per_epoch", 1e6, ",.1f"),
+    ("written", "cache_write_bytes_per_epoch", 1e6, ",.1f"),
+    ("fill", "fill_ratio_per_epoch", 1, ".2f"),
+    ("daemon CPU (s)", "daemon_cpu_seconds_per_epoch", 1, ".2f"),
 )
+"""Of each column its head, the field, the unit in which it is shown, and its form."""
 
 
 def watched_fields(
@@ -52,31 +59,16 @@ def stored_bytes(cached: CacheWatched, epoch: int) -> int | None:
 
 def watched_table(cached: CacheWatched, metrics: Metrics) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the table over epochs; bytes in MB."""
+    values: Mapping[str, Any] = cached
     rows = []
     for index, epoch in enumerate(metrics.epochs):
-        share, fill, cpu = (
-            cached["hit_share_per_epoch"][index],
-            cached["fill_ratio_per_epoch"][index],
-            cached["daemon_cpu_seconds_per_epoch"][index],
-        )
-        counts = (
-            cached["read_bytes_per_epoch"][index],
-            cached["origin_bytes_per_epoch"][index],
-            cached["cache_read_bytes_per_epoch"][index],
-            cached["cache_write_bytes_per_epoch"][index],
-        )
-        rows.append(
-            [
-                str(epoch.epoch + 1),
-                f"{epoch.au_percentage:.2f}",
-                f"{epoch.samples_per_second:.2f}",
-                "-" if share is None else f"{100 * share:.1f}",
-                *("-" if count is None else f"{count / 1e6:,.1f}" for count in counts),
-                "-" if fill is None else f"{fill:.2f}",
-                "-" if cpu is None else f"{cpu:.2f}",
-            ]
-        )
-    return ["epoch", *_COLUMNS], rows
+        row = [str(epoch.epoch + 1), f"{epoch.au_percentage:.2f}"]
+        row.append(f"{epoch.samples_per_second:.2f}")
+        for _, name, unit, form in _COLUMNS:
+            value = values[name][index]
+            row.append("-" if value is None else format(value / unit, form))
+        rows.append(row)
+    return ["epoch", "AU (%)", "samples/s", *(head for head, *_ in _COLUMNS)], rows
 
 
 def watched_lines(cached: CacheWatched, metrics: Metrics) -> list[str]:

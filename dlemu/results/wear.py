@@ -4,7 +4,7 @@ from typing import TypedDict
 
 from dlemu.host.drive_counters import LEAST_BYTES, Lifetime
 from dlemu.host.wear import WearFields
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_drive_bytes
 
 _YEAR = 365 * 86_400
 _OWN = 1.5
@@ -103,7 +103,9 @@ def _written(wear: WearFields) -> str:
     # The drive's own count stands first: it has what other hosts wrote to it, too.
     text = f"{format_bytes(block if host is None else host)} written to {names}"
     amplification = wear["file_system_amplification"]
-    if amplification is not None:
+    if wear["file_bytes_written"] == 0:
+        text += " (none of it this command's data)"
+    elif amplification is not None:
         others = "; the writes of other programs count" if amplification > _OWN else ""
         text += f" ({amplification:.2f} x the files' bytes{others})"
     if media is not None and wear["waf"] is not None:
@@ -127,7 +129,7 @@ def _life(wear: WearFields) -> list[str]:
 
 def lifetime_line(drive: Lifetime) -> str:
     """Return what a drive has counted so far, as one line."""
-    about = [drive["model"], format_rate(drive["capacity_bytes"]).removesuffix("/s")]
+    about = [drive["model"], format_drive_bytes(drive["capacity_bytes"])]
     head = f"{drive['name']} ({', '.join(filter(None, about))})"
     if drive["host_bytes_written"] is None:
         block = drive["block_bytes_written"]

@@ -34,7 +34,7 @@ from dlemu.results.bottleneck import find_limit
 from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
 from dlemu.results.folders import hold_for_runs, keep_leftovers, make
-from dlemu.results.header import dataset_fields, header, place_fields
+from dlemu.results.header import DatasetFields, header, place_fields
 from dlemu.results.metrics import Metrics, measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
@@ -193,8 +193,11 @@ class _Run:
                 num_hosts=world.num_hosts,
                 access=self._dataset.access,
             )
-            self._summary["dataset"] = dataset_fields(
-                folder, layout.format, layout.num_files, layout.num_samples * layout.mean_bytes
+            self._summary["dataset"] = DatasetFields(
+                folder=str(folder),
+                format=layout.format,
+                num_files=layout.num_files,
+                num_bytes=layout.num_samples * layout.mean_bytes,
             )
         with watchdog.phase("while looking at the host"):
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
@@ -416,7 +419,7 @@ class _Run:
         try:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
-            seen = combine(self._workload, hosts, sums, paths, gets, metrics.checkpoints)
+            seen = combine(self._workload, hosts, sums, paths, gets)
             summary: Summary = {
                 **self._summary,
                 "status": "complete",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dlemu.results.cached import stored_bytes, vouched_bytes
+from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.records import Steps
 from dlemu.results.so_far import StepsSoFar
 from dlemu.run.monitor import RunMonitor

@@ -115,7 +115,8 @@ class RunMonitor:
         checkpoints = self._workload.checkpoint.checkpoint_folder
         if self._workload.workflow.checkpoint and checkpoints is not None:
             written.append(Path(checkpoints))
-        self._wear = WearWatch(self._workload.data_folder, *written)
+        read = [] if self._in_bucket else [self._workload.data_folder]
+        self._wear = WearWatch(*read, *written)
         origin = [] if cache.origin is None else [Path(cache.origin)]
         self._also = [*own, *(p for p in (*origin, *map(Path, cache.devices)) if p.is_dir())]
         self._places: WatchedPlaces | None = None

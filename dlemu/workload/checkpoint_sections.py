@@ -7,8 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlemu.units import parse_seconds, with_unit
-from dlemu.workload.sections import Natural, Positive, ReadBytes, Seconds, Section, Size, Whole
+from dlemu.units import parse_seconds
+from dlemu.workload.sections import (
+    Bandwidth,
+    Natural,
+    Positive,
+    ReadBytes,
+    Seconds,
+    Section,
+    Size,
+    Whole,
+)
 
 DataType = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
 Elements = Annotated[int, Whole, Field(ge=1, le=10**9)]
@@ -106,11 +115,6 @@ class ModelSection(Section):
         return self.parallelism.tensor * self.parallelism.pipeline
 
 
-_rate = BeforeValidator(
-    lambda value: with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-)
-
-
 class CheckpointSection(Section):
     """Checkpoints: what is written, how, and when in a run."""
 
@@ -160,6 +164,6 @@ class CheckpointSection(Section):
     """In a run: steps from one checkpoint to the next within an epoch; None: one at its end."""
     asynchronous: bool = False
     """In a run: copy the state to memory first, and write it while the next steps go on."""
-    staging_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] = 20_000_000_000
+    staging_bandwidth: Bandwidth = 20_000_000_000
     """Bytes per second at which an accelerator copies its state to memory before that (about what
     PCIe 4.0 x16 carries)."""

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.workload.refusal import NO_KEYS
 
 CONFIGS = Path(__file__).parents[1] / "workloads"
 
@@ -46,6 +47,8 @@ _PLAIN_WORD = re.compile(
 )
 """Words whose value Hydra's grammar takes for what Python takes it for."""
 
+_DOTTED = re.compile(r"[+~]*\w+(?:[.@]\w+)*")
+
 # Workloads have some hundred values on four levels.
 _MOST_BYTES = 100_000
 _MOST_VALUES = 10_000
@@ -74,21 +77,27 @@ _Loader.add_implicit_resolver(
 def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     """Return the keys of a published workload or of a YAML file, with dotted overrides."""
     path = _find(str(name), known_workloads(), known_models())
-    return _with_values(path, read_yaml(path), overrides)
+    return _complete(path, _with_values(path, read_yaml(path), overrides), overrides)
+
+
+def _complete(path: Path, tree: dict[str, Any], given: Iterable[str]) -> dict[str, Any]:
+    """Return a tree with a name, the keys that the user gave, and where it was made from."""
+    for key in given:
+        if key in NO_KEYS:
+            raise WorkloadError(f"unknown key {key}")
+    return {"name": path.stem} | tree | {"given": tuple(given), "made_from": _origin(path)}
 
 
 def _with_values(
     path: Path, tree: dict[str, Any], overrides: Mapping[str, object]
 ) -> dict[str, Any]:
+    """Return a file's keys with the values of dotted keys."""
     is_plain = _is_plain(tree) and not any("${" in str(value) for value in overrides.values())
     if not is_plain:
         tree = _merge(path, tree)
     for key, value in overrides.items():
         set_key(tree, key, value)
-    if not is_plain:
-        tree = _resolve(path, tree)
-    tree.setdefault("name", path.stem)
-    return tree | {"given": tuple(overrides), "made_from": _origin(path)}
+    return tree if is_plain else _resolve(path, tree)
 
 
 def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
         for key in ("workload", "model")
     }
     models = list(map(model_keys, named["model"]))  # refused first: it may be the only name
-    path = _choose(named["workload"] or named["model"], config_dir)
+    path = _choose("workload" if named["workload"] else "model", named, config_dir)
     tree = read_yaml(path)
     for model in models:
         tree["model"] = model
@@ -109,9 +118,8 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
     plain = [_plain_word(word) for word in words]
     if None not in plain and _is_plain(tree):
         # A named drive first: keys of it change its values.
-        pairs = sorted(filter(None, plain), key=lambda pair: pair[0] != "drive")
-        tree = _with_values(path, tree, dict(pairs))
-        return tree | {"given": (*given, *tree["given"])}
+        values = dict(sorted(filter(None, plain), key=lambda pair: pair[0] != "drive"))
+        return _complete(path, _with_values(path, tree, values), (*given, *values))
     typed = [_as_typed(word) for word in words]
     # To Hydra a drive's name would be a file to compose; the models look it up.
     given += tuple("drive" if _is("drive", word) else _key_of(word) for word in typed)
@@ -122,9 +130,7 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
             tree["drive"] = word.partition("=")[2]
             for key, value in (own if isinstance(own, dict) else {}).items():
                 set_key(tree, f"drive.{key}", value)
-    tree = _resolve(path, tree)
-    tree.setdefault("name", path.stem)
-    return tree | {"given": given, "made_from": _origin(path)}
+    return _complete(path, _resolve(path, tree), given)
 
 
 def _origin(path: Path) -> str:
@@ -215,16 +221,16 @@ def refuse_tilde(key: str, path: str) -> None:
         )
 
 
-def _choose(names: Sequence[str], config_dir: Path | None) -> Path:
-    """Return the file of the one workload that was named."""
-    known = known_workloads(config_dir)
+def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | None) -> Path:
+    """Return the file of the one workload or model that was named by `key`."""
+    known, names = known_workloads(config_dir), named[key]
     if not any(names):
         raise WorkloadError(
             f"workload= is not set; it is one of {', '.join(known)}, or a file.yaml"
         )
     if len(names) > 1:
-        raise WorkloadError(f"workload= is set {len(names)} times: {', '.join(names)}; keep one")
-    refuse_tilde("workload", names[0])
+        raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")
+    refuse_tilde(key, names[0])
     return _find(names[0], known, known_models())
 
 
@@ -341,16 +347,22 @@ def _key_of(override: str) -> str:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
         key = override.partition("=")[0]
+        if not _DOTTED.fullmatch(key):
+            raise WorkloadError(
+                f"override {override} names no key; write key=value, with a key such as "
+                "reader.batch_size"
+            ) from None
         raise WorkloadError(
             f"override {override} cannot be parsed; write key=value, and quote what has brackets, "
-            f"commas, blanks or =, for the shell too: \"{key or 'key'}='value'\""
+            f"commas, blanks or =, for the shell too: \"{key}='value'\""
         ) from None
     key = str(parsed.key_or_group)
     if not key:
         raise WorkloadError(f"override {override} has no key; write key=value")
     if parsed.is_sweep_override():
+        values = override.partition("=")[2]
         raise WorkloadError(
-            f'override {override} has several values; give one, or a list: "{key}=[1,2]"'
+            f'override {override} has several values; give one, or a list: "{key}=[{values}]"'
         )
     if key.partition(".")[0] == "hydra":
         raise WorkloadError(
@@ -379,7 +391,7 @@ def _merge(path: Path, tree: dict[str, Any], overrides: Sequence[str] = ()) -> d
     from omegaconf import OmegaConf
 
     # Every key that the models know may be set, whether a file holds it or not.
-    words = [override if override[:1] in "+~" else f"++{override}" for override in overrides]
+    words = [word if word.startswith("~") else f"++{word.lstrip('+')}" for word in overrides]
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dlemu.errors import WorkloadError
+from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, check_workload, leaves, load_workload
 from dlemu.workload.objects import in_bucket
 
@@ -77,6 +77,7 @@ def _effects_on_reading(workload: Workload) -> dict[str, bool]:
         "dataset.record_length_bytes": not (
             dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes
         ),
+        "dataset.record_dims": not (parquet and dataset.parquet.columns),
         "dataset.record_length_bytes_stdev": not (dataset.record_dims or dataset.listed_sizes),
         "dataset.record_length_bytes_distribution": not dataset.record_dims and not parquet,
         "dataset.parquet.columns": parquet,
@@ -129,9 +130,11 @@ def idle_keys(workload: Workload, *, command: str = "run", num_hosts: int = 1) -
 
 def _users_keys(workload: Workload) -> list[str]:
     """Return the overrides, and the keys that differ from the published workload or default."""
-    try:
-        usual = load_workload(workload.name)
-    except WorkloadError:
+    published = known_workloads()
+    name = next((each for each in (workload.made_from, workload.name) if each in published), None)
+    if name is not None:
+        usual = load_workload(name)
+    else:
         least = {"format": workload.dataset.format, "num_files_train": 1}
         usual = check_workload({"dataset": least})
     before, now = (dict(leaves(each.model_dump())) for each in (usual, workload))

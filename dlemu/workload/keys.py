@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from dlemu.workload import sections
 from dlemu.workload.compose import CONFIGS, PATH_KEYS, known_workloads
 from dlemu.workload.model import Workload
-from dlemu.workload.refusal import NO_KEYS
+from dlemu.workload.refusal import NO_KEYS, group_of
 
 _SIZE = "bytes{} (as 4096, 64KiB, 1MB)"
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -183,13 +183,12 @@ def _written(value: object) -> str:
 
 
 def _group(hint: object) -> type[BaseModel] | None:
-    """Return the group of keys that a field holds; a distribution counts as one value."""
-    if get_origin(hint) is tuple:  # a list: its entries have no dotted names
-        return None
-    if get_origin(hint) in (Annotated, Union) or get_args(hint):
-        return next(filter(None, map(_group, get_args(hint))), None)
-    is_group = isinstance(hint, type) and issubclass(hint, BaseModel)
-    return hint if is_group and hint is not sections.Distribution else None  # type: ignore[return-value]
+    """Return the group of keys that a field holds.
+
+    A distribution counts as one value, and columns are a list: their keys have no dotted names.
+    """
+    found = group_of(hint)
+    return None if found in (sections.Distribution, sections.ColumnSection) else found
 
 
 @cache

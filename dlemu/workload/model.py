@@ -26,11 +26,12 @@ from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
 from dlemu.workload.refusal import describe, unknown_key
 from dlemu.workload.sections import (
     BARE,
+    Bandwidth,
     CacheSection,
     ClientSection,
     DaliSection,
     DatasetSection,
-    FileName,
+    FullName,
     MetricSection,
     Natural,
     OriginSection,
@@ -72,9 +73,6 @@ _IGNORED = {"evaluation", "profiling"} | {
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _endurance = BeforeValidator(lambda value: with_unit(value, least=10**9, units=("TB", "PB")))
-_rate = BeforeValidator(
-    lambda value: with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-)
 
 
 class Drive(Section):
@@ -82,9 +80,9 @@ class Drive(Section):
 
     name: str = "drive"
     """As it is shown."""
-    read_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
+    read_bandwidth: Bandwidth | None = None
     """Sequential reads; this is what a prediction computes with."""
-    write_bandwidth: Annotated[Size, _rate, Field(gt=0, le=10**15)] | None = None
+    write_bandwidth: Bandwidth | None = None
     """Sequential writes; what a prediction of checkpoints computes with."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random reads of 4 KiB per second; for the reader only."""
@@ -117,7 +115,7 @@ def _datasheet(value: object) -> object:
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
-    name: Annotated[FileName, Field(min_length=1)]
+    name: FullName
     """Name of the workload, and of the folder below outputs/ for its results."""
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
     """DLIO's key; has no effect, `reader.data_loader` decides."""
@@ -193,18 +191,7 @@ class Workload(Section):
         Raises:
             WorkloadError: a value is missing or refused.
         """
-        if not in_bucket(self.data_folder):
-            return None
-        storage = self.storage
-        key_id, secret = storage.access_key_id, storage.secret_access_key
-        return Access.of(
-            endpoints=storage.endpoint_url,
-            region=storage.region,
-            key_id="" if key_id is None else key_id.get_secret_value(),
-            secret="" if secret is None else secret.get_secret_value(),
-            get_seconds=storage.get_seconds,
-            retries=storage.retries,
-        )
+        return Access.of(self.storage) if in_bucket(self.data_folder) else None
 
     @property
     def num_files(self) -> int:

@@ -1,13 +1,15 @@
 """Data folders in a bucket: s3://bucket/prefix, the servers that hold it, and the keys to them."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import Self
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from dlemu.errors import WorkloadError
+from dlemu.workload.sections import StorageSection
 
 SCHEME = "s3://"
 _AWS = "https://s3.{region}.amazonaws.com"
@@ -76,29 +78,21 @@ class Access:
     """Times that a request is tried again."""
 
     @classmethod
-    def of(
-        cls,
-        *,
-        endpoints: tuple[str, ...] = (),
-        region: str | None = None,
-        key_id: str = "",
-        secret: str = "",
-        get_seconds: float = 60.0,
-        retries: int = 8,
-        environment: Mapping[str, str] | None = None,
-    ) -> Self:
-        """Return what these values say; what they leave open, AWS's variables say.
+    def of(cls, storage: StorageSection | None = None) -> Self:
+        """Return what the keys say; what they leave open, AWS's variables in the environment say.
 
         Raises:
             WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
         """
-        told = (os.environ if environment is None else environment).get
-        region = region or told("AWS_REGION") or told("AWS_DEFAULT_REGION") or _REGION
+        storage = storage or StorageSection()
+        told, endpoints = os.environ.get, storage.endpoint_url
+        region = storage.region or told("AWS_REGION") or told("AWS_DEFAULT_REGION") or _REGION
         if not endpoints:
             named = told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
             endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
         for endpoint in endpoints:
             _check_endpoint(endpoint)
+        key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
         token = ""
         if not (key_id or secret):
             key_id, secret = told("AWS_ACCESS_KEY_ID", ""), told("AWS_SECRET_ACCESS_KEY", "")
@@ -109,7 +103,12 @@ class Access:
                 f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
             )
-        return cls(endpoints, region, key_id, secret, token, get_seconds, retries)
+        limits = storage.get_seconds, storage.retries
+        return cls(endpoints, region, key_id, secret, token, *limits)
+
+
+def _revealed(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
 
 
 def _check_endpoint(endpoint: str) -> None:

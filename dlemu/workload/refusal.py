@@ -24,9 +24,13 @@ _BOUNDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "text",
-    "too_short": "text of at least one character",
+    "string_too_short": "text of at least one character",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "finite_number": "a finite number",
-    "tuple_type": "a list",
+    "multiple_of": "a multiple of {multiple_of}",
+    "tuple_type": "a list, as [A,B]",
     "model_type": "a group of keys",
 }
 
@@ -72,16 +76,16 @@ def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if name not in NO_KEYS:
             yield f"{above}{name}"
-            group = _group(field.annotation)
+            group = group_of(field.annotation)
             if group is not None:
                 yield from _known_keys(group, f"{above}{name}.")
 
 
-def _group(annotation: object) -> type[BaseModel] | None:
+def group_of(annotation: object) -> type[BaseModel] | None:
     """Return the group of keys that a field holds, though it may be None instead."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(filter(None, map(_group, get_args(annotation))), None)
+    return next(filter(None, map(group_of, get_args(annotation))), None)
 
 
 def _shown(value: object) -> str:
@@ -96,11 +100,12 @@ def _dotted(location: Iterable[int | str], model: type[BaseModel]) -> str:
     parts: list[str] = []
     group: type[BaseModel] | None = model
     for part in location:
+        if isinstance(part, int):
+            parts[-1] += f"[{part}]"
+            continue
         if group is None:
-            if isinstance(part, int):
-                parts[-1] += f"[{part}]"
             break
-        parts.append(str(part))
-        field = group.model_fields.get(str(part))
-        group = _group(field.annotation) if field is not None else None
+        parts.append(part)
+        field = group.model_fields.get(part)
+        group = group_of(field.annotation) if field is not None else None
     return ".".join(parts)

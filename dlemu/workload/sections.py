@@ -92,8 +92,12 @@ def _switch(value: object) -> object:
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_switch)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 """Part of a file's or folder's name."""
+FullName = Annotated[str, Field(min_length=1), AfterValidator(_file_name)]
 Shuffle = Annotated[Literal["off", "seed", "random"], BeforeValidator(_shuffle)]
 
+MOST_FILES = 10**8
+MOST_AXES = 30
+"""Of a sample. HDF5 allows 32, of which dlemu takes two: the samples, and a column."""
 _LARGEST_SAMPLE = 10**11
 _MOST_SAMPLES = 10**10
 _MOST_BUFFERED = 2**34
@@ -110,6 +114,14 @@ Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Bytes of one read; a worker has io_depth buffers of this size."""
+
+
+def _bandwidth(value: object) -> object:
+    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+
+
+Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)]
+"""Bytes per second."""
 
 
 class Section(BaseModel):
@@ -259,7 +271,7 @@ class ParquetSection(Section):
 
     columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
     """Columns, each with the keys name, dtype, size and read. Empty: one column `data` of
-    dataset.record_length_bytes bytes a row."""
+    dataset.record_dims, or of dataset.record_length_bytes bytes a row."""
     row_group_size: Annotated[int, Whole, Field(ge=1, le=10**8)] = 1024
     """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
     read_mode: Literal["row_group"] = "row_group"
@@ -310,7 +322,7 @@ class DatasetSection(Section):
     """Where the files lie; files are at `train/` below it."""
     format: FormatName
     """How a file holds its samples."""
-    num_files_train: Annotated[int, Whole, Field(ge=1, le=10**8)] | Literal["auto"]
+    num_files_train: Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"]
     """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
     num_samples_per_file: Annotated[int, Whole, Field(ge=1, le=10**7)] = 1
     """Samples in each file."""
@@ -326,7 +338,8 @@ class DatasetSection(Section):
     record_length_bytes_resize: Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
-        tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...], Field(strict=False)
+        tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
+        Field(strict=False, max_length=MOST_AXES),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
     record_element_type: Annotated[str, AfterValidator(_element_type)] = "uint8"
@@ -397,11 +410,9 @@ class DatasetSection(Section):
         """Standard deviation of a sample's size in bytes."""
         if self.columns or self.record_dims:
             return 0.0
-        return (
-            float(np.std(self.listed_sizes))
-            if self.listed_sizes
-            else (self.record_length_bytes_stdev)
-        )
+        if self.listed_sizes:
+            return float(np.std(self.listed_sizes))
+        return self.record_length_bytes_stdev
 
     @property
     def stored_bytes(self) -> float:
@@ -420,6 +431,8 @@ class DatasetSection(Section):
         if self.format != "parquet" or self.parquet.columns:
             return self.parquet.columns if self.format == "parquet" else ()
         size = round(self.record_length_bytes)
+        if self.record_dims:
+            size = math.prod(self.record_dims) * self.element_bytes
         return (ColumnSection(name="data", dtype="uint8", size=size, read=True),)
 
     @property
@@ -642,10 +655,6 @@ class SizeSection(Section):
     """Workloads of the table; empty: the one chosen."""
 
 
-def _bandwidth(value: object) -> object:
-    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-
-
 class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
@@ -673,9 +682,7 @@ class ClientSection(Section):
 class ServerSection(Section):
     """The storage's servers, for a prediction."""
 
-    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
-        None
-    )
+    read_bandwidth: Bandwidth | None = None
     """Bytes per second that all of them give together; null: no limit but the drives."""
 
 
@@ -767,9 +774,7 @@ class CacheSection(Section):
 class OriginSection(Section):
     """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
 
-    read_bandwidth: Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)] | None = (
-        None
-    )
+    read_bandwidth: Bandwidth | None = None
     """Most bytes per second that each host reads from the data folder; null: as it gives. For
     `dlemu predict` it is the rate of the origin."""
     latency: Annotated[float, Field(ge=0, le=3600)] = 0.0

@@ -19,8 +19,7 @@ from dlemu.checkpoint.in_run import (
 )
 from dlemu.clock import Clock
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.blocks import checkpoint_cost
-from dlemu.results.checkpoints import checkpoint_lines, dlio_names, with_cost
+from dlemu.results.checkpoints import checkpoint_cost, checkpoint_lines, dlio_names, with_cost
 from dlemu.run.replay import new_steps
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload

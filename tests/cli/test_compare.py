@@ -207,7 +207,7 @@ def test_what_cannot_be_compared_gets_one_line(
         ([one, answer], f"{one} holds a run of unet3d_h100, {answer} a sizing of unet3d_h100"),
         ([answer, str(other)], "a sizing of resnet50_h100; compare results of one kind"),
         ([answer, str(damaged)], f"{damaged} holds a damaged result"),
-        ([one, one, "compare.max_loss=5"], "compare.max_loss=5 must be 0% to 100%; write"),
+        ([one, one, "compare.max_loss=5"], "compare.max_loss=5: must be 0% to 100%, such as 5%"),
         ([one, one, "compare.max_loss=101%"], "must be 0% to 100%"),
         ([one, one, "compare.maxloss=5%"], "did you mean compare.max_loss?"),
     ):

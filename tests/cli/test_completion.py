@@ -104,6 +104,9 @@ def test_all_is_offered() -> None:
     assert words.keys() == {*COMMANDS, "help"}
     offered = {word.removesuffix("=") for each in words.values() for word in each}
     assert {*all_keys()} <= offered
+    of_tools = {"paths": "queue_depths=", "load": "readers=", "wear": "wear.years=", "try": "keep="}
+    assert all(word in words[name] for name, word in of_tools.items())
+    assert {"--trace", "--series"} <= {*words["report"]}
     assert values_of_keys()["reader.odirect"] == ["true", "false", "auto"]
 
 

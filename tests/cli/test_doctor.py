@@ -128,14 +128,15 @@ def test_the_command_ends_with_1_and_the_reason_when_it_cannot(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("reader.gdz=off", "unknown key reader.gdz; dlemu doctor takes reader.data_loader"),
-        ("reader.gds=yes", "reader.gds must be one of off, prefer, require, got yes"),
+        ("reader.gdz=off", "unknown key reader.gdz; did you mean reader.gds"),
+        ("reader.gds=yes", "reader.gds=yes: yes is none of off, prefer, require"),
         ("/nowhere", "/nowhere is not a folder"),
+        ("/ /tmp", "one folder is needed, got /, /tmp"),
     ],
 )
 def test_a_wrong_argument_is_refused(argument: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=f"^{message}"):
-        doctor.main([argument])
+        doctor.main(argument.split())
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_what_would_be_refused_is_refused_with_the_same_line(
 def test_a_dataset_that_does_not_fit_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["datagen", f"{tmp_path}/a", "workload=unet3d_h100", "dataset.num_files_train=1000000"]
+    words = ["datagen", f"{tmp_path}/a", "workload=unet3d_h100", "dataset.num_files_train=900000"]
     assert run([*words, "--dry-run"]) == 1
     assert f"{tmp_path}/a has " in (said := capsys.readouterr().err) and " free, the data" in said
     assert not everything(tmp_path)

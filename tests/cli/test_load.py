@@ -53,6 +53,7 @@ def test_files_are_measured_and_told_to_scripts(
         (["model=sdxl", "reader=4"], "unknown key reader; did you mean readers?"),
         (["model=sdxl", "ways=splice"], "ways=splice: splice is none of mmap, pread"),
         (["model=sdxl", "target=/nosuch"], "target /nosuch is not a folder"),
+        (["model=sdxl", "scale=all"], "scale=all: must be a number"),
         (["model=sdxl", "--csv", "/tmp/x.csv"], "--csv has a row for each read; name a target"),
     ],
 )

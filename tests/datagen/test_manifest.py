@@ -78,7 +78,7 @@ def test_there_is_none(tmp_path: Path) -> None:
     [
         ("{", "dlemu.json is damaged"),
         ("{}", "dlemu.json is damaged"),
-        ("[]", "dlemu.json is damaged"),
+        ("[]", "dlemu.json is damaged .it holds no JSON object"),
         ('{"manifest": 4}', "is of version 4; update dlemu"),
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),

@@ -99,6 +99,14 @@ def test_files_hold_the_content_at_the_places(tmp_path: Path, kind: dict[str, An
     assert verify(tmp_path / "data", full=True, world=Alone()) == []
 
 
+@pytest.mark.parametrize("element_type", ["uint8", "float32"])
+def test_rows_of_a_shape_are_one_column(tmp_path: Path, element_type: str) -> None:
+    kind = {"format": "parquet", "record_dims": (3, 3), "record_element_type": element_type}
+    manifest = generate(workload_of(tmp_path, num_samples_per_file=4, **kind), world=Alone())
+    assert manifest.layout.mean_bytes == 9 * np.dtype(element_type).itemsize
+    assert verify(tmp_path, full=True, world=Alone()) == []
+
+
 def test_sizes_are_as_asked_on_disk(tmp_path: Path) -> None:
     stdev = {"record_length_bytes": 4000.0, "record_length_bytes_stdev": 1000.0}
     workload = workload_of(
@@ -447,6 +455,46 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_written(small_disk: Path) -
         "space, use another dataset.data_folder, or lower dataset.num_files_train"
     )
     assert tree(small_disk) == {}
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "reason"),
+    [
+        ("", "File exists"),
+        ("train", "Not a directory"),
+        ("valid", "File exists"),
+        (".dlemu", "Not a directory"),
+    ],
+)
+def test_a_file_where_a_folder_must_be_is_named(
+    tmp_path: Path, in_the_way: str, reason: str
+) -> None:
+    folder = tmp_path / "data"
+    place = folder / in_the_way
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("mine")
+
+    with pytest.raises(DatasetError) as error:
+        generate(workload_of(folder), world=Alone())
+
+    assert str(error.value).startswith(str(place))
+    assert str(error.value).endswith(
+        f"cannot be used ({reason}); move elsewhere what is there, or use another "
+        "dataset.data_folder"
+    )
+    assert [path for path in (folder, *folder.rglob("*")) if path.is_file()] == [place]
+
+
+@pytest.mark.parametrize("num_files", [10**8, 999_999])
+def test_no_folder_is_left_of_what_cannot_fit(tmp_path: Path, num_files: int) -> None:
+    workload = workload_of(tmp_path / "a" / "b", num_files_train=num_files, record_length_bytes=1e9)
+    start = time.process_time()
+
+    with pytest.raises(RunError, match=r"use another dataset\.data_folder, or lower"):
+        generate(workload, world=Alone())
+
+    assert list(tmp_path.iterdir()) == []
+    assert time.process_time() - start < 5, "nothing was looked at"
 
 
 def test_what_cannot_fit_is_counted_in_whole_pages(

@@ -138,7 +138,7 @@ def test_a_stdev_that_cannot_be_is_refused() -> None:
         layout_of(load_workload("unet3d_h100", keys))
     assert str(error.value) == (
         "dataset.record_length_bytes_stdev must be at most about 0.7 of the mean 1e+06, "
-        "got 900000: sizes cannot be below zero"
+        "got 900000: sizes cannot be below zero; set it too, 0 for equal sizes"
     )
 
 

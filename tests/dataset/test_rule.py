@@ -127,6 +127,22 @@ dataset.num_files_train=28000"""
     assert "decides" not in lines[1] and lines[2].endswith("  <- decides")
 
 
+def test_more_files_than_there_may_be_are_explained() -> None:
+    keys = {"dataset.num_files_train": "auto", "host_memory": "16GiB"}
+    workload = load_workload("dlrm_a100", keys)
+    told = str(required_size(workload, Alone())).splitlines()
+    assert told[4].endswith(" 80.0 GiB; 640.0 GiB on a drive with blocks of 4 KiB")
+    excess = (
+        "167,772,160 files are more than dataset.num_files_train may be, 100,000,000: a file has "
+        "1 sample of 512 B; set dataset.num_samples_per_file=2"
+    )
+    assert told[-1] == excess
+    with pytest.raises(WorkloadError, match=f"^dataset.num_files_train=auto: {excess}$"):
+        resolve_auto(workload, Alone())
+    enough = workload.with_keys({"dataset.num_samples_per_file": 2})
+    assert resolve_auto(enough, Alone()).num_files == 83_886_080
+
+
 def test_a_notebook_shows_a_table() -> None:
     table = dataset_size(job(name="a<b"), num_accelerators=8, host_memory="256GiB")._repr_html_()
     assert table.startswith("<table><caption>a&lt;b: 8 emulated accelerators, batches of 7, ")

@@ -159,6 +159,7 @@ def test_the_link_nearest_to_its_rate_is_named() -> None:
 def test_the_users_rate_is_that_of_all_links_together() -> None:
     use = network_use(COUNTED, 10.0, {"a": 10**9, "b": None}, gbps=2.0)
     assert use is not None
+    assert use.nic == "a, b"
     assert [use.gbps, use.received_share, use.sent_share] == pytest.approx([2.0, 0.64, 0.3])
 
 

@@ -38,8 +38,7 @@ _IMPORTED = (
     *(
         "dlemu.__main__",
         "dlemu.cli.main",
-        "dlemu.cli.runs",
-        "dlemu.cli.sizes",
+        "dlemu.cli.jobs",
         "dlemu.cli.report",
         "dlemu.run.job",
     ),

@@ -99,6 +99,7 @@ def test_from_nothing_to_a_verdict(
     assert summary["place"]["file_system"] == "s3"
     assert summary["place"]["device"] == ""
     assert summary["measured"]["page_cache_share"] is None
+    assert summary["measured"]["wear"]["drives"] == [], "this host's drives have no part in it"
     assert summary["limit"]["name"] in ("storage", "none", "host cpu", "unclear", "loader")
 
 

@@ -414,8 +414,10 @@ def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> 
             "file_size must be at least the largest of io_sizes x the largest of queue_depths, "
             "2097152 bytes",
         ),
-        ({"workers": (0,)}, "workers must be at least 1, got 0"),
-        ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
+        ({"workers": (0,)}, "workers must be from 1 to 1024, got 0"),
+        ({"workers": (8, 99_999_999)}, "workers must be from 1 to 1024, got 99999999"),
+        ({"seconds": float("inf")}, "seconds must be above 0, at most 86400, got inf"),
+        ({"seconds": 0.0}, "seconds must be above 0, at most 86400, got 0.0"),
         ({"patterns": ()}, "patterns must not be empty"),
         ({"file_size": 4096}, "file_size must be at least the largest of io_sizes, 131072 bytes"),
         ({"targets": (Path("/nowhere"),)}, "target /nowhere is not a folder"),
@@ -456,7 +458,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
     ("argument", "message"),
     [
         ("worker=3", "unknown key worker; did you mean workers?"),
-        ("workers=many", "workers=many: invalid literal"),
+        ("workers=many", "workers=many: must be a whole number"),
         ("io_sizes=4KX", "io_sizes=4KX: '4KX' is not a size"),
         ("paths=gds", "paths=gds: gds is none of host_buffered, host_direct"),
         ("seconds=5", "no folder to measure; write dlemu paths FOLDER"),

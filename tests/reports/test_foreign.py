@@ -73,7 +73,7 @@ def test_the_report_shows_both_and_how_they_differ() -> None:
     assert result.status == 1
     (row,) = result.rows
     assert row.told_au_percentage == pytest.approx(92.6048, abs=1e-4)
-    assert row.nominal_bytes_per_second == pytest.approx((row.samples_per_second or 0) * 16384)
+    assert row.nominal_MB_per_second == pytest.approx((row.samples_per_second or 0) * 0.016384)
 
 
 def write_leaf(
@@ -197,6 +197,10 @@ def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
     (folder / "20260701_101500" / "summary.json").unlink()
     result = one(folder)
     assert len(result.runs) == 1 and result.status == 1
+    passed = {"metric__au": 0.5}
+    assert one(folder, **passed).status == 1
+    shutil.copytree(folder / "20260701_101500", folder / "20260701_103000")
+    assert one(folder, **passed).status == 1, "two of them, too"
     assert result.text.splitlines()[-1] == (
         f"not read: {folder}/20260701_101500 holds no summary.json: DLIO writes it when a run "
         "ends, this did not"

@@ -2,20 +2,25 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.reports.drawing import Axis, Plot, Series
-from dlemu.reports.page import _stairs, render_page
+from dlemu.reports.foreign import read_foreign
+from dlemu.reports.page import _best_counter, _stairs, render_page
 from dlemu.reports.sizing_section import sentence
+from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import read_folder
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.sizing.search import Point
+from dlemu.workload.model import load_workload
 from tests.lab.browser import VIEWS, look
 from tests.lab.commands import QUICK, generate
 
@@ -58,24 +63,6 @@ PLACE = {
 }
 
 
-@dataclass(frozen=True)
-class Search:
-    """A sizing as it is stored."""
-
-    folder: Path
-    answers: list[dict[str, Any]]
-    unfinished: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """What has only a text."""
-
-    folder: Path
-    text: str
-    rows: list[SimpleNamespace]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hold a run that fails and a series of five."""
@@ -93,10 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> str:
     """The page of results of all kinds."""
-    search = Search(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
-    row = SimpleNamespace(tool="DLIO", workload="unet3d", num_accelerators=2, verdict="PASS")
-    row.au_percentage, row.samples_per_second = 91.5, None
-    foreign = Foreign(folder / "dlio", f"AU as told {'9' * 200}%", [row])
+    search = StoredSizing(folder / "size", [ANSWER], {"d1.cosmoflow_h100": ANSWER["points"][:2]})
+    foreign = read_foreign(Path(__file__).parents[1] / "data" / "dlio_2.0.0", {"metric.au": 0.5})
     runs = [read_folder(folder / name) for name in ("fail", "five")]
     return render_page([*runs, search, foreign])
 
@@ -157,7 +142,23 @@ def test_results_stand_side_by_side_and_lead_to_their_sections(page: str) -> Non
     assert series[heads.index("runs")] == "5", "warm-ups do not count"
     assert sizing[1:4] == ["unet3d_h100", "feeds 8", "8"]
     assert unfinished[2] == "no answer yet"
-    assert foreign[1:6] == ["unet3d (DLIO)", "PASS", "2", "91.50", ""]
+    assert foreign[1:5] == ["unet3d_h100 (DLIO)", "PASS", "2", "94.32"]
+
+
+def test_a_run_that_was_cut_short_does_not_count(folder: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(folder / "five", cut)
+    for path, gone in ((cut, "passed"), (cut / "run.5", "end")):
+        tree = json.loads((path / "summary.json").read_text())
+        del tree[gone]
+        tree["runs"] = [row for row in tree.get("runs", ()) if row["name"] != "run.5"]
+        if path != cut:
+            del tree["runs"]
+        tree["status"] = "incomplete"
+        (path / "summary.json").write_text(json.dumps(tree))
+    stored = read_folder(cut)
+    assert "run.5" in stored.outcomes, "it is shown"
+    assert list(stored.counting) == ["run.1", "run.2", "run.3", "run.4"]
 
 
 def test_a_series_is_one_section_with_its_runs_folded(page: str) -> None:
@@ -177,7 +178,7 @@ def test_a_sizing_is_a_page(page: str) -> None:
         '<p class="verdict pass">This storage feeds 8 unet3d_h100 accelerators at a utilisation '
         "of 90% or more.</p>"
     ) in section
-    assert "8.37 accelerators (N*), 95% interval 8.28 to 8.46" in section
+    assert "or more (N* 8.37, 95% interval 8.28 to 8.46); 9 reached 83.70%</p>" in section
     for name in ("a run", "threshold 90%", "N* meets the threshold: 95% interval", "answer: 8"):
         assert f"</svg>{name}</li>" in section
     plot = section[section.index("<figure>") : section.index("</figure>")]
@@ -187,13 +188,22 @@ def test_a_sizing_is_a_page(page: str) -> None:
     assert section.count('<td class="text">failed</td>') == 2
 
 
+ALONE = {"num_accelerators": 1, "au_percentage": 80.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "answer"),
     [
         ({"at_least": True, "num_accelerators": 1}, "At least 1 unet3d_h100 accelerator at a "
          "utilisation of 90% or more: the storage was not the limit, so it may feed more."),
-        ({"num_accelerators": 0}, "Not one unet3d_h100 accelerator is fed: one alone reaches "
-         "94.31%, 90% is asked."),
+        ({"at_least": True, "fewest_failed": None}, "At least 8 unet3d_h100 accelerators at a "
+         "utilisation of 90% or more: no number that was tried failed, so the storage may feed "
+         "more."),
+        ({"num_accelerators": 0, "points": [ALONE, ALONE | {"au_percentage": 80.5}]},
+         "Not one unet3d_h100 accelerator is fed: one alone reaches 80.25%, 90% is asked."),
+        ({"num_accelerators": 0, "points": [ALONE], "at_least": True}, "Not one unet3d_h100 "
+         "accelerator is fed: one alone reaches 80.00%, 90% is asked; the storage was not the "
+         "limit, so it may feed more."),
     ],
 )  # fmt: skip
 def test_an_answer_is_one_sentence(changes: dict[str, Any], answer: str) -> None:
@@ -209,6 +219,22 @@ def test_a_result_says_where_it_was_measured(page: str, folder: Path) -> None:
     assert facts["versions"].startswith("dlemu ") and "kernel " in facts["versions"]
     assert "56 npz files" in facts["dataset"] and str(folder / "data") in facts["dataset"]
     assert all(f"<dt>{name}</dt>" in page for name in facts)
+
+
+@pytest.mark.parametrize(
+    ("odirect", "way"),
+    [
+        (True, "O_DIRECT"),
+        (False, "through the page cache"),
+        ("auto", "O_DIRECT if the data folder takes it"),
+    ],
+)
+def test_how_was_read_is_what_was_asked_for(odirect: bool | str, way: str) -> None:
+    workload = load_workload(
+        "unet3d_h100", {"reader.odirect": odirect, "dataset.data_folder": "/data"}
+    )
+    facts = dict(facts_of({"data_loader": "pytorch"}, workload))
+    assert facts["loader"] == f"pytorch, 4 workers for each accelerator, {way}"
 
 
 def test_what_an_earlier_version_left_out_is_not_shown() -> None:
@@ -246,6 +272,16 @@ def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
     plot = Plot(title="t", x=axis, y=axis, series=[Series("a", "first", pieces)]).render()
     (path,) = re.findall(r'class="line" d="(M[^"]*L[^"]*)"', plot)
     assert path.count("M") == 2, "a gap"
+
+
+def test_what_came_from_a_bucket_is_not_sought_in_read_calls() -> None:
+    network = NetworkCounters({"eth0": NicCounters(6_000_000, 0)})
+    part = IntervalSummary(2.0, {}, None, None, 0, 4000, *(None,) * 2, 4.0, *(None,) * 4)
+    parts = [replace(part, network=network)]
+    name, rates = _best_counter(parts, in_bucket=False)
+    assert name.startswith("by read calls") and rates == [2000]
+    name, rates = _best_counter(parts, in_bucket=True)
+    assert name.startswith("over the host's network interfaces") and rates == [3e6]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 9, 15, 64, 100, 512, 10_000])

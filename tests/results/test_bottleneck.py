@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
-from dlemu.results.blocks import CheckpointCost
 from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit, limit_in_memory
+from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.losses import find_losses
 from dlemu.results.metrics import measure
@@ -391,13 +391,28 @@ def test_storage_of_several_hosts_is_named_with_what_it_gave_to_all() -> None:
 def test_a_full_link_is_named_with_its_evidence() -> None:
     limit = find_limit(evidence(hosts=[host(**link(0.97, unordered_share=0.012))]))
     assert limit.evidence == (
-        "eth0 of host a received 6.2 GB/s, 97% of its 50 Gb/s; 1.2% of the TCP segments received "
+        "eth0 of host a received 6.06 GB/s, 97% of its 50 Gb/s; 1.2% of the TCP segments received "
         "came out of order; 100% of what accelerators lost was waiting for reads; CPUs 30%; this "
         "explains 100% of the loss"
     )
     assert limit.advice.endswith("nothing is said about the storage")
     several = find_limit(evidence(hosts=[host(**link(0.95)), host(host="b", **link(0.96))]))
-    assert several.evidence.startswith("eth0 of host b received 6.2 GB/s, 96% of its 50 Gb/s, and ")
+    assert several.evidence.startswith("eth0 of host b received 6 GB/s, 96% of its 50 Gb/s, and ")
+
+
+def test_a_full_link_is_told_with_its_own_rate_though_the_host_has_others() -> None:
+    """Two links of 50 Gb/s: all together received twice as much."""
+    two = link(0.97, received_bytes_per_second=12.1 * GB)
+    told = find_limit(evidence(hosts=[host(**two)])).evidence
+    assert told.startswith("eth0 of host a received 6.06 GB/s, 97% of its 50 Gb/s; ")
+
+
+def test_the_drives_of_an_array_are_not_taken_for_one() -> None:
+    told = find_limit(evidence(hosts=[host(num_drives=4)])).evidence
+    assert told.startswith("the 4 drives gave 6 GB/s while they were read from, and no more to ")
+    assert "; nvme0n1 was busy 99% of the time" in told
+    apart = find_limit(evidence(hosts=[host(), host(host="b", device="sda")])).evidence
+    assert apart.startswith("the storage gave 12 GB/s to 2 hosts while it was read from")
 
 
 def test_segments_that_were_lost_are_told_beside_a_slow_storage() -> None:
@@ -438,6 +453,26 @@ def test_full_cpus_are_named_and_storage_is_spared() -> None:
         "took 35% of all; nvme0n1 was busy 36% of the time; this explains 100% of the loss"
     )
     assert limit.advice.endswith("nothing is said about the storage")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "told"),
+    [
+        (("runqueue_seconds", "throttled_seconds"), "ranks and workers used 97% of 16 CPUs, and "),
+        (
+            ("cpu_share",),
+            "ranks and workers stood ready without a CPU for 0.50 s each second, all ",
+        ),
+        (("cpu_share", "runqueue_seconds", "throttled_seconds"), "all that ran there took 95% of "),
+    ],
+)
+def test_what_the_kernel_does_not_tell_of_cpus_leaves_a_sentence(
+    unknown: tuple[str, ...], told: str
+) -> None:
+    seen = {"cpu_share": 0.97, "host_cpu_share": 0.95, "runqueue_seconds": 50.0}
+    limit = find_limit(evidence(hosts=[host(**(seen | dict.fromkeys(unknown)))]))
+    assert limit.name == "host cpu"
+    assert limit.evidence.startswith(f"accelerators lost 33% of the time; on host a {told}")
 
 
 def test_a_quota_and_other_guests_are_named() -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.results.judgement import Judgement, hidden_share, judge_run
+from dlemu.objects.counts import GetCounts
+from dlemu.results.judgement import Judgement, cached_too_much, hidden_share, judge_run
 from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.objects import objects_fields
 from dlemu.results.records import STEP, Steps, write_steps
-from dlemu.results.summary import Summary
+from dlemu.results.summary import Measured, Summary
 from dlemu.results.text import render_run, verdict_line
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -243,6 +245,15 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
     assert judgement.verdict == verdict and reason in "".join(judgement.reasons)
     # A loop of one's own has nobody who looks at it.
     assert judge_run(job, metrics).verdict == "PASS"
+
+
+def test_why_a_bound_cannot_be_checked_is_true_of_a_bucket_too() -> None:
+    job = workload(metric__max_cached_share=0.05)
+    unknown: Measured = {"page_cache_share": None}
+    assert cached_too_much(job, unknown).endswith("cannot be checked (a note below says why)")
+    objects = objects_fields(GetCounts(), [])
+    bucket = cached_too_much(job, {**unknown, "objects": objects})
+    assert bucket.endswith("cannot be checked (the servers' memory is not seen here)")
 
 
 def test_memory_that_was_given_stands_on_the_verdicts_line() -> None:

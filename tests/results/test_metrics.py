@@ -168,6 +168,12 @@ def test_records_with_holes_are_refused(rows: list[Steps]) -> None:
         measure(rows)
 
 
+@pytest.mark.parametrize("damaged", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_refused(damaged: float) -> None:
+    with pytest.raises(RunError, match=r"^epoch 0: a step's time is no number; "):
+        measure(steps(0, damaged, 0))
+
+
 def test_an_epoch_that_a_rank_did_not_reach_is_refused() -> None:
     rows = [steps(0, 0, 0), steps(0, 0, 0, accelerator=1), steps(0, 0, 0, 0, epoch=1)]
     with pytest.raises(RunError, match=r"^epoch 1: not every accelerator"):

@@ -69,6 +69,11 @@ def known(**changes: object) -> WearFields:
             "new drive; no WAF: sda is no NVMe drive",
         ),
         (
+            sum_up([drive("sda", None, None, None)], 86_400.0, file_bytes=0),
+            "wear: 953.7 MiB written to sda (none of it this command's data); at this pace 0.001 "
+            "drive writes a day; no WAF: sda is no NVMe drive",
+        ),
+        (
             sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)"),
             "wear: not known; no drive is seen under the folder (nfs4)",
         ),

@@ -31,6 +31,8 @@ LIBRARY = {"reader.decode": "library"}
 DALI = {"reader.data_loader": "dali"}
 TF = {"reader.data_loader": "tensorflow"}
 GPU = {**DALI, "dali.device": "gpu"}
+PARQUET = {"dataset.format": "parquet"}
+COLUMNS = {"dataset.parquet.columns": [{"name": "a"}]}
 OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
 
@@ -67,6 +69,7 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("metric.exclude_end_steps", 3, {}, {"metric.edition": "v2.0"}),
         ("storage.storage_root", "/mnt", {"dataset.data_folder": "/data"}, {}),
         ("dataset.record_length_bytes", 5, {"dataset.record_dims": [4, 4]}, {}),
+        ("dataset.record_dims", [4, 4], {**PARQUET, **COLUMNS}, PARQUET),
         ("output.drop_caches", True, {"output.drop_all_caches": True}, {}),
         ("accelerators_per_rank", 2, {"num_accelerators": 4}, {}),
         ("host_memory", "1GiB", {}, {"dataset.num_files_train": "auto"}),
@@ -119,6 +122,10 @@ def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:
         "reader: {transfer_size: 1048576, io_depth: 4, shuffle_size: 2}\n"
     )
     assert idle_keys(load_workload(own)) == ("framework", "reader.transfer_size"), "not defaults"
+
+
+def test_a_job_of_another_name_is_compared_with_what_it_was_made_from() -> None:
+    assert idle({"name": "mine"}) == []
 
 
 @pytest.mark.parametrize("name", ["unet3d_h100", "resnet50_h100", "cosmoflow_a100"])

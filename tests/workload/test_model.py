@@ -79,7 +79,7 @@ def refusal(tree: dict[str, Any]) -> str:
             "'indexed_binary', 'mmap_indexed_binary' or 'parquet', got 'csv'",
         ),
         ("dataset.record_dims", [64, 0], "dataset.record_dims[1] must be at least 1, got 0"),
-        ("dataset.record_dims", 64, "dataset.record_dims must be a list, got 64"),
+        ("dataset.record_dims", 64, "dataset.record_dims must be a list, as [A,B], got 64"),
         (
             "dataset.record_element_type",
             "float33",

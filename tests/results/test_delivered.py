@@ -11,7 +11,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
-from dlemu.results.cached import stored_bytes, vouched_bytes
+from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
@@ -69,11 +69,15 @@ def share_and_note(kind: str, *counted: int | None) -> tuple[float | None, str]:
     steps["epoch"], steps["step"] = np.arange(len(counted))[:, None], np.arange(2)
     steps["num_bytes"], steps["compute"] = READ // 2, 1.0
     epochs = [interval(process_read_bytes=num) for num in counted]
-    keys: dict[str, Any] = {"num_workers": 1, "resident_before": 0.25, "direct": False}
-    known = {"probe": None, "num_probe_readers": 1, "file_system": kind}
-    fields = HostReport.__dataclass_fields__
-    keys |= {name: value for name, value in known.items() if name in fields}
-    host = HostReport(host="a", epochs=epochs, **keys)
+    host = HostReport(
+        host="a",
+        epochs=epochs,
+        probe=None,
+        num_workers=1,
+        resident_before=0.25,
+        direct=False,
+        file_system=kind,
+    )
     workload = load_workload("unet3d_h100")
     found = combine(workload, [host], sums_of(steps, ["rank 0 on host a"]), PathBytes())
     return found.measured["page_cache_share"], "; ".join(found.notes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlemu.errors import WorkloadError
-from dlemu.results.blocks import checkpoint_cost
+from dlemu.results.checkpoints import checkpoint_cost
 from dlemu.results.metrics import measure
 from dlemu.results.records import Steps
 from dlemu.results.so_far import StepsSoFar

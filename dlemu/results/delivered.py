@@ -52,7 +52,7 @@ def vouched_bytes(epoch: IntervalSummary, file_system: str, *, read: int) -> int
     return counted if some and counted is not None and counted >= _VOUCHED * read else None
 
 
-def describe(file_system: str, *, known: bool) -> str:
+def how_known(file_system: str, *, known: bool) -> str:
     """Return the note on how the share from memory is known, or why it is not."""
     if file_system in _IN_MEMORY:
         return f"the data folder lies in memory ({file_system}): no storage was read"

@@ -1,0 +1,285 @@
+"""The commands for a workload: what each does, and what it prints.
+
+The docstring of a command is the first line of its help. What only one command needs is imported
+when it is called.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from dlemu.cli.progress import show_files, show_progress, shows
+from dlemu.cli.scripts import (
+    DATASIZE,
+    PREDICT,
+    RUN,
+    SIZE,
+    Script,
+    datasize_document,
+    datasize_row,
+    json_text,
+    predict_row,
+    run_document,
+    run_row,
+    runs_row,
+    size_row,
+)
+from dlemu.cli.words import Words
+from dlemu.errors import WorkloadError
+from dlemu.run.live import Live
+from dlemu.terminal import Answer, answer, say, shown_line
+from dlemu.units import counted
+from dlemu.workload.commands import word
+from dlemu.workload.compose import known_models
+from dlemu.workload.model import Workload
+from dlemu.workload.objects import Access, in_bucket, object_path
+from dlemu.workload.published import what_it_stands_for
+from dlemu.world.world import World
+
+
+def datasize(workload: Workload, world: World, words: Words) -> int:
+    """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.dataset.rule import required_size
+
+    script = world.on_first(lambda: Script.of(words, DATASIZE))
+    size = required_size(workload, world)
+    if world.rank == 0:
+        say(Answer(str(size)))
+        script.tell(datasize_document(size), [datasize_row(size)])
+    return 0
+
+
+def datagen(workload: Workload, world: World, words: Words) -> int:
+    """write the dataset; killed at any moment and started again, it continues"""
+    from dlemu.cli.wear import watched
+    from dlemu.datagen import generate
+    from dlemu.dataset.rule import resolve_auto
+    from dlemu.results.header import introduction
+
+    workload = resolve_auto(workload, world)
+    folder, done = workload.data_folder, [0]
+
+    def count(state: Any) -> None:
+        done[0] = state.bytes_done
+        if progress is not None:
+            progress(state)
+
+    with (
+        nullcontext()  # the drives of its server are not this host's
+        if in_bucket(folder)
+        else watched(world, folder, drive=workload.drive, written=lambda: done[0]),
+        show_files("datagen", on=shows(workload, world)) as progress,
+    ):
+        manifest = generate(
+            workload,
+            world=world,
+            on_begin=lambda: say(
+                introduction(workload, host=world.host, num_hosts=world.num_hosts)
+            ),
+            on_progress=count,
+        )
+    if world.rank == 0:
+        say(Answer(f"{workload.data_folder}: {manifest.describe()}"))
+    return 0
+
+
+def verify(workload: Workload | None, world: World, words: Words) -> int:
+    """check a data folder by its manifest; --full its content too, --repair mends it"""
+    from dlemu.datagen import verify as find_faults
+
+    folder, access = _folder_to_verify(workload, world, words)
+    full, repair = ("--full" in words.options), ("--repair" in words.options)
+    with show_files("verify", on=shows(workload, world)) as progress:
+        faults = find_faults(
+            folder, full=full, repair=repair, world=world, on_progress=progress, access=access
+        )
+    if world.rank == 0:
+        for fault in faults:
+            again = ", written again" if fault.repaired else ""
+            say(Answer(shown_line(f"{fault.path}: {fault.problem}{again}")))
+        checked = "sizes and content" if full else "sizes"
+        say(Answer(f"{folder}: {_found(faults)}; {checked} were checked"))
+    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+
+
+def _folder_to_verify(
+    workload: Workload | None, world: World, words: Words
+) -> tuple[Path, Access | None]:
+    """Return the data folder, and how its bucket is reached if it lies in one."""
+    if workload is not None:
+        return workload.data_folder, world.on_first(lambda: workload.access)
+    named = words.others[0]
+    if "://" not in named:
+        return Path(named), None
+    return object_path(named), world.on_first(Access.of)
+
+
+def _found(faults: Sequence[Any]) -> str:
+    """Return "2 bad files, 1 written again, 1 extra file"."""
+    bad = [fault for fault in faults if not fault.extra]
+    repaired = sum(fault.repaired for fault in bad)
+    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
+    if repaired:
+        parts.append(f"{repaired:,} written again")
+    if len(faults) > len(bad):
+        parts.append(counted(len(faults) - len(bad), "extra file"))
+    return ", ".join(parts)
+
+
+def run(workload: Workload, world: World, words: Words) -> int:
+    """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
+    from dlemu.results.judgement import EXIT_STATUS
+    from dlemu.results.text import render_run, verdict_line
+    from dlemu.run.job import check_job, run_job
+
+    def for_scripts() -> Script:
+        script = Script.of(words, RUN)
+        if script.is_asked and not workload.workflow.train:
+            raise WorkloadError("--json and --csv tell of a run; workflow.train=false makes none")
+        return script
+
+    script = world.on_first(for_scripts)
+    if workload.workflow.generate_data:
+        if workload.workflow.train:
+            check_job(workload, world)
+        datagen(workload, world, words)
+    if not workload.workflow.train:
+        if world.rank == 0 and not workload.workflow.generate_data:
+            say("nothing was done: workflow.train and workflow.generate_data are false")
+        return 0
+    live = Live()
+    if workload.division == "closed" or workload.runs > 1 or workload.warmup:
+        from dlemu.run.protocol import run_protocol
+
+        def tell(folder: Any, summary: Any, outcomes: Any) -> None:
+            row = runs_row(workload, folder, summary, outcomes)
+            script.tell(run_document(folder, summary), [row])
+
+        with show_progress("run", live.now, on=shows(workload, world)):
+            return run_protocol(workload, world=world, say=say, on_end=tell, live=live)
+    with show_progress("run", live.now, on=shows(workload, world)):
+        outcome = run_job(workload, world=world, say=say, live=live)
+    status = 0
+    if outcome is not None:
+        verdict = verdict_line(workload, outcome.metrics, outcome.summary)
+        say(Answer(f"\n{render_run(workload, outcome.metrics, outcome.summary)}", verdict))
+        say(f"results: {outcome.folder}")
+        script.tell(run_document(outcome.folder, outcome.summary), [run_row(workload, outcome)])
+        status = EXIT_STATUS[outcome.summary["verdict"]]
+    return world.broadcast(status)
+
+
+def size(workload: Workload, world: World, words: Words) -> int:
+    """find the most emulated accelerators that this storage feeds, by measured search"""
+    from dlemu.sizing.answers import as_json
+    from dlemu.sizing.measured import size_storage
+
+    script = world.on_first(lambda: Script.of(words, SIZE))
+    if world.rank == 0:
+        _say_what_it_stands_for(workload)
+
+    def tell(answers: list[Any]) -> None:
+        script.tell(as_json(answers), [size_row(answer) for answer in answers])
+
+    live = Live()
+    with show_progress("size", live.now, on=shows(workload, world)):
+        return size_storage(workload, world, say, words.as_typed, on_end=tell, live=live)
+
+
+def predict(workload: Workload, world: World, words: Words) -> int:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.sizing.cached import asks_for_cache, predict_cached
+    from dlemu.sizing.predict import predict as foretell
+
+    if world.rank != 0:
+        return 0
+    if _asks_for_checkpoints(workload):
+        _predict_checkpoint(workload, words)
+        return 0
+    script = Script.of(words, PREDICT)
+    cached = predict_cached(workload) if asks_for_cache(workload) else None
+    each = [cached.cold, cached.warm] if cached else [foretell(workload)]
+    found = cached or each[0]
+    say(Answer(str(found)))
+    _say_what_it_stands_for(workload)
+    script.tell(found.fields, list(map(predict_row, each)))
+    return 0
+
+
+def _asks_for_checkpoints(workload: Workload) -> bool:
+    """Return whether a model was named, or the job is one of checkpoints alone."""
+    alone = workload.workflow.checkpoint and not workload.workflow.train
+    return alone or "model" in workload.given or workload.made_from in known_models()
+
+
+def _predict_checkpoint(workload: Workload, words: Words) -> None:
+    from dlemu.checkpoint.predict import predict_checkpoint
+
+    if "--csv" in words.options:
+        raise WorkloadError("--csv has no columns for checkpoints; take --json")
+    found = predict_checkpoint(workload)
+    say(Answer(str(found)))
+    if "--json" in words.options:
+        answer(json_text(found.fields))
+
+
+def calibrate(workload: Workload, world: World, words: Words) -> int:
+    """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.sizing.calibrate import calibrate_host
+
+    live = Live()
+    with show_progress("calibrate", live.now, on=shows(workload, world)):
+        return calibrate_host(workload, world, say, live)
+
+
+def _say_what_it_stands_for(workload: Workload) -> None:
+    line = what_it_stands_for(workload)
+    if line:
+        say(line)
+
+
+def checkpoint(workload: Workload, world: World, words: Words) -> int:
+    """write a model's checkpoints, read them back, and say how long each takes"""
+    from dlemu.checkpoint.command import run_checkpoints
+    from dlemu.checkpoint.progress import Progress
+    from dlemu.checkpoint.text import exit_status, render, verdict_line
+    from dlemu.run.beginning import versions
+    from dlemu.run.watchdog import Watchdog
+
+    if "--verify" in words.options:
+        workload = workload.with_keys({"checkpoint.verify": True})
+    progress = Progress()
+    with (
+        Watchdog(workload.output.stall_seconds, world) as watchdog,
+        show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)),
+    ):
+        found = run_checkpoints(
+            workload,
+            world=world,
+            watch=watchdog,
+            say=say,
+            versions=versions(),
+            progress=progress,
+        )
+    if found is None:
+        return 0
+    say(Answer(f"\n{render(found.summary)}", verdict_line(found.summary)))
+    say(f"results: {found.folder}")
+    if "--json" in words.options:
+        answer(json_text(run_document(found.folder, found.summary)))
+    return exit_status(found.summary)
+
+
+def steptime(workload: Workload, world: World, words: Words) -> int:
+    """time real training steps on this host's GPU; write a workload with their times"""
+    from dlemu.steptime.job import measure_steps
+
+    if world.rank != 0:
+        return 0
+    measured, path = measure_steps(workload, say)
+    say("\n" + "\n".join(measured.lines()))
+    say(f"\nresults: {path.parent}: {path.name}, {path.with_suffix('.json').name}")
+    folder = workload.dataset.data_folder or "/path/on/the/storage"
+    say(f"use it: dlemu run workload={path} {word('dataset.data_folder', folder)}")
+    return 0
