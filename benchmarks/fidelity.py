@@ -2,10 +2,13 @@
 
     nets=unet3d,resnet50,cosmoflow loaders=pytorch,threads rates=0.3,0.6,0.9,1.2,2 arms=R,E,B
     repeats=3 first=0 limit_s=100000 json=fidelity.json
+    cells=NET/LOADER/RATE/ARM+ARM[/REPEATS],…   these, instead of all of nets x loaders x rates
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
 
 Other nets: unet3d_full (whole volumes, batch 7), resnet50_400, resnet50_jpeg (the workers decode a
-picture for each sample), cosmoflow_graph (the step as one CUDA graph). Loader dali: into the GPU.
+picture for each sample), resnet50_graph and cosmoflow_graph (the step as one CUDA graph). Loader
+dali: into the GPU. Where subfolders of the files are mounts (unet3d_full: train/0 to train/3), each
+is held to its share of the rate.
 The arms of a cell run one after the other, in every second repeat in the opposite order, from the
 same files in the same order by the same loader:
 
@@ -13,6 +16,9 @@ R   the real network trains on the GPU: batches in pinned memory, copied on a st
     the host at most one step ahead.
 E   dlemu sleeps: `train.loop=pipelined`, with mean and stdev of the step that R's network has just
     shown with its data on the GPU. G: the same with `train.compute=gpu`.
+A   E, where pictures are decoded: E's reader.preprocess_time is measured in as many processes at
+    once as there are workers (`dlemu.steptime.preprocessing`), A's in one process, and D's in the
+    workers of R.
 B   E with the computation_time that `dlemu.Meter` has found in R's loop just before, its reads not
     held: what `meter.workload_yaml` writes.
 
@@ -48,10 +54,12 @@ from benchmarks.fidelity_real import (
     Pictures,
     Real,
     batches_stay_on_gpu,
+    decode_seconds,
     uncounted,
 )
 from benchmarks.fidelity_table import Cell, Run, draw, load, table
 from benchmarks.machine import describe_machine
+from benchmarks.preparing import Preparing
 from dlemu.clock import WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -82,6 +90,7 @@ def workload_of(
         "reader.hand_over": "none" if loader == "dali" else "batch",
         "train.epochs": 1,
         "train.total_training_steps": net.steps_at(rate),
+        "dataset.num_subfolders_train": net.subfolders,
     }
     if loader == "dali":
         keys["dali.device"] = "gpu"
@@ -91,23 +100,23 @@ def workload_of(
 
 
 @contextlib.contextmanager
-def as_trained(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Iterator[Any]:
+def as_trained(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> Iterator[Any]:
     """Open the loader of a real job: it decodes, pins, and leaves on the GPU what is there."""
     on_gpu = workload.reader.data_loader == "dali"
     with contextlib.ExitStack() as stack:
         if pictures is not None:
-            stack.enter_context(pictures.decoded_by_workers())
+            stack.enter_context(pictures.by_workers())
         if on_gpu:
             stack.enter_context(batches_stay_on_gpu(real.device))
         yield stack.enter_context(dlemu.make_loader(workload, pin=real.cuda and not on_gpu))
 
 
-def run_real(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> dict[str, Any]:
+def run_real(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> dict[str, Any]:
     with as_trained(real, workload, pictures) as loader:
         return real.train(iter(loader))
 
 
-def metered(real: Real, workload: dlemu.Workload, pictures: Pictures | None) -> Seconds:
+def metered(real: Real, workload: dlemu.Workload, pictures: Preparing | None) -> Seconds:
     """Return the computation_time that Meter finds in the real loop."""
     meter = dlemu.Meter(workload)
     with as_trained(real, workload, pictures) as loader:
@@ -163,7 +172,12 @@ def run_emulated(
             compute=compute,
         )
     first = uncounted(len(ends)) - 1
-    return {"seconds": ends[-1] - ends[first], "num_steps": len(ends) - first, "slept": slept[0]}
+    return {
+        "seconds": ends[-1] - ends[first],
+        "num_steps": len(ends) - first,
+        "slept": slept[0],
+        "decode": decode[0] if decode else 0.0,
+    }
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,9 @@ class Storage:
         if not self.by_cgroup or not bytes_per_second:
             yield
             return
-        with throttled_reads(workload.data_folder, int(bytes_per_second)) as group:
+        places = drives(workload.data_folder)
+        rate = int(bytes_per_second / len(places))
+        with throttled_reads(places[0], rate, *((place, rate) for place in places[1:])) as group:
             group.enter()
             yield
 
@@ -200,6 +216,11 @@ class Storage:
             return read / (time.perf_counter() - begin)
 
 
+def drives(folder: Path) -> list[Path]:
+    """Return the subfolders that are drives of their own, or else the folder."""
+    return [each for each in sorted(folder.glob("train/*")) if each.is_mount()] or [folder]
+
+
 def can_throttle(folder: Path) -> bool:
     try:
         with throttled_reads(folder, 10**9):
@@ -215,11 +236,11 @@ def measure(
     """Run the arms of a cell, one after the other."""
     real, pictures = jobs[cell.net].real, jobs[cell.net].pictures
     net = real.net
-    decode = pictures.seconds() if pictures else None
+    decode = decode_seconds(net.workers) if pictures else {}
     c = real.time_alone()
     workload = storage.workload(net, cell.loader, cell.rate, c[0])
     demand = net.batch * workload.dataset.mean_bytes / c[0]
-    emulated = partial(run_emulated, real, workload, decode=decode)
+    emulated = partial(run_emulated, real, workload)
     runs: list[Run] = []
     for arm in arms[:: -1 if repeat % 2 else 1]:
         if arm == "B":
@@ -229,7 +250,13 @@ def measure(
             if arm == "R":
                 found = run_real(real, workload, pictures)
             else:
-                found = emulated(in_loop if arm == "B" else c, on_gpu=arm == "G")
+                found = emulated(
+                    in_loop if arm == "B" else c,
+                    on_gpu=arm == "G",
+                    decode=pictures.seconds()
+                    if pictures and arm == "D"
+                    else decode.get("alone" if arm == "A" else "together"),
+                )
         runs.append(
             Run(cell=cell, arm=arm, repeat=repeat, c=c[0], stdev=c[1], batch=net.batch, **found)
         )
@@ -241,11 +268,12 @@ class Job:
     """A network on the device, and what its workers decode."""
 
     real: Real
-    pictures: Pictures | None
+    pictures: Preparing | None
 
     @staticmethod
     def of(net: Net) -> "Job":
-        return Job(Real(net), Pictures(net.sample_bytes) if net.decode else None)
+        pictures = Preparing(Pictures(net.sample_bytes).decode) if net.decode else None
+        return Job(Real(net), pictures)
 
 
 def main(words: list[str]) -> None:
@@ -254,6 +282,7 @@ def main(words: list[str]) -> None:
         "loaders": "pytorch,threads",
         "rates": "0.3,0.6,0.9,1.2,2",
         "arms": "R,E,B",
+        "cells": "",
         "repeats": "3",
         "first": "0",
         "limit_s": "100000",
@@ -280,17 +309,19 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     cuda = torch.cuda.is_available()
     machine = f"{describe_machine()}; torch {torch.__version__}, "
     machine += torch.cuda.get_device_name() if cuda else "no GPU: trained on the CPU"
-    asked = keys["nets"].split(",")
+    asked = {cell.net for cell, *_ in cells(keys)}
     jobs = {net.label: Job.of(net) for net in (ON_GPU if cuda else ON_CPU) if net.label in asked}
     storage = Storage(folder, can_throttle(folder))
     print(machine, flush=True)
     runs: list[Run] = []
     first = int(keys["first"])
     for repeat in range(first, first + int(keys["repeats"])):
-        for cell in cells(keys):
+        for cell, arms, most in cells(keys):
+            if repeat - first >= most:
+                continue
             if time.perf_counter() - begin > float(keys["limit_s"]):
                 break
-            found = measure(storage, jobs, cell, keys["arms"].split(","), repeat)
+            found = measure(storage, jobs, cell, arms, repeat)
             runs += found
             told = ", ".join(f"{run.arm} {run.au:.2f}" for run in found)
             busy = max(run.busy for run in found)
@@ -306,12 +337,19 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     print(f"\n{table(runs)}")
 
 
-def cells(keys: Mapping[str, str]) -> Iterator[Cell]:
-    """Yield the cells that were asked for."""
+def cells(keys: Mapping[str, str]) -> Iterator[tuple[Cell, list[str], int]]:
+    """Yield the cells that were asked for, each with its arms and the most repeats."""
+    for word in filter(None, keys["cells"].split(",")):
+        net, loader, share, arms, *most = word.split("/")
+        repeats = int(most[0]) if most else int(keys["repeats"])
+        yield Cell(net=net, loader=loader, rate=float(share)), arms.split("+"), repeats
+    if keys["cells"]:
+        return
     for net in keys["nets"].split(","):
         for loader in keys["loaders"].split(","):
             for rate in map(float, keys["rates"].split(",")):
-                yield Cell(net=net, loader=loader, rate=rate)
+                cell = Cell(net=net, loader=loader, rate=rate)
+                yield cell, keys["arms"].split(","), int(keys["repeats"])
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from dlemu.loaders import worker
+from dlemu.steptime.preprocessing import time_preprocessing
 
 WARM_UP = 15
 ALONE_SECONDS = 0.6
@@ -21,6 +22,8 @@ _PICTURES = 64
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
+LONG_EPOCH = 200
+"""Steps."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Net:
     decode: bool = False
     """Whether the workers decode a JPEG picture for each sample."""
     workers: int = 4
+    autocast: bool = True
+    """To bfloat16; else float32, which the tensor cores take as TF32."""
+    subfolders: int = 0
+    """Of the files. Each may be the mount of a drive of its own."""
 
     @property
     def name(self) -> str:
@@ -53,8 +60,9 @@ class Net:
 
     def steps_at(self, rate: float) -> int:
         """Return an epoch's steps; below the demand there are more, because what is read ahead and
-        what a cgroup lets through at first serves many steps."""
-        return min(4 * self.steps if rate in (0.6, 0.9) else self.steps, self.samples // self.batch)
+        what a cgroup lets through at first serves many steps, most of all just below it."""
+        times = {0.6: 1 if self.decode else 4, 0.9: 12}.get(rate, 1)
+        return min(times * self.steps, self.samples // self.batch)
 
     @staticmethod
     def named(label: str) -> "Net":
@@ -69,16 +77,18 @@ ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
     # the benchmark's. `full` has whole volumes and the benchmark's batch.
     Net("unet3d", 2, 25, 20_000_000, 200),
-    Net("unet3d_full", 7, 24, 146_600_628, 168),
+    Net("unet3d_full", 7, 24, 146_600_628, 168, subfolders=4),
+    Net("unet3d_tf32", 7, 24, 146_600_628, 168, subfolders=4, autocast=False),
     Net("resnet50", 200, 32, 114_660, 41 * 1251, 1251),
+    Net("resnet50_graph", 200, 32, 114_660, 41 * 1251, 1251, graph=True),
     Net("resnet50_400", 400, 16, 114_660, 41 * 1251, 1251),
-    Net("resnet50_jpeg", 200, 24, 114_660, 41 * 1251, 1251, decode=True, workers=12),
-    Net("cosmoflow", 1, 250, 2_828_486, 1000),
-    Net("cosmoflow_graph", 1, 250, 2_828_486, 1000, graph=True),
+    Net("resnet50_jpeg", 200, 96, 114_660, 41 * 1251, 1251, decode=True, workers=12),
+    Net("cosmoflow", 1, 250, 2_828_486, 3000),
+    Net("cosmoflow_graph", 1, 250, 2_828_486, 3000, graph=True),
 ]
 ON_CPU = [
     Net("unet3d", 1, 6, 2_000_000, 24, side=64),
-    Net("unet3d_full", 1, 4, 4_000_000, 16, side=64),
+    Net("unet3d_full", 1, 4, 4_000_000, 16, side=64, subfolders=2),
     Net("resnet50", 4, 8, 114_660, 128, 16, side=32),
     Net("resnet50_400", 4, 8, 114_660, 128, 16, side=32),
     Net("resnet50_jpeg", 4, 8, 114_660, 128, 16, decode=True, side=32, workers=2),
@@ -88,9 +98,12 @@ ON_CPU = [
 
 
 def uncounted(num_steps: int) -> int:
-    """Return how many steps at an epoch's begin do not count: a cgroup that is new, or has rested,
-    lets some 100 ms of reads through at once, and the loader reads ahead."""
-    return max(1, num_steps // 5)
+    """Return how many steps at an epoch's begin do not count.
+
+    A cgroup that is new, or has rested, lets some 100 ms of reads through at once, and the loader
+    reads ahead. At 0.9 of the demand this lasts for a second.
+    """
+    return max(1, num_steps * (2 if num_steps >= LONG_EPOCH else 1) // 5)
 
 
 class Real:
@@ -107,7 +120,9 @@ class Real:
         if self.cuda:
             torch.cuda.set_device(rank)
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
-        self.training = Training(network(net.name, net.side), self.device, layout=layout)
+        self.training = Training(
+            network(net.name, net.side), self.device, layout=layout, autocast=net.autocast
+        )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
         self._graph: Any = None
@@ -197,7 +212,16 @@ class Real:
             "num_steps": len(ends) - uncounted(len(ends)) + 1,
             "busy": statistics.fmean(spans),
             "busy_stdev": statistics.stdev(spans),
+            "idle": self._idle(begins, ends),
         }
+
+    def _idle(self, begins: list[Any], ends: list[Any]) -> list[float]:
+        """Return the device's idle seconds before each step that counts, in epochs of few steps."""
+        first = uncounted(len(ends))
+        if len(ends) > 2 * LONG_EPOCH:
+            return []
+        pairs = zip(ends[first - 1 :], begins[first:], strict=False)
+        return [round(self.between(end, begin), 6) for end, begin in pairs]
 
     def _pipelined(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
         torch = self.torch
@@ -246,14 +270,18 @@ class Pictures:
         from torchvision import io
 
         generator = torch.Generator().manual_seed(0)
-        self._pictures = []
+        self._pictures: list[Any] = []
         for _ in range(_PICTURES):
             coarse = torch.rand((1, 3, 24, 32), generator=generator)
             smooth = torch.nn.functional.interpolate(coarse, (375, 500), mode="bicubic")[0]
             noise = 0.11 * torch.randn((3, 375, 500), generator=generator)
             pixels = ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8)
-            sized = (io.encode_jpeg(pixels, quality) for quality in range(95, 20, -3))
-            self._pictures.append(min(sized, key=lambda jpeg: abs(len(jpeg) - num_bytes)))
+            if not self._pictures:
+                quality = min(
+                    range(95, 20, -3),
+                    key=lambda each: abs(len(io.encode_jpeg(pixels, each)) - num_bytes),
+                )
+            self._pictures.append(io.encode_jpeg(pixels, quality))
 
     def decode(self, number: int) -> Any:
         """Return a picture's pixels, (3, 224, 224) uint8."""
@@ -266,31 +294,20 @@ class Pictures:
         pixels = io.decode_jpeg(self._pictures[number % _PICTURES])
         return functional.resized_crop(pixels, 40, 60, 300, 380, [_SIDE, _SIDE], antialias=True)
 
-    def seconds(self) -> tuple[float, float]:
-        """Return mean and stdev of a picture's time in one thread."""
-        times = []
-        for number in range(4 * _PICTURES):
-            begin = time.perf_counter()
-            self.decode(number)
-            times.append(time.perf_counter() - begin)
-        return statistics.fmean(times[_PICTURES:]), statistics.stdev(times[_PICTURES:])
 
-    @contextlib.contextmanager
-    def decoded_by_workers(self) -> Iterator[None]:
-        """Make the workers of loaders that are opened in the block decode, and hand over pixels."""
-        make = worker.SampleReader.make
+def decoding() -> Callable[[int], object]:
+    """Return the work of a worker on a sample, for `time_preprocessing`."""
+    return Pictures(114_660).decode
 
-        def made(self_: Any, task: Any, wanted: Callable[[], bool]) -> Any:
-            cost = make(self_, task, wanted)
-            slots = self_._rows.slots
-            if cost is not None and slots is not None:
-                batch = slots.data[task.step % slots.num_slots]
-                for row, sample in zip(task.rows.tolist(), task.samples.tolist(), strict=True):
-                    batch[row, :PIXELS] = self.decode(sample).numpy().ravel()
-            return cost
 
-        with mock.patch.object(worker.SampleReader, "make", made):
-            yield
+@cache
+def decode_seconds(workers: int) -> Mapping[str, tuple[float, float]]:
+    """Return mean and stdev of a picture's time: "alone", and "together" in as many processes."""
+    found = time_preprocessing(f"{__name__}:decoding", workers, 3.0)
+    return {
+        name: (float(times.mean()), float(times.std()))
+        for name, times in (("alone", found.alone), ("together", found.together))
+    }
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from benchmarks.machine import markdown
 
 GOALS = {0.3: 1.0, 0.6: 1.0, 0.9: 1.0, 1.2: 2.0, 2.0: 3.0}
 """Points of AU by which E may differ from R, by rate / demand."""
+_OTHERS = ("A", "B", "D", "G")
+"""Arms beside R and E."""
 _COLOURS = [f"tab:{name}" for name in ("blue", "orange", "green", "red", "purple", "brown", "cyan")]
 
 
@@ -41,6 +43,10 @@ class Run:
     busy_stdev: float = 0.0
     slept: float = 0.0
     """E and B: mean seconds of the sleep that was asked for."""
+    decode: float = 0.0
+    """E and A: mean seconds that a worker sleeps for each sample, as if it decoded."""
+    idle: Sequence[float] = ()
+    """R: the GPU's idle seconds before each step that counts, in epochs of few steps."""
 
     @property
     def au(self) -> float:
@@ -54,7 +60,7 @@ class Run:
 
 HEADER = [
     *("job", "loader", "rate / demand", "R, samples/s", "E, samples/s", "R, AU %", "E, AU %"),
-    *("E - R, points", "goal", "B - R, points", "G - R", "step in the loop / alone", "repeats"),
+    *("E - R, points", "goal", "other arms - R", "step in the loop / alone", "repeats"),
 ]
 
 
@@ -64,7 +70,7 @@ def table(runs: Sequence[Run]) -> str:
     for cell in sorted({run.cell for run in runs}, key=lambda c: (c.net, c.loader, c.rate or 99)):
         arms = {
             arm: {run.repeat: run for run in runs if (run.cell, run.arm) == (cell, arm)}
-            for arm in "REGB"
+            for arm in ("R", "E", *_OTHERS)
         }
         both = sorted(arms["R"].keys() & arms["E"].keys())
         if not both:
@@ -77,8 +83,11 @@ def table(runs: Sequence[Run]) -> str:
                 *(f"{_mean(arms[arm], both, 'au'):.1f}" for arm in "RE"),
                 _judged(arms["E"], arms["R"], goal),
                 f"{goal:g}",
-                _judged(arms["B"], arms["R"], goal),
-                _judged(arms["G"], arms["R"], goal),
+                "; ".join(
+                    f"{arm} {_judged(arms[arm], arms['R'], goal)}"
+                    for arm in _OTHERS
+                    if arms[arm].keys() & arms["R"].keys()
+                ),
                 f"{statistics.fmean(r.busy / r.c for r in arms['R'].values()):.3f}",
                 str(len(both)),
             ]
@@ -89,8 +98,6 @@ def table(runs: Sequence[Run]) -> str:
 def _judged(runs: Mapping[int, Run], real: Mapping[int, Run], goal: float) -> str:
     """Return the mean difference from R of the same repeat, its range, bold if it misses."""
     off = [run.au - real[repeat].au for repeat, run in runs.items() if repeat in real]
-    if not off:
-        return "-"
     mean = statistics.fmean(off)
     told = f"{mean:+.2f}" if abs(mean) <= goal else f"**{mean:+.2f}**"
     return told if len(off) < 2 else f"{told} ({min(off):+.2f} … {max(off):+.2f})"

@@ -160,7 +160,7 @@ READERS: dict[str, str] = {
     "reader": _RUNS,
     "reader.batch_size": f"{_ALL} steptime",
     "reader.data_loader": f"{_RUNS} predict",
-    "reader.read_threads": f"{_RUNS} predict",
+    "reader.read_threads": f"{_RUNS} predict steptime",
     "reader.odirect": f"{_RUNS} predict",
     "train": _RUNS,
     "train.computation_time": f"{_RUNS} predict",

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
 
-IDLE, READING, SLEEPING = range(3)
+IDLE, READING, PREPROCESSING = range(3)
 Note = Callable[[int, int], None]
 """`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
-_WORDS = {READING: "reads", SLEEPING: "preprocesses"}
+_WORDS = {READING: "reads", PREPROCESSING: "preprocesses"}
 
 
 class Activity:

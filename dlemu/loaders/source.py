@@ -19,6 +19,7 @@ from dlemu.formats import format_of
 from dlemu.host.limits import host_memory_bytes
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.objects import WHOLE_BYTES
+from dlemu.loaders.preprocessing import block_seconds
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload
@@ -75,6 +76,8 @@ class Source:
     """Whether O_DIRECT is used."""
     keep: int = 0
     """Batches that training may hold at once, the current one included; 0: bytes are dropped."""
+    block_seconds: float = 0.0
+    """Of a block of `preprocessing.Work`; 0: workers sleep for reader.preprocess_time."""
 
     @classmethod
     def open(cls, dataset: Dataset, *, keep: int) -> "Source":
@@ -94,11 +97,13 @@ class Source:
                 "reader.hand_over=batch needs reader.decode=library for parquet files: without "
                 "decoding there are bytes of columns, and no rows"
             )
+        computes = reader.preprocess == "cpu" and reader.preprocess_time.mean > 0
+        block = block_seconds() if computes else 0.0
         if in_bucket(dataset.folder):
-            return cls(dataset, False, keep)
+            return cls(dataset, False, keep, block)
         odirect = False if reader.decode == "library" else reader.odirect
         direct = settle_direct(dataset.folder / layout.path(0), odirect)
-        return cls(dataset, direct, keep)
+        return cls(dataset, direct, keep, block)
 
     @property
     def workload(self) -> Workload:

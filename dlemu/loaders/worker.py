@@ -19,11 +19,12 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of, raw
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import IDLE, READING, SLEEPING, Note
+from dlemu.loaders.activity import IDLE, PREPROCESSING, READING, Note
 from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader, despite_other_threads
 from dlemu.loaders.objects import ObjectFile, ObjectReader
+from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.objects.counts import GetCounts
 from dlemu.objects.store import store_of
@@ -461,6 +462,7 @@ class SampleReader:
         self._seed = workload.train.seed
         self._accelerator, self._worker = accelerator, worker
         self._preprocess = workload.reader.preprocess_time
+        self._work = Work(source.block_seconds) if source.block_seconds else None
         self._draws = np.random.default_rng(0)
 
     def start_epoch(self, epoch: int) -> None:
@@ -483,11 +485,17 @@ class SampleReader:
         for _ in self._reader.read(task):
             if not wanted():
                 return None
+        cost = self._reader.so_far().since(before)
         if self._preprocess.mean > 0:
-            self._note(SLEEPING, -1)
-            time.sleep(sum(self._preprocess.draw(self._draws) for _ in task.samples))
+            self._note(PREPROCESSING, -1)
+            seconds = sum(self._preprocess.draw(self._draws) for _ in task.samples)
+            if self._work is None:
+                time.sleep(seconds)
+            else:
+                decode = cost.decode_seconds + self._work.spend(seconds)
+                cost = cost._replace(decode_seconds=decode)
         self._note(IDLE, -1)
-        return self._reader.so_far().since(before)
+        return cost
 
     def close(self) -> None:
         """Close all files."""

@@ -74,7 +74,7 @@ class Rule:
     end: int = 0
     """Steps that do not count at the end of each epoch."""
     preprocess_seconds: float = 0.0
-    """That a worker sleeps for each sample."""
+    """That a worker sleeps for each sample. What it computes is in its record, as `decode`."""
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -84,7 +84,11 @@ class Rule:
             edition=workload.metric.edition,
             start=start,
             end=end,
-            preprocess_seconds=workload.reader.preprocess_time.mean,
+            preprocess_seconds=(
+                workload.reader.preprocess_time.mean
+                if workload.reader.preprocess == "sleep"
+                else 0.0
+            ),
         )
 
 

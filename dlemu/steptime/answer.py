@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.steptime.measure import Timed
+from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.derived import derived_yaml
 from dlemu.workload.model import Workload
@@ -59,6 +60,8 @@ class StepTimes:
     timed: Sequence[Timed]
     skipped: Sequence[int] = ()
     """Batch sizes for which memory did not suffice."""
+    preprocessing: Preprocessing | None = None
+    """Of the user's samples, where `steptime.preprocess` names a function."""
 
     @property
     def fit(self) -> Fit | None:
@@ -114,6 +117,9 @@ class StepTimes:
                 f"{self.workload.reader.batch_size}; measured at batch {own.batch}: "
                 f"{format_seconds(own.median)}"
             )
+        if self.preprocessing is not None:
+            accelerators = self.workload.accelerators_per_rank
+            lines += self.preprocessing.lines(accelerators * own.batch / own.median)
         return lines
 
     def yaml(self) -> str:
@@ -127,6 +133,8 @@ class StepTimes:
             "stdev": float(f"{own.seconds.std():.4g}"),
             "type": "normal",
         }
+        if self.preprocessing is not None:
+            keys["reader.preprocess_time"] = self.preprocessing.key()
         comment = [
             f"{self.model}: the time of a training step (forward, loss, backward, optimizer) with "
             "its data on the",
@@ -146,6 +154,7 @@ class StepTimes:
             "environment": dict(self.environment),
             "fit": None if fit is None else vars(fit),
             "skipped_batches": list(self.skipped),
+            "preprocessing": self.preprocessing and self.preprocessing.evidence(),
             "batches": [_evidence(each) for each in self.timed],
         }
 

@@ -14,6 +14,7 @@ from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.gpu_state import Gpu, find_gpu
 from dlemu.steptime.measure import Length, Timed, faster_layout, measure
+from dlemu.steptime.preprocessing import Preprocessing, time_preprocessing
 from dlemu.steptime.steps import Job, find_torch, model_of
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.model import Workload
@@ -51,6 +52,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepT
             say(_ON_CPU)
         elif gpu is None:
             say("clocks, power and temperature are unknown: pip install nvidia-ml-py")
+        preprocessing = _preprocessing(workload, say)
         layout = _layout(job, workload, say)
         timed, skipped = _all_batches(job, workload, layout, gpu, say)
         answer = StepTimes(
@@ -60,6 +62,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepT
             environment=_environment(torch, job, layout, gpu),
             timed=timed,
             skipped=skipped,
+            preprocessing=preprocessing,
         )
         path = folder / f"{stem}.yaml"
         write_text(path, answer.yaml())
@@ -76,6 +79,16 @@ def batch_sizes(given: object, batch: int) -> list[int]:
         return sorted(set(given))
     sizes = {max(1, batch // 4), max(1, batch // 2), batch, 2 * batch}
     return sorted(sizes | {4 * batch}) if batch < 4 else sorted(sizes)
+
+
+def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocessing | None:
+    section = workload.steptime
+    if section.preprocess is None:
+        return None
+    workers = workload.reader.read_threads * workload.accelerators_per_rank
+    found = time_preprocessing(section.preprocess, max(1, workers), section.seconds / 4)
+    say(found.lines(0)[0])
+    return found
 
 
 def _layout(job: Job, workload: Workload, say: Callable[[str], None]) -> str:

@@ -201,10 +201,17 @@ class Training:
     """A network in training on a device: `step` queues forward, loss, backward and optimizer."""
 
     def __init__(
-        self, net: Network, device: str, *, layout: str = "channels_last", compiled: bool = False
+        self,
+        net: Network,
+        device: str,
+        *,
+        layout: str = "channels_last",
+        compiled: bool = False,
+        autocast: bool = True,
     ) -> None:
         self.net, self.device = net, device
         self._cuda = device.startswith("cuda")
+        self._autocast = autocast and self._cuda
         last = torch.channels_last_3d if net.axes == 3 else torch.channels_last
         self._layout = last if layout == "channels_last" else torch.contiguous_format
         torch.backends.cudnn.benchmark = True
@@ -226,7 +233,7 @@ class Training:
 
     def step(self, data: Any, target: Any) -> Any:
         """Queue one step for (batch, bytes) uint8 on the device; return the loss."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._cuda):
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._autocast):
             output = self.model(self.net.input(data, self._layout))
             loss = self.net.loss(output, target)
         self.optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dlemu.errors import DlemuError, WorkloadError
 
@@ -54,9 +54,7 @@ def model_of(given: str | None, workload: str) -> str:
     model = given or next((name for name in NETWORKS if workload.startswith(name)), "")
     if model in NETWORKS:
         return model
-    module, colon, function = model.partition(":")
-    names = [*module.split("."), function]
-    if colon and all(name.isidentifier() for name in names):
+    if names_function(model):
         return model
     known = ", ".join(NETWORKS)
     if not given:
@@ -67,6 +65,12 @@ def model_of(given: str | None, workload: str) -> str:
     raise WorkloadError(
         f"steptime.model must be one of {known}, or PACKAGE.MODULE:FUNCTION, got {given!r}"
     )
+
+
+def names_function(given: str) -> bool:
+    """Return whether a text is PACKAGE.MODULE:FUNCTION."""
+    module, colon, function = given.partition(":")
+    return bool(colon) and all(name.isidentifier() for name in [*module.split("."), function])
 
 
 def make_step(job: Job, batch: int, layout: str) -> Step:
@@ -87,39 +91,50 @@ def make_step(job: Job, batch: int, layout: str) -> Step:
 
 
 def _users_step(job: Job, batch: int) -> Step:
-    module_name, _, name = job.model.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does
-    with_line = UsersCode(job.model)
-    with with_line:
-        module = importlib.import_module(module_name)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise WorkloadError(f"steptime.model={job.model}: {module.__file__} has no function {name}")
-    with with_line:
-        step = function(batch, job.device)
-    if not callable(step):
-        raise WorkloadError(
-            f"steptime.model={job.model}: {name}({batch}, {job.device!r}) must return a function "
-            f"that does one step, got {type(step).__name__}"
-        )
+    own = UsersFunction("steptime.model", job.model)
+    made = own.made("does one step", batch, job.device)
 
     def guarded() -> object:
-        with with_line:
-            return step()
+        with own:
+            return made()
 
     return guarded
 
 
-class UsersCode:
-    """Turns what the user's code raises into one line with its file and line.
+class UsersFunction:
+    """A function of the user's, PACKAGE.MODULE:FUNCTION, as a key names it.
 
+    As a context manager it turns what the user's code raises into one line with its file and line.
     Out of memory passes through: `measure` skips that batch.
     """
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, key: str, name: str) -> None:
+        self._given, self._module = f"{key}={name}", name.partition(":")[0]
+        self._name = name.partition(":")[2]
+
+    def made(self, what_it_does: str, *args: object) -> Callable[..., object]:
+        """Import the user's module, call the function, and return the function that it returns.
+
+        Raises:
+            WorkloadError: it cannot be found, raises, or returns no function.
+        """
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.insert(0, here)  # as `python -m` does
+        with self:
+            module = importlib.import_module(self._module)
+        function = getattr(module, self._name, None)
+        if not callable(function):
+            raise WorkloadError(f"{self._given}: {module.__file__} has no function {self._name}")
+        with self:
+            made = function(*args)
+        if not callable(made):
+            called = f"{self._name}({', '.join(map(repr, args))})"
+            raise WorkloadError(
+                f"{self._given}: {called} must return a function that {what_it_does}, got "
+                f"{type(made).__name__}"
+            )
+        return cast("Callable[..., object]", made)
 
     def __enter__(self) -> None:
         pass
@@ -131,14 +146,13 @@ class UsersCode:
             or out_of_memory(error)
         ):
             return
-        module = self._model.partition(":")[0]
-        if isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name)):
+        if isinstance(error, ModuleNotFoundError) and self._module.startswith(str(error.name)):
             raise WorkloadError(
-                f"steptime.model={self._model}: there is no module {error.name}; give it as Python "
+                f"{self._given}: there is no module {error.name}; give it as Python "
                 "imports it, in this folder or in PYTHONPATH"
             ) from None
         raise WorkloadError(
-            f"steptime.model={self._model}: {_place(error)}: {type(error).__name__} "
+            f"{self._given}: {_place(error)}: {type(error).__name__} "
             f"{' '.join(str(error).split())[:120]}".rstrip()
         ) from error
 

@@ -100,6 +100,7 @@ def _effects_on_reading(workload: Workload) -> dict[str, bool]:
             reader.data_loader == "pytorch" and reader.read_threads > 0
         ),
         "reader.gds": dali_on_gpu,
+        "reader.preprocess": reader.preprocess_time.mean > 0,
         "train.seed": drawn,
         "storage": bucket,
         "storage.storage_type": bucket,

@@ -478,7 +478,10 @@ class ReaderSection(Section):
     odirect: bool | Literal["auto"] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
-    """Seconds that a worker sleeps for each sample."""
+    """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
+    preprocess: Literal["sleep", "cpu"] = "sleep"
+    """`sleep`: a worker sleeps for preprocess_time. `cpu`: it computes, as long as preprocess_time
+    on an idle host, and longer where workers share cores: as decoding does."""
     decode: Literal["raw", "library"] = "raw"
     """How samples are parsed. `raw`: dlemu reads the bytes of a sample by its place in the file.
     `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
@@ -703,6 +706,10 @@ class SteptimeSection(Section):
     """`unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, which is called
     with the batch size and the device and returns a function that does one step. None: the network
     that the workload's name begins with."""
+    preprocess: str | None = None
+    """PACKAGE.MODULE:FUNCTION of your own, which returns a function that prepares one sample, given
+    its number, as a worker does it. It is timed in one process, then in as many at once as the job
+    has workers, and becomes reader.preprocess_time. None: it is not timed."""
     batches: Annotated[
         Literal["auto"]
         | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=100)],

@@ -1,6 +1,7 @@
 """Step times: the fit, the files, the user's own function, and what NVML tells or does not."""
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from dlemu.steptime.answer import StepTimes, fit_line
 from dlemu.steptime.gpu_state import Gpu, State, find_gpu
 from dlemu.steptime.job import batch_sizes
 from dlemu.steptime.measure import Timed
+from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.steptime.steps import model_of
 from dlemu.workload.model import load_workload
 
@@ -30,6 +32,16 @@ def broken(batch, device):
 
 def no_step(batch, device):
     return 3
+
+def sample():
+    return lambda number: sum(range(2000))
+
+def broken_sample():
+    return lambda number: [][number]
+
+def killed_sample():
+    import os, signal
+    return lambda number: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -80,6 +92,49 @@ def test_a_wrong_model_gets_one_line(
     [told] = capsys.readouterr().err.splitlines()
     assert line in told and told.startswith("dlemu: steptime.model")
     assert not Path("out").exists()
+
+
+def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
+    own: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*own, "steptime.model=own_model:quick", "steptime.batches=[7]"]
+    words += ["steptime.preprocess=own_model:sample", "reader.read_threads=3"]
+    assert run([*words, "steptime.seconds=0.2"]) == 0
+    shown = capsys.readouterr().out
+    assert "preprocessing a sample: " in shown and " in 3 at once; these prepare " in shown
+    found = json.loads(Path("out/unet3d_cpu.json").read_text())["preprocessing"]
+    assert found["workers"] == 3 and found["samples_together"] >= 3 * 2
+    time = load_workload("out/unet3d_cpu.yaml").reader.preprocess_time
+    assert time.mean == pytest.approx(found["mean_seconds_together"], rel=1e-5)
+    assert time.stdev == pytest.approx(found["stdev_seconds_together"], rel=1e-3)
+
+
+def test_preprocessing_that_is_slower_than_the_step_is_said() -> None:
+    times = np.full(10, 0.004)
+    found = Preprocessing(function="own:sample", workers=4, alone=times / 2, together=times)
+    assert found.rate == pytest.approx(1000)
+    assert len(found.lines(trained=999)) == 1
+    [_, line] = found.lines(trained=1500)
+    assert "takes 1,500 samples/s" in line and "needs 6.0 cores" in line
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ("own_model:broken_sample", "own_model.py:18: IndexError list index out of range"),
+        ("own_model:killed_sample", "own_model:killed_sample: a process was killed"),
+        ("own_model:nosuch", "own_model.py has no function nosuch"),
+        ("own_model", "steptime.preprocess must be PACKAGE.MODULE:FUNCTION, got 'own_model'"),
+    ],
+)
+def test_wrong_preprocessing_gets_one_line(
+    own: list[str], function: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*own, "steptime.model=own_model:quick", "reader.read_threads=2"]
+    assert run([*words, f"steptime.preprocess={function}"]) == 1
+    [told] = capsys.readouterr().err.splitlines()
+    assert line in told and told.startswith("dlemu: steptime.preprocess")
+    assert not multiprocessing.active_children()
 
 
 def test_no_memory_at_any_batch_is_an_error(

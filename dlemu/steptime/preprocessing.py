@@ -1,0 +1,159 @@
+"""Times what a worker does with a sample after it has read it: decode, crop, augment.
+
+One process alone is faster than one of many: those of a job share caches, memory and cores. So it
+is timed in one process, then in as many at once as the job has workers.
+"""
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import BrokenBarrierError
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.steptime.steps import UsersFunction, names_function
+from dlemu.units import format_seconds
+
+_KEY = "steptime.preprocess"
+_MOST_KEPT = 100_000
+"""Times that a process keeps: a function of microseconds would fill the memory."""
+_LONGEST_IMPORT = 600.0
+"""Seconds after which a process that has not begun is taken for stuck."""
+_all_ready: Any = None
+"""The barrier of the processes, in each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """The seconds of each sample, timed in one process and in `workers` processes at once."""
+
+    function: str
+    workers: int
+    alone: NDArray[np.float64]
+    together: NDArray[np.float64]
+
+    @property
+    def rate(self) -> float:
+        """Samples per second that all workers prepare together."""
+        return self.workers / float(self.together.mean())
+
+    def key(self) -> Mapping[str, object]:
+        """Return `reader.preprocess_time` for a workload file."""
+        return {
+            "mean": float(f"{self.together.mean():.6g}"),
+            "stdev": float(f"{self.together.std():.4g}"),
+            "type": "normal",
+        }
+
+    def lines(self, trained: float) -> list[str]:
+        """Return what to know, beside the samples per second that the accelerators train."""
+        mean = float(self.together.mean())
+        lines = [
+            f"preprocessing a sample: {format_seconds(float(self.alone.mean()))} in one process, "
+            f"{format_seconds(mean)} in {self.workers} at once; these prepare "
+            f"{self.rate:,.0f} samples/s"
+        ]
+        if self.rate < trained:
+            lines.append(
+                f"the training step takes {trained:,.0f} samples/s: preprocessing is slower; it "
+                f"needs {trained * mean:.1f} cores' work (reader.read_threads)"
+            )
+        return lines
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the figures for a JSON file."""
+        return {
+            "function": self.function,
+            "workers": self.workers,
+            **{f"{name}_alone": value for name, value in _figures(self.alone).items()},
+            **{f"{name}_together": value for name, value in _figures(self.together).items()},
+        }
+
+
+def time_preprocessing(function: str, workers: int, seconds: float) -> Preprocessing:
+    """Time a user's function: alone, then in `workers` processes at once, `seconds` each.
+
+    `function` is PACKAGE.MODULE:FUNCTION. It is called without arguments, once in each process, and
+    returns a function that prepares one sample, given its number.
+
+    Raises:
+        WorkloadError: there is no such function, or it raises.
+        RunError: a process was killed.
+    """
+    if not names_function(function):
+        raise WorkloadError(f"{_KEY} must be PACKAGE.MODULE:FUNCTION, got {function!r}")
+    alone = _timed(function, 1, seconds)
+    together = _timed(function, workers, seconds) if workers > 1 else alone
+    return Preprocessing(function=function, workers=workers, alone=alone, together=together)
+
+
+def _timed(function: str, workers: int, seconds: float) -> NDArray[np.float64]:
+    # spawn: this process may hold CUDA, which a fork would not survive.
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(workers)
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(barrier, list(sys.path))
+    ) as pool:
+        calls = [
+            pool.submit(_time_in_process, function, number, seconds) for number in range(workers)
+        ]
+        errors = [error for call in calls if (error := call.exception()) is not None]
+    # Where one process fails, the others only report that they waited for it in vain.
+    for error in sorted(errors, key=lambda each: isinstance(each, BrokenBarrierError)):
+        if isinstance(error, BrokenProcessPool):
+            raise RunError(f"{_KEY}={function}: a process was killed; see `dmesg` for the reason")
+        raise error
+    return np.concatenate([call.result() for call in calls])
+
+
+def _begin(barrier: Any, path: list[str]) -> None:
+    global _all_ready
+    _all_ready = barrier
+    sys.path[:] = path
+
+
+def _time_in_process(function: str, number: int, seconds: float) -> NDArray[np.float64]:
+    """Return the seconds of samples, taken while all processes work."""
+    own = UsersFunction(_KEY, function)
+    try:
+        prepare = own.made("prepares one sample")
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # as a worker of torch's DataLoader has it
+        with own:
+            prepare(number)
+        _all_ready.wait(_LONGEST_IMPORT)
+        with own:
+            _times(prepare, number, 0.2 * seconds)  # to warm up
+            return np.array(_times(prepare, number, seconds))
+    except BaseException:
+        with suppress(OSError):
+            _all_ready.abort()
+        raise
+
+
+def _times(prepare: Any, number: int, seconds: float) -> list[float]:
+    end = time.perf_counter() + seconds
+    found: list[float] = []
+    while (begin := time.perf_counter()) < end or len(found) < 2:
+        prepare(number)
+        number += 1
+        if len(found) < _MOST_KEPT:
+            found.append(time.perf_counter() - begin)
+    return found
+
+
+def _figures(times: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "mean_seconds": float(times.mean()),
+        "median_seconds": float(np.median(times)),
+        "stdev_seconds": float(times.std()),
+        "samples": len(times),
+    }
