@@ -4,6 +4,7 @@ Real processes write to a small drive of the test's own, on which a foreign file
 """
 
 import contextlib
+import os
 import json
 import re
 import signal
@@ -55,13 +56,15 @@ def until(happened: Callable[[], object], process: subprocess.Popen[str]) -> Non
 
 
 def fill(drive: Path) -> Path:
-    """Take all room that is left, as another user would."""
+    """Take all room that is left, as another user would, at once: the run must not end before."""
     path = drive / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12):
+    with path.open("wb") as file:
+        taken = 0
+        for size in (1 << 24, 1 << 20, 1 << 12):
             with contextlib.suppress(OSError):
                 while True:
-                    file.write(bytes(size))
+                    os.posix_fallocate(file.fileno(), taken, size)
+                    taken += size
     return path
 
 
