@@ -4,8 +4,8 @@ Real processes write to a small drive of the test's own, on which a foreign file
 """
 
 import contextlib
-import os
 import json
+import os
 import re
 import signal
 import subprocess
