@@ -9,18 +9,21 @@ sleep, alone      `reader.preprocess=sleep` with the time of a picture in one pr
 sleep, together   the same with its time in as many processes as there are workers
 cpu, alone        `reader.preprocess=cpu` with the time in one process
 
-Told are samples/s, the median of the rounds, and the ratio to real. The loop only takes batches.
+Told are samples/s, the median of the rounds, and the ratio to real of the same round. The loop only
+takes batches. A round begins with the time of a picture.
 """
 
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
 import dlemu
 from benchmarks.machine import describe_machine, markdown
 from benchmarks.preparing import Preparing
+from dlemu.loaders.preprocessing import block_seconds
 from dlemu.steptime.preprocessing import time_preprocessing
 from dlemu.steptime.steps import UsersFunction
 
@@ -60,17 +63,18 @@ def samples_per_second(workload: dlemu.Workload) -> float:
 def main(folder: Path, workers: int, rounds: int) -> list[list[str]]:
     """Return the rows of the table for a number of workers."""
     dlemu.generate(workload_of(folder, workers, {}), world=dlemu.Alone())
-    timed = time_preprocessing(_FUNCTION, workers, 3.0)
-    alone, together = float(timed.alone.mean()), float(timed.together.mean())
-    ways: Mapping[str, Mapping[str, object]] = {
-        "real": {},
-        "sleep, alone": {"reader.preprocess_time": alone},
-        "sleep, together": {"reader.preprocess_time": together},
-        "cpu, alone": {"reader.preprocess_time": alone, "reader.preprocess": "cpu"},
-    }
     prepare = UsersFunction("", _FUNCTION).made("prepares a sample")
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
+        timed = time_preprocessing(_FUNCTION, workers, 1.0)
+        alone, together = float(timed.alone.mean()), float(timed.together.mean())
+        ways: Mapping[str, Mapping[str, object]] = {
+            "real": {},
+            "sleep, alone": {"reader.preprocess_time": alone},
+            "sleep, together": {"reader.preprocess_time": together},
+            "cpu, alone": {"reader.preprocess_time": alone, "reader.preprocess": "cpu"},
+        }
+        block_seconds.cache_clear()
         for way, keys in ways.items():
             workload = workload_of(folder, workers, keys)
             if way == "real":

@@ -124,9 +124,12 @@ def _time_in_process(function: str, number: int, seconds: float) -> NDArray[np.f
     """Return the seconds of samples, taken while all processes work."""
     own = UsersFunction(_KEY, function)
     try:
+        # A worker of a DataLoader has torch loaded, which changes how memory is allocated, and
+        # leaves it one thread.
+        import torch
+
+        torch.set_num_threads(1)
         prepare = own.made("prepares one sample")
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)  # as a worker of torch's DataLoader has it
         with own:
             prepare(number)
         _all_ready.wait(_LONGEST_IMPORT)

@@ -34,6 +34,8 @@ def no_step(batch, device):
     return 3
 
 def sample():
+    import os
+    open(f"process-{os.getpid()}", "w").close()
     return lambda number: sum(range(2000))
 
 def broken_sample():
@@ -98,12 +100,13 @@ def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
     own: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*own, "steptime.model=own_model:quick", "steptime.batches=[7]"]
-    words += ["steptime.preprocess=own_model:sample", "reader.read_threads=3"]
+    words += ["steptime.preprocess=own_model:sample", "reader.read_threads=2"]
     assert run([*words, "steptime.seconds=0.2"]) == 0
     shown = capsys.readouterr().out
-    assert "preprocessing a sample: " in shown and " in 3 at once; these prepare " in shown
+    assert "preprocessing a sample: " in shown and " in 2 at once; these prepare " in shown
     found = json.loads(Path("out/unet3d_cpu.json").read_text())["preprocessing"]
-    assert found["workers"] == 3 and found["samples_together"] >= 3 * 2
+    assert found["workers"] == 2 and found["samples_together"] >= 2 * 2
+    assert len(list(Path().glob("process-*"))) == 1 + 2, "one alone, then two at once"
     time = load_workload("out/unet3d_cpu.yaml").reader.preprocess_time
     assert time.mean == pytest.approx(found["mean_seconds_together"], rel=1e-5)
     assert time.stdev == pytest.approx(found["stdev_seconds_together"], rel=1e-3)
@@ -121,7 +124,7 @@ def test_preprocessing_that_is_slower_than_the_step_is_said() -> None:
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        ("own_model:broken_sample", "own_model.py:18: IndexError list index out of range"),
+        ("own_model:broken_sample", "own_model.py:20: IndexError list index out of range"),
         ("own_model:killed_sample", "own_model:killed_sample: a process was killed"),
         ("own_model:nosuch", "own_model.py has no function nosuch"),
         ("own_model", "steptime.preprocess must be PACKAGE.MODULE:FUNCTION, got 'own_model'"),
@@ -130,7 +133,7 @@ def test_preprocessing_that_is_slower_than_the_step_is_said() -> None:
 def test_wrong_preprocessing_gets_one_line(
     own: list[str], function: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*own, "steptime.model=own_model:quick", "reader.read_threads=2"]
+    words = [*own, "steptime.model=own_model:quick", "reader.read_threads=1"]
     assert run([*words, f"steptime.preprocess={function}"]) == 1
     [told] = capsys.readouterr().err.splitlines()
     assert line in told and told.startswith("dlemu: steptime.preprocess")
