@@ -55,10 +55,11 @@ def test_every_byte_is_read_once(
 def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
     if lies_in_memory(files[0]):
         pytest.skip("lies in memory")
-    for way, share in (("odirect", 0.0), ("pread", 1.0), ("mmap", 1.0)):
+    # The kernel may already have reclaimed a few pages where other tests need memory.
+    for way, least, most in (("odirect", 0.0, 0.0), ("pread", 0.95, 1.0), ("mmap", 0.95, 1.0)):
         assert drop(files).resident == 0
         read_once(files, way=way, num_readers=2)  # type: ignore[arg-type]
-        assert look(files).share == share, way
+        assert least <= look(files).share <= most, way
 
 
 def test_a_file_that_ends_early_is_an_error(
