@@ -37,13 +37,13 @@ demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its v
 quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
-# Most tests wait, so more of them than cores run at a time. Those that compare times follow: four
+# Most tests wait, so more of them than cores run at a time. Those that compare times follow: five
 # at a time where they wait for a slow device, then one at a time; no other file is collected then.
 # What failed runs once more, alone: a busy machine may fail a test that starts processes, a mistake
 # fails it again. Both reports are printed; a test that needed its second try is to be mended.
 test: $(VENV)/test.done build/compiled.done ## all tests
 	$(PYTEST) -n 6 --dist worksteal -m "not clock" || $(AGAIN)
-	$(PYTEST) -n 4 --dist worksteal -m "clock and waits" $(CLOCKED) || $(AGAIN)
+	$(PYTEST) -n 5 --dist worksteal -m "clock and waits" $(CLOCKED) || $(AGAIN)
 	$(PYTEST) -m "clock and not waits" $(CLOCKED) || $(AGAIN)
 
 # Once, and not by each of the workers at the same time.
