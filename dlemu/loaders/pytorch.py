@@ -34,7 +34,13 @@ from dlemu.loaders.descriptors import make_room
 from dlemu.loaders.pipes import SharedMemory, Starter
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Takers
-from dlemu.loaders.torch_internals import Requests, disarm, lean_context, many_workers
+from dlemu.loaders.torch_internals import (
+    Requests,
+    disarm,
+    lean_context,
+    many_workers,
+    stop_watching,
+)
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.units import round_up
 
@@ -202,6 +208,7 @@ class _Workers:
         """End the processes."""
         # One that the starter is about to start, when an interrupt comes, ends with the starter.
         self._processes[:] = [each for each in self._processes if each.pid is not None]
+        stop_watching(self._loader)
         for process in self._processes:
             process.terminate()
         end = perf_counter() + CLOSE_SECONDS
@@ -272,6 +279,8 @@ class _Reading(TorchDataset[_Made]):
         self._source = source
         self._accelerator = accelerator
         self._shared = shared
+        forks = source.workload.reader.multiprocessing_context == "fork"
+        self._parent = os.getpid() if forks else None
         self._worker = 0
         self._serial = 0
         self._reader: SampleReader | None = None
@@ -282,7 +291,7 @@ class _Reading(TorchDataset[_Made]):
         self._shared.activity.set_pid(worker, os.getpid())
         # Ctrl-C reaches all processes of the terminal; the main process ends its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _end_with(self._parent)
 
     def __getitem__(self, asked: _Asked) -> _Made:
         serial, shared = asked[0], self._shared
@@ -312,6 +321,13 @@ class _Reading(TorchDataset[_Made]):
         """Close the files, if the main process itself has read (read_threads=0)."""
         if self._reader is not None:
             self._reader.close()
+
+
+def _end_with(parent: int | None) -> None:
+    """Let the kernel end this process when its parent ends; it may have ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def _unchanged(made: Any) -> Any:

@@ -23,6 +23,8 @@ from dlemu.loaders.pipes import Flag, LeanProcess, Method, Pipe
 
 SHUT_DOWN, IS_SHUT_DOWN = "_shutdown_workers", "_shutdown"
 """Names of a DataLoader's iterator: the method that ends its workers, and whether it has."""
+ITERATOR, WATCHES = "_iterator", "_worker_pids_set"
+"""Names of a DataLoader's kept iterator, and of whether torch's handler of SIGCHLD looks at it."""
 
 
 class Requests:
@@ -94,6 +96,20 @@ def many_workers() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
+
+
+def stop_watching(loader: Any) -> None:
+    """Keep torch's handler of SIGCHLD from an error in this process if a worker is ended.
+
+    A worker that begins just now has no handler of SIGTERM yet, and is killed by it. The handler of
+    SIGCHLD is there if the user's program has a DataLoader of its own.
+    """
+    from torch.utils.data._utils.signal_handling import _remove_worker_pids  # type: ignore[attr-defined, unused-ignore]
+
+    iterator = getattr(loader, ITERATOR, None)
+    if getattr(iterator, WATCHES, False):
+        _remove_worker_pids(id(iterator))
+        setattr(iterator, WATCHES, False)
 
 
 def disarm(error: BaseException) -> None:

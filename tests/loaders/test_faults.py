@@ -1,6 +1,7 @@
 """Damaged datasets, dead workers, ended parents: one clear line, soon, and nothing left running."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.loaders import pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.regular import open_sized
 from tests.lab import warm
@@ -293,6 +295,15 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
         time.sleep(0.05)
     assert not any(_runs(pid) for pid in pids)
     parent.stdout.close()
+
+
+def test_a_worker_that_begins_after_the_end_of_its_parent_ends() -> None:
+    fork = multiprocessing.get_context("fork")
+    for parent, status in ((os.getpid(), 0), (os.getppid(), 1), (None, 0)):
+        worker = fork.Process(target=pytorch._end_with, args=(parent,))
+        worker.start()
+        worker.join(60)
+        assert worker.exitcode == status
 
 
 def _runs(pid: int) -> bool:

@@ -1,7 +1,10 @@
 """What dlemu relies on inside torch's DataLoader, checked with the torch that is installed."""
 
 import gc
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from dlemu.loaders import torch_internals
 from dlemu.loaders.torch_internals import Requests, lean_context
@@ -52,6 +56,15 @@ class Opened:
         put(*message, **how)
 
 
+@pytest.fixture(autouse=True)
+def handler_of_others() -> Iterator[None]:
+    """Leave no handler of torch's to other tests: workers of the main thread install it."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+    signal_handling._SIGCHLD_handler_set = False
+
+
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     one = Opened()
@@ -62,7 +75,9 @@ def opened() -> Iterator[Opened]:
         process.join(60)
 
 
-@pytest.mark.parametrize("name", [torch_internals.SHUT_DOWN, torch_internals.IS_SHUT_DOWN])
+@pytest.mark.parametrize(
+    "name", [torch_internals.SHUT_DOWN, torch_internals.IS_SHUT_DOWN, torch_internals.WATCHES]
+)
 def test_the_iterator_has_the_private_names(opened: Opened, name: str) -> None:
     iterator = iter(opened.loader)
     assert hasattr(iterator, name), f"{MISSING}a DataLoader's iterator has no {name}"
@@ -82,3 +97,25 @@ def test_one_request_is_put_into_a_queue_in_the_call_that_returns_a_batch(opened
     assert opened.num_puts == WORKERS * PREFETCH, f"{MISSING}it begins with other requests"
     assert int(next(iterator)) == 0
     assert opened.num_puts == WORKERS * PREFETCH + 1, f"{MISSING}next() sends other messages"
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_worker_that_is_ended_is_no_error_once_nobody_watches(watched: bool) -> None:
+    context: Any = lean_context("fork", num_messages=8, requests=Requests(), processes=[])
+    loader: Any = DataLoader(
+        range(100),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context=context,
+    )
+    next(iter(loader))
+    [worker] = loader._iterator._workers
+    if not watched:
+        torch_internals.stop_watching(loader)
+    with pytest.raises(RuntimeError, match="Killed") if watched else nullcontext():
+        worker.kill()
+        worker.join(60)
+        time.sleep(0.1)  # the handler runs between two instructions of Python
+    torch_internals.stop_watching(loader)
+    assert worker.exitcode == -signal.SIGKILL
