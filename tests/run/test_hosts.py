@@ -183,6 +183,20 @@ MANY_STEPS = [
 """Of one worker: else most files are there when the first step ends, which does not count."""
 
 
+def limited_by_the_network(lab: Hosts, words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Run on host h1, whose link is told to carry 12 Mb/s; return stdout and summary."""
+    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
+    environment = with_checkout()
+    ran = subprocess.run(
+        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
+    )
+    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
+    folder = Path(words[-1].removeprefix("output.folder="))
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    assert summary["limit"]["name"] == "network", summary["limit"]
+    return ran.stdout, summary
+
+
 @pytest.mark.clock
 @pytest.mark.waits
 def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) -> None:
@@ -193,20 +207,13 @@ def test_a_link_that_is_held_to_a_rate_is_the_limit(lab: Hosts, tmp_path: Path) 
     point.mkdir()
     lab.limit_rate("h0", 12_000_000)
     lab.mount_from("h1", "h0", tmp_path / "data", point)
-    words += [f"dataset.data_folder={point}", f"output.folder={tmp_path / 'run'}"]
-    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
-    environment = with_checkout()
-    ran = subprocess.run(
-        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
-    )
-    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["limit"]["name"] == "network", summary["limit"]
+    words += [f"dataset.data_folder={point}"]
+    shown, summary = limited_by_the_network(lab, [*words, f"output.folder={tmp_path / 'run'}"])
     assert summary["limit"]["evidence"].startswith("eth0 of host h1 received ")
     counted, read = summary["measured"]["network"], summary["measured"]["read_bytes"]
     assert read < counted["received_bytes"] < 1.15 * read
     assert counted["sent_bytes"] < 0.1 * read
-    assert re.search(r"^network: host h1 received .*; eth0: \d+% of 0.012 Gb/s$", ran.stdout, re.M)
+    assert re.search(r"^network: host h1 received .*; eth0: \d+% of 0.012 Gb/s$", shown, re.M)
 
 
 @pytest.mark.clock
@@ -218,16 +225,9 @@ def test_a_bucket_behind_a_link_that_is_held_has_the_network_as_its_limit(
     assert run(["datagen", *words, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
     lab.limit_rate("h0", 12_000_000)
     words += [f"storage.endpoint_url={lab.serve_objects('h0', tmp_path)}"]
-    words += ["dataset.data_folder=s3://any/data", f"output.folder={tmp_path / 'run'}"]
-    command = [sys.executable, "-m", "dlemu", "run", *words, "client.nic_gbps=0.012"]
-    environment = with_checkout()
-    ran = subprocess.run(
-        lab.on("h1", *command), capture_output=True, text=True, env=environment, timeout=90
-    )
-    assert "\nresults: " in ran.stdout, ran.stdout + ran.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["limit"]["name"] == "network", summary["limit"]
-    assert "\nobjects: 112 GETs, " in ran.stdout
+    words += ["dataset.data_folder=s3://any/data"]
+    shown, summary = limited_by_the_network(lab, [*words, f"output.folder={tmp_path / 'run'}"])
+    assert "\nobjects: 112 GETs, " in shown
     read = summary["measured"]["read_bytes"]
     assert read < summary["measured"]["network"]["received_bytes"] < 1.15 * read
 
