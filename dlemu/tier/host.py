@@ -180,9 +180,7 @@ class HostTier:
                     f"cache.folder {self._folder.path} was emptied: the host was started anew "
                     "before all of its files were on the drive"
                 )
-        self._cache = planned_cache(
-            workload, self._sizes, capacity, found, host_index=self._world.host_index
-        )
+        self._cache = planned_cache(workload, self._sizes, capacity, found)
         if self._folder is not None:
             kept = set(self._cache.content)
             for entry in found:
@@ -311,8 +309,6 @@ def planned_cache(
     sizes: Samples,
     capacity: int,
     found: Sequence[tuple[int, int]],
-    *,
-    host_index: int,
 ) -> PlannedCache:
     """Return the cache of a host as a run begins with it; `found`: what the folder holds."""
     cache = workload.cache
@@ -320,7 +316,6 @@ def planned_cache(
         cache.policy if cache.folder is not None else "none",
         capacity,
         round_up(sizes),  # capacity is counted in blocks of a drive
-        seed=(workload.train.seed << 16) + host_index,  # each host draws its own
         content=[] if cache.warm is False else found,
     )
 
