@@ -65,6 +65,7 @@ from dlemu.run.summary import (
     demand_line,
     dlio_fields,
     first_summary,
+    needed_ratio,
     write_failure,
 )
 from dlemu.run.watchdog import Watchdog
@@ -420,7 +421,8 @@ class _Run:
         try:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
-            seen = combine(self._workload, hosts, sums, paths, gets)
+            needed = needed_ratio(self._dataset)
+            seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
             summary = complete_summary(self._summary, seen, metrics)
             if self._cached is not None:
                 add_cache(summary, self._cached, metrics)

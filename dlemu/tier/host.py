@@ -16,7 +16,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS
+from dlemu.formats import format_of
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
@@ -341,7 +341,7 @@ def file_sizes(dataset: Dataset) -> Samples:
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
         return np.array(sizes, np.int64)
-    file_bytes, each = FORMATS[layout.format].file_bytes, layout.samples_per_file
+    file_bytes, each = format_of(layout).file_bytes, layout.samples_per_file
     files = max(1, _AT_ONCE // each)
     parts = [
         file_bytes(
