@@ -30,8 +30,8 @@ PARQUET = [
                 "dataset.parquet.columns": PARQUET,
                 "dataset.parquet.row_group_size": 50,
             },
-            1.3,
-            1.4,
+            1.1,
+            1.2,
         ),
     ],
 )
