@@ -77,6 +77,8 @@ class CacheMeasured(TypedDict):
     """num_files, num_bytes, seconds and read_share; None: cache.warm was not true."""
     pays_from_epoch: int | None
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
+    one_drive: bool
+    """Whether the origin is on the cache's drive, and not emulated; older runs do not have it."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
     hosts: Sequence[Mapping[str, Any]]

@@ -74,6 +74,8 @@ class HostCounts:
     dataset_bytes: int
     preload: Preload | None
     epochs: list[EpochCounts]
+    one_drive: bool
+    """Whether the origin is on the cache's drive."""
 
 
 def emulates(workload: Workload) -> str:
@@ -165,6 +167,7 @@ class HostTier:
         """The first generation whose entries may still have pages in the page cache."""
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
+        self._one_drive = False
 
     def _prepare(self, dataset: Dataset) -> None:
         """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
@@ -174,7 +177,9 @@ class HostTier:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
             capacity = self._folder.capacity
             found = self._folder.clean()
-            self.notes += one_device(workload.data_folder, self._folder.path)
+            shared = one_device(workload.data_folder, self._folder.path)
+            self.notes += shared
+            self._one_drive = bool(shared)
             if self._folder.is_lost and cache.warm is not False:
                 self.notes.append(
                     f"cache.folder {self._folder.path} was emptied: the host was started anew "
@@ -274,11 +279,18 @@ class HostTier:
         drop([entry_path(folder, *entry) for entry in new], at=at)
         self._is_settled, self._first_new = True, self._cache.next_generation
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that were written to this host's cache during the epochs; 0 on its other ranks."""
+        return sum(epoch.cache_written for epoch in self.epochs)
+
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
         capacity = 0 if self._folder is None else self._folder.capacity
         dataset_bytes = int(self._sizes.sum())
-        counts = HostCounts(self._world.host, capacity, dataset_bytes, self.preload, self.epochs)
+        counts = HostCounts(
+            self._world.host, capacity, dataset_bytes, self.preload, self.epochs, self._one_drive
+        )
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
