@@ -180,11 +180,13 @@ def _memory(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dic
 
 def from_memory(loads: Sequence[Entry]) -> float | None:
     """Return the share (0-1) of the bytes read that no storage delivered; None: not known."""
-    stored = [host["stored_bytes"] for entry in loads for host in entry["counted"].values()]
-    if not stored or None in stored:
+    stored = [[host["stored_bytes"] for host in entry["counted"].values()] for entry in loads]
+    if not any(stored) or any(None in hosts for hosts in stored):
         return None
-    read = sum(entry["num_bytes"] for entry in loads)
-    return max(0.0, 1 - float(sum(stored)) / max(1, read))
+    read = [entry["num_bytes"] for entry in loads]
+    # What was read ahead in one load does not make up for what memory served in another.
+    cached = sum(max(0, asked - sum(hosts)) for asked, hosts in zip(read, stored, strict=True))
+    return float(cached) / max(1, sum(read))
 
 
 def _generation(

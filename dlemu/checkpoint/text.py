@@ -6,7 +6,7 @@ from typing import Any
 
 from dlemu.checkpoint.outcome import Entry, from_memory, waited_share, young_interval
 from dlemu.results.header import header
-from dlemu.results.wear import has_writes, wear_line
+from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Summary = Mapping[str, Any]
@@ -105,7 +105,7 @@ def _notes(summary: Summary) -> Iterator[str]:
 def _wear(summary: Summary) -> list[str]:
     """Return the line on wear; results of the first versions have none."""
     wear = summary.get("measured", {}).get("wear")
-    return [wear_line(wear)] if wear is not None and has_writes(wear) else []
+    return [wear_line(wear)] if wear is not None and belongs_to(wear) else []
 
 
 def _mean(entries: Sequence[Entry]) -> float:

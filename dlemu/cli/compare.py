@@ -20,8 +20,8 @@ HELP = """\
 dlemu compare A B... [compare.max_loss=5%] [--json]
 
 Show results of one workload side by side: folders of runs, of several runs (runs=5), or of sizings.
-Then how far each differs from the first, with the noise of the difference, and what else differs:
-hosts, kernel, drives, mount options, versions, keys.
+Then how far each differs from the first, with the noise of the difference where runs=5 tells it,
+and what else differs: hosts, kernel, drives, mount options, versions, keys.
 
   compare.max_loss=5%   exit with 2 where a result has lost more than that against the first one:
                         samples/s of runs, accelerators of sizings
@@ -108,17 +108,18 @@ def _render(comparison: Comparison) -> str:
     overview = _overview(names, results)
     text = {"", "verdict", "limit", "folder"}
     left = [column for column, head in enumerate(overview[0]) if head in text]
-    parts = [f"{results[0].workload}{target}", text_table(overview, left=left)]
+    head = f"{_caveat(names, results)}{results[0].workload}{target}"
+    parts = [head, text_table(overview, left=left)]
     for number in range(1, len(results)):
-        rows = [
-            [f"  {_FIGURES[name][0]}", *_shown(name, each)]
-            for name, each in comparison.differences(number).items()
-        ]
+        found = comparison.differences(number)
+        rows = [[f"  {_FIGURES[name][0]}", *_shown(name, each)] for name, each in found.items()]
         if rows:
-            head = f"{names[number]} against A, with the 95% interval of the difference:"
+            known = any(each.noise is not None for each in found.values())
+            interval = ", with the 95% interval of the difference" if known else ""
+            head = f"{names[number]} against A{interval}:"
             parts.append(f"{head}\n{text_table(rows, left=(0, 2))}")
     noise = "; ".join(f"{n} from {r.basis}" for n, r in zip(names, results, strict=True))
-    parts.append(f"noise: {noise}{_caveat(results)}")
+    parts.append(f"noise: {noise}")
     unlike: dict[str, list[Any]] = {**comparison.facts, **comparison.keys}
     if unlike:
         rows = [[f"  {name}", *map(_cell, values)] for name, values in unlike.items()]
@@ -128,9 +129,17 @@ def _render(comparison: Comparison) -> str:
     return "\n\n".join(parts)
 
 
-def _caveat(results: Sequence[Result]) -> str:
-    one = any("one run" in result.basis for result in results)
-    return ". Runs may differ by more than their parts do: runs=5 tells" if one else ""
+def _caveat(names: Sequence[str], results: Sequence[Result]) -> str:
+    """Return the line that single runs tell no difference; "" where each is of several runs."""
+    single = [
+        name
+        for name, result in zip(names, results, strict=True)
+        if any(figure.of_one_run for figure in result.figures.values())
+    ]
+    if not single:
+        return ""
+    each = "one run each" if len(single) == len(results) else f"{', '.join(single)}: one run"
+    return f"{each}: not comparable, take runs=5\n\n"
 
 
 def _name(number: int) -> str:
@@ -168,6 +177,9 @@ def _shown(name: str, found: Difference) -> tuple[str, str]:
     if name in _IN_PERCENT and found.against:
         factor, form, unit = 100 / found.against, ".1f", " %"
     text = f"{format(factor * found.value, f'+{form}')}"
+    if found.within_one_run is not None:
+        apart = format(abs(factor) * found.within_one_run, form)
+        return f"{text}{unit}", f"± {apart} within one run"
     if found.noise is None:
         return f"{text}{unit}", "noise unknown"
     told = "within the noise" if found.within_noise else ""

@@ -135,10 +135,6 @@ def _answer(arguments: Sequence[str]) -> str | None:
         return f"dlemu {version('dlemu')}"
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return _help_on([name, *words])
-    if name == "predict" and _HIT_SHARES in words:
-        from dlemu.tier.shares import table
-
-        return table()
     return None
 
 
@@ -167,8 +163,6 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     return 1
 
 
-_HIT_SHARES = "--hit-shares"
-
 COMMANDS: dict[str, Command | Tool] = {
     "try": Tool("dlemu.cli.try_"),
     "datasize": Command("datasize", FOR_SCRIPTS),
@@ -176,7 +170,7 @@ COMMANDS: dict[str, Command | Tool] = {
     "verify": Command("verify", ("--full", "--repair"), without_workload=True),
     "run": Command("run", (DRY_RUN, *FOR_SCRIPTS), replays=True),
     "size": Command("size", (DRY_RUN, *FOR_SCRIPTS), replays=True),
-    "predict": Command("predict", (*FOR_SCRIPTS, _HIT_SHARES)),
+    "predict": Command("predict", FOR_SCRIPTS),
     "calibrate": Command("calibrate"),
     "checkpoint": Command("checkpoint", (DRY_RUN, "--verify", "--json")),
     "steptime": Command("steptime"),

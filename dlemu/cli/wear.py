@@ -19,7 +19,7 @@ from dlemu.results.wear import (
     sustained_lines,
     wear_line,
 )
-from dlemu.terminal import Answer, answer, keep_stdout, say
+from dlemu.terminal import Answer, answer, detail, keep_stdout, say
 from dlemu.workload.model import Drive, load_workload
 from dlemu.world.world import World
 
@@ -124,7 +124,7 @@ def _sustained(
 def watched(
     world: World, *folders: Path, drive: Drive | None, written: Callable[[], int]
 ) -> Iterator[None]:
-    """Watch what is written to the drives under folders, and say it at the end on rank 0.
+    """Watch what is written to the drives under folders; with -v rank 0 says it at the end.
 
     All ranks call it. `written()` returns on rank 0 the bytes of the files of all ranks.
     """
@@ -139,4 +139,4 @@ def watched(
         found = [each for each in hosts if each is not None]
         wear = combine_hosts(found, endurance=None if drive is None else drive.endurance)
         if has_writes(wear):
-            say(wear_line(wear))
+            detail(wear_line(wear))

@@ -29,7 +29,6 @@ OPTIONS: dict[str, Option] = {
     "--full": Option("read every byte, not only the sizes"),
     "--verify": Option("compare every byte that is read with what was written"),
     "--repair": Option("write bad files again"),
-    "--hit-shares": Option("print what share of its reads a cache serves, by policy and capacity"),
     "--html": Option("write a page", "FILE"),
     "--json": Option("print one JSON document on stdout, and all else on stderr"),
     "--csv": Option("append a row to a table", "FILE"),

@@ -70,7 +70,7 @@ class WearFields(TypedDict, total=False):
     percentage_used: int | None
     """Of the drive with the highest."""
     file_bytes_written: int | None
-    """Bytes of the files that dlemu wrote; None where they are not known (a cache's)."""
+    """Bytes of the files that dlemu wrote; None in older runs with a cache."""
     file_system_amplification: float | None
     """Block bytes / file bytes: metadata, journal, the copies and the parity of a RAID."""
     drive_writes_per_day: float | None

@@ -31,6 +31,7 @@ from dlemu.results.records import JsonLines, check_writable
 from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.buffers import aligned_buffer
+from dlemu.terminal import is_verbose
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
 
@@ -217,7 +218,8 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
         wear = watch.finish(file_bytes=written)
         if has_writes(wear):
             JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-            on_event(wear_line(wear))
+            if is_verbose():
+                on_event(wear_line(wear))
     return [*_alike_elsewhere(known, all_asked), *(known[each] for each in all_asked)]
 
 

@@ -4,6 +4,7 @@ A result is a run, several runs in a folder, or a sizing (sizing.json).
 """
 
 import glob
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -148,14 +149,28 @@ def read_results(folder: Path) -> list[Result]:
         folder = folder.parent
     try:
         if (folder / ANSWER).exists():
-            return [_sizing(folder, answer) for answer in read_answers(folder / ANSWER)]
-        if is_checkpoint(summary := read_summary(folder)):
-            return [_checkpoints(read_checkpoints(folder, summary))]
-        return [_runs(folder)]
+            results = [_sizing(folder, answer) for answer in read_answers(folder / ANSWER)]
+        elif is_checkpoint(summary := read_summary(folder)):
+            results = [_checkpoints(read_checkpoints(folder, summary))]
+        else:
+            results = [_runs(folder)]
+        for result in results:
+            _check_sound(result)
+        return results
     except DlemuError:
         raise
     except DAMAGE as error:
         raise RunError(f"{folder} holds a damaged result: {in_short(error)}") from None
+
+
+def _check_sound(result: Result) -> None:
+    """Raise a ValueError if a name is no text or a figure no finite number."""
+    for name in ("workload", "target", "verdict", "limit"):
+        if not isinstance(value := getattr(result, name), str):
+            raise ValueError(f"its {name} is {value!r}")
+    for name, figure in result.figures.items():
+        if not math.isfinite(figure.value) or not math.isfinite(figure.error or 0.0):
+            raise ValueError(f"its {name} is no finite number")
 
 
 def _runs(folder: Path) -> Result:
@@ -243,7 +258,11 @@ def _of_one(outcome: Outcome) -> tuple[dict[str, Figure], str]:
         spread = parts_of_steps(read_steps(outcome.folder))
         num = len(spread.get("au_percentage", ()))
         basis = f"{num} parts of the steps of one run" if num else "nothing: the run is too short"
-    return {name: figure_of(spread.get(name, ()), mean=mean) for name, mean in means.items()}, basis
+    figures = {
+        name: figure_of(spread.get(name, ()), mean=mean, of_one_run=True)
+        for name, mean in means.items()
+    }
+    return figures, basis
 
 
 def _sizing(folder: Path, tree: Mapping[str, Any]) -> Result:

@@ -1,7 +1,8 @@
 """How sure a figure is, and whether two of them differ by more than their noise.
 
-The noise of a mean is its standard error: over runs, over epochs, or over parts of the steps of
-one run. Two means are compared as Welch's t-test does, with 95 % intervals.
+The noise of a mean is its standard error over runs. Two means are compared as Welch's t-test does,
+with 95 % intervals. Epochs of one run, or parts of its steps, vary less than runs do: what they
+tell is no interval of a difference between runs.
 """
 
 import math
@@ -29,6 +30,8 @@ class Figure:
     error: float | None = None
     freedom: float = math.inf
     """Degrees of freedom of the error."""
+    of_one_run: bool = False
+    """Whether the error is that of parts of one run."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Difference:
     """The other figure."""
     noise: float | None
     """Half of the 95 % interval of `value`; None: unknown."""
+    within_one_run: float | None = None
+    """What it would be if runs varied as little as the parts of one run; None: see `noise`."""
 
     @property
     def share(self) -> float | None:
@@ -52,13 +57,15 @@ class Difference:
         return None if self.noise is None else abs(self.value) <= self.noise
 
 
-def figure_of(values: Sequence[float], *, mean: float | None = None) -> Figure:
+def figure_of(
+    values: Sequence[float], *, mean: float | None = None, of_one_run: bool = False
+) -> Figure:
     """Return the mean of values with its error, or another `mean` of the same values."""
     value = float(np.mean(values)) if mean is None else mean
     if len(values) < 2:
-        return Figure(value)
+        return Figure(value, of_one_run=of_one_run)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Figure(value, error, len(values) - 1)
+    return Figure(value, error, len(values) - 1, of_one_run)
 
 
 def figure_of_interval(value: float, low: float, high: float) -> Figure:
@@ -75,7 +82,10 @@ def difference(new: Figure, old: Figure) -> Difference:
     freedoms = (new.freedom, old.freedom)
     below = sum(s**2 / freedom for s, freedom in zip(squares, freedoms, strict=True))
     freedom = sum(squares) ** 2 / below if below else math.inf
-    return Difference(value, old.value, t95(freedom) * math.sqrt(sum(squares)))
+    noise = t95(freedom) * math.sqrt(sum(squares))
+    if new.of_one_run or old.of_one_run:
+        return Difference(value, old.value, None, noise)
+    return Difference(value, old.value, noise)
 
 
 def parts_of_steps(steps: Steps) -> dict[str, list[float]]:

@@ -40,6 +40,8 @@ _LINK_FULL = 0.9
 """Share of a link's rate from which on it is full: frames of 1500 bytes leave 5 % for headers."""
 _CARRIED = 0.5
 """A link is a limit of reads only if it received this share of the bytes that were read."""
+_AMPLIFIED = 1.1
+"""Storage that gave this many times the bytes that the format needs is told of."""
 _LOSSY = 0.001
 """Share of TCP segments that were lost or came late, from which on the evidence tells of it."""
 
@@ -107,6 +109,13 @@ class HostEvidence:
         return max(waited) + self._stolen_seconds if waited else None
 
     @property
+    def others_cpu_share(self) -> float | None:
+        """CPU time of other programs / that of all CPUs, at least; None where it is not known."""
+        if self.host_cpu_share is None or self.cpu_share is None:
+            return None
+        return self.host_cpu_share - self.cpu_share
+
+    @property
     def mostly_stolen(self) -> bool:
         """Whether other guests took most of the CPU time that ranks and workers had to wait for."""
         return self._stolen_seconds > (self.lacked_seconds or 0.0) / 2
@@ -134,6 +143,11 @@ class Evidence:
     reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
+    num_accelerators: int
+    amplification: float = 1.0
+    """Bytes of the storage / bytes of the samples."""
+    needed: float = 1.0
+    """Bytes that the format needs at most / bytes of the samples: headers, whole pages."""
     gets: GetCounts | None = None
     """Requests to the bucket; None where the data folder is a folder."""
     checkpoints: CheckpointCost | None = None
@@ -159,11 +173,12 @@ def find_limit(evidence: Evidence) -> Limit:
             return limit
         if limit.explains >= _ENOUGH:
             explains = f"; this explains {100 * limit.explains:.0f}% of the loss"
-            return Limit(limit.name, limit.evidence + explains, limit.advice, limit.explains)
+            told_all = f"{limit.evidence}{_amplified(evidence)}{explains}"
+            return Limit(limit.name, told_all, limit.advice, limit.explains)
     return Limit(
         "unclear",
         f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
-        f"it: {told(parts)}{_cpus(evidence)}",
+        f"it: {told(parts)}{_amplified(evidence)}{_cpus(evidence)}",
     )
 
 
@@ -236,7 +251,10 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     if host.host_cpu_share is not None:
         taken = f"all that ran there took {100 * host.host_cpu_share:.0f}% of all"
         seen.append(f"{'and ' if seen else ''}{taken}")
-    words = f"{_lost(evidence)}; on host {host.host} {', '.join(seen)}"
+    words = ""
+    if _others_work(host):
+        words = f"other programs took {100 * (host.others_cpu_share or 0):.0f}% of the CPUs; "
+    words += f"{_lost(evidence)}; on host {host.host} {', '.join(seen)}"
     if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
         words += f" while other guests took {100 * host.host_steal_share:.0f}%"
     if host.throttled_seconds:
@@ -279,7 +297,8 @@ def _lateness(evidence: Evidence) -> Limit | None:
     return Limit(
         name,
         f"{late} than asked, {met}, {waited}",
-        "use fewer accelerators a host, or leave cores to the ranks",
+        f"{'use fewer accelerators a host, or ' if _several_a_host(evidence) else ''}"
+        "leave cores to the ranks",
         explains,
     )
 
@@ -339,8 +358,8 @@ def _network(evidence: Evidence) -> Limit | None:
         f"of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
         f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
         f"{_busy(evidence.hosts)}{_cpus(evidence)}",
-        "use faster or more links, more hosts, or fewer accelerators a host; nothing is said about "
-        "the storage",
+        _either("use faster or more links", *_spread(evidence))
+        + "; nothing is said about the storage",
         explains * len(full) / len(evidence.hosts),
     )
 
@@ -406,14 +425,16 @@ def _reads(evidence: Evidence) -> Limit | None:
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"
-    advice = "use more or faster drives, or fewer accelerators"
+    fewer = ["fewer accelerators"] if evidence.num_accelerators > 1 else []
+    advice = _either("use more or faster drives", *fewer)
     busy = _busy(evidence.hosts)
     if gets is not None:
         busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
-        advice = (
+        advice = _either(
             f"raise reader.gets_in_flight (now {evidence.reader.gets_in_flight}) or "
-            f"reader.read_threads (now {evidence.reader.read_threads}), use more servers "
-            "(storage.endpoint_url), or fewer accelerators"
+            f"reader.read_threads (now {evidence.reader.read_threads})",
+            "use more servers (storage.endpoint_url)",
+            *fewer,
         )
     # Drives of the host read nothing over the network, whatever else its links carry.
     lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
@@ -455,6 +476,16 @@ def _busy(hosts: Sequence[HostEvidence]) -> str:
         return ""
     busiest = max(known, key=lambda host: host.device_busy_share or 0.0)
     return f"; {busiest.device} was busy {100 * (busiest.device_busy_share or 0):.0f}% of the time"
+
+
+def _amplified(evidence: Evidence) -> str:
+    """Return that more was read than the format needs, for the end of a clause; "" if not."""
+    if evidence.amplification <= _AMPLIFIED * evidence.needed:
+        return ""
+    return (
+        f"; {evidence.amplification:.3g} bytes were read for each byte of the samples, the format "
+        f"needs {evidence.needed:.3g}"
+    )
 
 
 def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
@@ -533,10 +564,14 @@ def _cpus(evidence: Evidence) -> str:
 def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
     """Return what takes load off a host's CPUs, and is not set yet."""
     reader = evidence.reader
-    stolen = "give this virtual machine CPUs of its own"
-    ways = [stolen if host.mostly_stolen else "use more cores or hosts"]
+    if host.mostly_stolen:
+        ways = ["give this virtual machine CPUs of its own"]
+    elif _others_work(host):
+        ways = ["end the other programs"]
+    else:
+        ways = ["use more cores or hosts" if _several_a_host(evidence) else "use more cores"]
     if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
-        ways.append("fewer accelerators a host")
+        ways += _spread(evidence)[1:]
     else:
         if reader.data_loader == "pytorch":
             ways.append("reader.data_loader=threads")
@@ -544,5 +579,25 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
             ways.append("reader.decode=raw")
         elif reader.odirect is False and not evidence.direct and evidence.gets is None:
             ways.append("reader.odirect=true")
-    listed = ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
-    return f"{listed}; nothing is said about the storage"
+    return f"{_either(*ways)}; nothing is said about the storage"
+
+
+def _others_work(host: HostEvidence) -> bool:
+    """Return whether other programs used more of a host's CPUs than ranks and workers did."""
+    others = host.others_cpu_share
+    return others is not None and others > (host.cpu_share or 0.0)
+
+
+def _several_a_host(evidence: Evidence) -> bool:
+    return evidence.num_accelerators > len(evidence.hosts)
+
+
+def _spread(evidence: Evidence) -> list[str]:
+    """Return the advice to put fewer accelerators on a host; empty where each has one."""
+    several = _several_a_host(evidence)
+    return ["more hosts", "fewer accelerators a host"] if several else []
+
+
+def _either(*ways: str) -> str:
+    """Return "a", "a, or b" or "a, b, or c"."""
+    return ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]

@@ -12,6 +12,8 @@ from dlemu.workload.model import Workload
 _MOST_ROWS = 10
 """Epochs of the table; of more, the first ones and the last are shown."""
 _WORTH_SAYING = 0.01
+_CEILING = 98.0
+"""AU in percent from which on a storage is no limit."""
 _YEAR = 365 * 86_400
 
 
@@ -28,6 +30,8 @@ class HostCounts(Protocol):
     def preload(self) -> Any: ...
     @property
     def epochs(self) -> Sequence[Any]: ...
+    @property
+    def one_drive(self) -> bool: ...
 
 
 def cache_fields(
@@ -60,6 +64,7 @@ def cache_fields(
         settle_seconds_per_epoch=[max(e.settle_seconds for e in epoch) for epoch in epochs],
         preload=_preload([host.preload for host in hosts]),
         pays_from_epoch=None,
+        one_drive=not emulated and any(host.one_drive for host in hosts),
         endurance_bytes=endurance * workload.drives if endurance else None,
         hosts=[_of_host(host) for host in hosts if host.capacity_bytes],
     )
@@ -96,7 +101,7 @@ def _preload(hosts: Sequence[Any]) -> Mapping[str, Any] | None:
 def add_cache(summary: Summary, cached: CacheMeasured, metrics: Metrics) -> None:
     """Put the cache's fields into a run's summary, with what follows from the metrics."""
     cached["seconds_per_epoch"] = [epoch.seconds for epoch in metrics.epochs]
-    cached["pays_from_epoch"] = pays_from(cached)
+    cached["pays_from_epoch"] = pays_from(cached, metrics)
     summary["measured"]["cache"] = cached
     limit = summary["limit"]
     if limit and limit["name"] == "storage":
@@ -120,17 +125,17 @@ def label(emulated: str) -> str:
     return f" (origin emulated {emulated})" if emulated else ""
 
 
-def pays_from(cached: CacheMeasured) -> int | None:
+def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
     """Return the epoch by whose end the cache has saved time, None if it never will.
 
     Without the cache, each epoch is taken to last as long as the coldest one, or as long as the
     origin would need for all bytes at the best rate that it gave. Later epochs are taken to be as
-    the last one.
+    the last one. First steps are left out: in that of the first epoch the loader starts.
     """
-    if not cached["capacity_bytes"]:
+    if not _may_save(cached, metrics):
         return None
-    seconds, preload = cached["seconds_per_epoch"], cached["preload"]
-    alone = _seconds_without(cached)
+    seconds, preload = _counted_seconds(metrics), cached["preload"]
+    alone = _seconds_without(cached, seconds)
     if alone is None:
         return None
     spent = preload["seconds"] if preload else 0.0
@@ -147,10 +152,29 @@ def pays_from(cached: CacheMeasured) -> int | None:
     return number + int(max(0.0, spent) / gain) + 1
 
 
-def _seconds_without(cached: CacheMeasured) -> float | None:
+def _may_save(cached: CacheMeasured, metrics: Metrics) -> bool:
+    """Return whether a cache can save time: not where it shares the origin's drive, nor where an
+    epoch without hits has all the utilisation that there is."""
+    coldest = _coldest(cached)
+    cold = (cached["hit_share_per_epoch"][coldest] or 0.0) < _WORTH_SAYING
+    full = cold and metrics.epochs[coldest].au_percentage >= _CEILING
+    return bool(cached["capacity_bytes"]) and not (cached.get("one_drive") or full)
+
+
+def _coldest(cached: CacheMeasured) -> int:
+    """Return the first epoch of those with the fewest hits, from 0."""
+    shares = [share or 0.0 for share in cached["hit_share_per_epoch"]]
+    return shares.index(min(shares))
+
+
+def _counted_seconds(metrics: Metrics) -> list[float]:
+    """Return each epoch's seconds without its first step."""
+    return [epoch.seconds - epoch.first_step_seconds for epoch in metrics.epochs]
+
+
+def _seconds_without(cached: CacheMeasured, seconds: Sequence[float]) -> float | None:
     """Return the seconds of an epoch that reads all bytes from the origin; None: not known."""
-    seconds, origin = cached["seconds_per_epoch"], cached["origin_bytes_per_epoch"]
-    coldest = min(range(len(seconds)), key=lambda epoch: cached["hit_share_per_epoch"][epoch] or 0)
+    origin, coldest = cached["origin_bytes_per_epoch"], _coldest(cached)
     rates = [num / took for num, took in zip(origin, seconds, strict=True)]
     if preload := cached["preload"]:
         rates.append(preload["num_bytes"] / max(preload["seconds"], 1e-9))
@@ -232,7 +256,10 @@ def _worth(cached: CacheMeasured, metrics: Metrics) -> list[str]:
         if first is not None:
             later = "" if first <= len(au) else ", if later epochs are as the last one"
             parts.append(f"the cache pays from epoch {first}{later}")
-        elif _seconds_without(cached) is not None:
+        elif (
+            _may_save(cached, metrics)
+            and _seconds_without(cached, _counted_seconds(metrics)) is not None
+        ):
             parts.append("the cache saves no time")
     elif len(au) == 1:
         parts.append(f"cold AU {au[0]:.0f}%; add epochs (train.epochs) to see warm ones")

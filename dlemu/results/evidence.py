@@ -73,16 +73,22 @@ def combine(
     sums: Sums,
     paths: PathBytes,
     gets: GetCounts | None = None,
+    *,
+    needed: float = 1.0,
 ) -> Gathered:
     """Return what the hosts saw together.
 
     The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
-    requests to a bucket, None where the data folder is none.
+    requests to a bucket, None where the data folder is none. `needed`: as in Evidence.
     """
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
     gbps = workload.client.nic_gbps
     seen = [_host_evidence(host, read / len(hosts), gbps) for host in hosts]
     measured = _measured(hosts, seen, sums, paths)
+    samples = sum(int(each.accelerators["num_samples"].sum()) for each in sums.epochs)
+    stored = measured["storage_read_bytes"]
+    given = read if stored is None else stored
+    measured["read_amplification"] = given / max(1, samples) / workload.dataset.mean_bytes
     evidence = Evidence(
         losses=find_losses(sums),
         hosts=seen,
@@ -91,6 +97,9 @@ def combine(
         page_cache_share=measured["page_cache_share"],
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
+        num_accelerators=len(sums.epochs[0].accelerators),
+        amplification=measured["read_amplification"],
+        needed=needed,
         gets=gets,
         checkpoints=checkpoint_cost(sums.epochs),
     )
@@ -101,11 +110,6 @@ def combine(
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
     return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
-
-
-def _cached_share(stored: int | None, read: int) -> float | None:
-    """Return the share of the bytes read that storage did not deliver."""
-    return None if stored is None or not read else max(0.0, 1 - stored / read)
 
 
 def _measured(
@@ -120,9 +124,15 @@ def _measured(
         _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
         for epoch in numbers
     ]
-    shares = [_cached_share(*each) for each in zip(stored, read, strict=True)]
-    # By bytes: a mean over epochs would give a short epoch the weight of a long one.
-    total = None if None in shares else _total(stored)
+    # What was read ahead in one epoch does not make up for what memory served in another.
+    from_memory = [
+        None if given is None else max(0, asked - given)
+        for given, asked in zip(stored, read, strict=True)
+    ]
+    shares = [
+        None if num is None or not asked else num / asked
+        for num, asked in zip(from_memory, read, strict=True)
+    ]
     resident = _total([host.resident_before for host in hosts])
     if paths.mode == "none":  # the loader has no other path than through the host
         paths = PathBytes(host=sum(read))
@@ -130,12 +140,13 @@ def _measured(
     seconds = float(np.mean([each.seconds for each in seen]))
     cpu = _total([each.host_cpu_share for each in seen])
     measured = Measured(
-        storage_read_bytes=total,
+        storage_read_bytes=_total(stored),
         path=paths.mode,
         path_bytes=asdict(paths),
         device_read_bytes=_device_bytes(hosts),
         network=_network_fields(hosts),
-        page_cache_share=_cached_share(total, sum(read)),
+        # By bytes: a mean over epochs would give a short epoch the weight of a long one.
+        page_cache_share=None if None in shares else _total(from_memory) / sum(read),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
         host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),

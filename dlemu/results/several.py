@@ -1,5 +1,6 @@
 """Several runs together: the verdict, the spread, and their table."""
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -62,7 +63,7 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         "passed": verdict == "PASS",
         "reasons": reasons,
         "repeatability_percentage": 100 * spread,
-        "au_percentage": spread_of(au),
+        "au_percentage": spread_of(au, most=100.0),
         "samples_per_second": spread_of(rates),
     }
 
@@ -85,14 +86,17 @@ def _long_gaps(rows: Sequence[RunRow]) -> Iterator[str]:
             )
 
 
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation (n - 1) and the 95 % interval of the mean."""
+def spread_of(values: Sequence[float], *, most: float = math.inf) -> Spread:
+    """Return mean, standard deviation (n - 1) and the 95 % interval of the mean.
+
+    The values, and so the interval, are from 0 to `most`.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
         return Spread(mean=mean, sd=None, interval=None)
     sd = float(np.std(values, ddof=1))
     half = t95(len(values) - 1) * sd / len(values) ** 0.5
-    return Spread(mean=mean, sd=sd, interval=[mean - half, mean + half])
+    return Spread(mean=mean, sd=sd, interval=[max(0.0, mean - half), min(most, mean + half)])
 
 
 def t95(freedom: float) -> float:

@@ -77,6 +77,8 @@ class CacheMeasured(TypedDict):
     """num_files, num_bytes, seconds and read_share; None: cache.warm was not true."""
     pays_from_epoch: int | None
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
+    one_drive: bool
+    """Whether the origin is on the cache's drive, and not emulated; older runs do not have it."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
     hosts: Sequence[Mapping[str, Any]]
@@ -123,6 +125,9 @@ class Measured(TypedDict, total=False):
 
     storage_read_bytes: int | None
     """Delivered by storage: not from the page cache."""
+    read_amplification: float
+    """Bytes of the storage (of the loaders' reads where no counter tells) / bytes of the samples.
+    Older runs do not have it."""
     path: str
     """PathBytes.mode: the path that the bytes took to memory, "host" or cuFile's."""
     path_bytes: Mapping[str, Any]
@@ -132,7 +137,7 @@ class Measured(TypedDict, total=False):
     network: NetworkFields | None
     """Over all hosts; interfaces that they share count once. None where a host has none."""
     page_cache_share: float | None
-    """Share (0-1) of the bytes that came from memory."""
+    """Share (0-1) of the bytes that came from memory, added up over the epochs."""
     page_cache_share_per_epoch: Sequence[float | None]
     resident_share_before: float | None
     """Share (0-1) of the dataset's pages that were in memory before the first epoch."""

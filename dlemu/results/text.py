@@ -14,7 +14,7 @@ from dlemu.results.objects import objects_line
 from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import CacheWatched, Measured, Summary
 from dlemu.results.watched import watched_lines
-from dlemu.results.wear import has_writes, wear_line
+from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
 
@@ -110,7 +110,7 @@ def report_run(
         ]
         if asked := measured.get("objects"):
             remarks.append(objects_line(asked))
-        if (wear := measured.get("wear")) and has_writes(wear):
+        if (wear := measured.get("wear")) and belongs_to(wear):
             remarks.append(wear_line(wear))
     remarks += [f"note: {note}" for note in summary.get("notes") or ()]
     verdict = verdict_line(workload, metrics, summary)

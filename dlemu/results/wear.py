@@ -4,6 +4,7 @@ from typing import TypedDict
 
 from dlemu.host.drive_counters import LEAST_BYTES, Lifetime
 from dlemu.host.wear import WearFields
+from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_drive_bytes
 
 _YEAR = 365 * 86_400
@@ -74,9 +75,14 @@ def sustained_write_rate(endurance: float, *, years: float = 5.0, duty: float = 
 
 
 def has_writes(wear: WearFields) -> bool:
-    """Return whether enough was written to be worth a line below a result."""
+    """Return whether enough was written to be worth a line."""
     counts = (wear["file_bytes_written"], wear["block_bytes_written"], wear["host_bytes_written"])
     return max(count or 0 for count in counts) >= LEAST_BYTES
+
+
+def belongs_to(wear: WearFields) -> bool:
+    """Return whether a result's report shows its wear: of one that wrote files; with -v of all."""
+    return has_writes(wear) and (wear["file_bytes_written"] != 0 or is_verbose())
 
 
 def wear_line(wear: WearFields) -> str:
@@ -87,7 +93,7 @@ def wear_line(wear: WearFields) -> str:
     if not wear["drives"] or wear["block_bytes_written"] is None:
         return f"wear: not known; {wear['missing']['block_bytes_written']}"
     if wear["file_bytes_written"] == 0:
-        return f"wear: {_written(wear)}, all of it by other programs; dlemu wrote no files there"
+        return f"wear: {_written(wear)}, none of it into files of this command"
     parts = [_written(wear), *_life(wear)]
     parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
     return f"wear: {'; '.join(parts)}"

@@ -65,6 +65,7 @@ from dlemu.run.summary import (
     demand_line,
     dlio_fields,
     first_summary,
+    needed_ratio,
     write_failure,
 )
 from dlemu.run.watchdog import Watchdog
@@ -361,15 +362,14 @@ class _Run:
             fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
             self._summary["checkpoints"] = fields
 
-    def _written_bytes(self) -> int | None:
-        """Return the bytes of all ranks' files on rank 0, 0 on the others; None: they are unknown.
+    def _written_bytes(self) -> int:
+        """Return the bytes of the files that were written during the epochs on this rank's account.
 
-        They are the checkpoints'. What a cache writes is not counted.
+        Those of all ranks' checkpoints are rank 0's, those of a host's cache its first rank's.
         """
-        if self._tier is not None:
-            return None
         checkpoints = self._summary.get("checkpoints")
-        return 0 if checkpoints is None else checkpoints["written_bytes"]
+        own = 0 if checkpoints is None else checkpoints["written_bytes"]
+        return own + (0 if self._tier is None else self._tier.written_bytes)
 
     def _replay_epoch(
         self,
@@ -420,7 +420,8 @@ class _Run:
         try:
             metrics = measure_sums(sums)
             hosts, paths, gets = reports
-            seen = combine(self._workload, hosts, sums, paths, gets)
+            needed = needed_ratio(self._dataset)
+            seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
             summary = complete_summary(self._summary, seen, metrics)
             if self._cached is not None:
                 add_cache(summary, self._cached, metrics)

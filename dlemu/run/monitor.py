@@ -234,10 +234,10 @@ class RunMonitor:
         folder = self._workload.data_folder
         return [folder / self._layout.path(file) for file in range(0, self._layout.num_files, step)]
 
-    def gather(self, written: int | None = None) -> Reports | None:
+    def gather(self, written: int = 0) -> Reports | None:
         """Return on rank 0 what all hosts saw, None on the others.
 
-        `written` are the bytes of the files that were written on this rank's account, if known.
+        `written` are the bytes of the files that were written on this rank's account.
         """
         with self._watchdog.phase("while reading the drives' counters"):
             first = self._observer is not None

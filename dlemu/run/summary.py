@@ -1,23 +1,30 @@
 """The summary of a run: what is known when it begins, when it is complete, and when it fails."""
 
+import math
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
-from dlemu.dataset.layout import Layout
+import numpy as np
+
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.evidence import Gathered
 from dlemu.results.metrics import Metrics
 from dlemu.results.records import overwrite_summary, write_summary
 from dlemu.results.summary import Measured, RunsSummary, Summary, time_of_day
 from dlemu.terminal import complain
-from dlemu.units import format_rate
+from dlemu.tier.host import file_sizes
+from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
+
+_LOOKED_AT = 64
+"""Files whose sizes tell what a format adds to its samples."""
 
 
 def first_summary(workload: Workload, world: World, started: str, notes: Sequence[str]) -> Summary:
@@ -92,6 +99,29 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         "limit": asdict(find_limit(seen.evidence)),
         "notes": [*summary["notes"], *seen.notes],
     }
+
+
+def needed_ratio(dataset: Dataset) -> float:
+    """Return the bytes that reading needs at most for a byte of samples; inf: that is not known.
+
+    Headers count, and whole pages: of files that are read from end to end, else of each sample
+    with its file's head, and in parquet of each column of a row group.
+    """
+    workload, each = dataset.workload, dataset.layout.samples_per_file
+    layout = replace(dataset.layout, num_files=min(dataset.layout.num_files, _LOOKED_AT))
+    if each > 1 and not (workload.streamed or workload.by_tf_data or layout.columns):
+        return (layout.mean_bytes + 3 * PAGE_BYTES) / layout.mean_bytes
+    try:
+        files = file_sizes(replace(dataset, layout=layout))
+    except DatasetError:  # a bucket, or a file that is gone
+        return math.inf
+    samples = float(layout.sizes(np.arange(layout.num_samples)).sum())
+    needed = float(round_up(files).sum())
+    if layout.columns:
+        chunks = len(workload.dataset.read_columns) * ceil_div(each, layout.row_group_size)
+        unread = each * (workload.dataset.stored_bytes - layout.mean_bytes)
+        needed += layout.num_files * (2 * PAGE_BYTES * chunks - unread)
+    return needed / samples
 
 
 def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:

@@ -267,7 +267,7 @@ class _History:
         if near == [self.points[0]]:
             noise += _FIRST_RUN_LOW
         spread = feeds * noise / self.threshold
-        return feeds, (feeds - spread, feeds + spread)
+        return feeds, (max(0.0, feeds - spread), feeds + spread)
 
     def _contradicted(self, feeds: float, number: int) -> bool:
         """Return whether N* = `feeds` is off the AU at the answer or above it, beyond the noise."""

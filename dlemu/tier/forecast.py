@@ -75,7 +75,7 @@ def _forecast(dataset: Dataset, accelerators: list[int], total: int) -> TierFore
             f"{counted(kept, 'file')} there at the begin",
         ]
     parts += [f"origin emulated {slow}"] if slow else []
-    planned = planned_cache(workload, sizes, capacity, found, host_index=0)
+    planned = planned_cache(workload, sizes, capacity, found)
     if cache.warm is True:
         copies = [file for file, _ in planned.fill_up()]
         parts.append(f"{format_bytes(int(sizes[copies].sum()))} are copied before the epochs")

@@ -4,7 +4,6 @@ The order of a host's reads is known before an epoch begins, so its hits are com
 Nothing here reads or writes a file. `tier.folder` executes what is planned here.
 """
 
-import random
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +73,6 @@ class PlannedCache:
         capacity: int,
         sizes: Sequence[int] | Numbers,
         *,
-        seed: int = 0,
         content: Iterable[tuple[int, int]] = (),
     ) -> None:
         """`sizes`: bytes of each file. `content`: file and generation of what is there, in order.
@@ -82,11 +80,7 @@ class PlannedCache:
         Content beyond the capacity is left out.
         """
         self._policy, self._sizes = policy, [int(size) for size in sizes]
-        self._random = random.Random(seed)
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._files: list[int] = []
-        """Files in the cache in any order, and their places there: to draw one of them."""
-        self._place: dict[int, int] = {}
         self._capacity, self._used = capacity, 0
         self.next_generation = 0
         for file, generation in content:
@@ -97,7 +91,7 @@ class PlannedCache:
 
     @property
     def content(self) -> list[tuple[int, int]]:
-        """File and generation of what is there, the next one to be evicted first (not random)."""
+        """File and generation of what is there, the next one to be evicted first."""
         return [(entry.file, entry.generation) for entry in self._entries.values()]
 
     def epoch(self, files: Iterable[int], *, fills: bool = True) -> EpochHits:
@@ -113,7 +107,7 @@ class PlannedCache:
         after: list[int] = []
         admitted: list[int] = []
         first, gone = [0], list[tuple[int, int, int]]()
-        entries, is_lru = self._entries, self._policy == "lru"
+        entries = self._entries
         for number, file in enumerate(files):
             entry = entries.get(file)
             found, brought, stored = -1, -1, -1
@@ -122,8 +116,7 @@ class PlannedCache:
                 if reads and admitted[reads[0]] == found:
                     brought = reads[0]
                 reads.append(number)
-                if is_lru:
-                    entries.move_to_end(file)
+                entries.move_to_end(file)
             elif fills and self._admits(file):
                 self._make_room(self._sizes[file], gone)
                 stored = self.next_generation
@@ -163,16 +156,15 @@ class PlannedCache:
     def _insert(self, entry: _Entry) -> None:
         self._used += self._sizes[entry.file]
         self._entries[entry.file] = entry
-        if self._policy == "random":
-            self._place[entry.file] = len(self._files)
-            self._files.append(entry.file)
 
     def _make_room(self, num_bytes: int, gone: list[tuple[int, int, int]]) -> None:
         """Evict until so many bytes are free; append the rows of `EpochHits.gone` for it."""
         while num_bytes:
             if not self._rooms:
-                victim = self._evict()
-                self._rooms.append(_Room(self._sizes[victim.file], victim))
+                _, victim = self._entries.popitem(last=False)
+                size = self._sizes[victim.file]
+                self._used -= size
+                self._rooms.append(_Room(size, victim))
             room = self._rooms[0]
             taken = min(room.num_bytes, num_bytes)
             room.num_bytes -= taken
@@ -182,17 +174,3 @@ class PlannedCache:
             if room.entry is not None:
                 old = room.entry
                 gone += [(old.file, old.generation, read) for read in old.reads or (-1,)]
-
-    def _evict(self) -> _Entry:
-        """Remove and return the entry that the policy gives up next."""
-        if self._policy == "random":
-            place = int(self._random.random() * len(self._files))
-            file, last = self._files[place], self._files.pop()
-            del self._place[file]
-            if file != last:
-                self._files[place], self._place[last] = last, place
-            entry = self._entries.pop(file)
-        else:
-            _, entry = self._entries.popitem(last=False)
-        self._used -= self._sizes[entry.file]
-        return entry

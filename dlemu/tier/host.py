@@ -16,7 +16,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS
+from dlemu.formats import format_of
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
@@ -74,6 +74,8 @@ class HostCounts:
     dataset_bytes: int
     preload: Preload | None
     epochs: list[EpochCounts]
+    one_drive: bool
+    """Whether the origin is on the cache's drive."""
 
 
 def emulates(workload: Workload) -> str:
@@ -165,6 +167,7 @@ class HostTier:
         """The first generation whose entries may still have pages in the page cache."""
         self.epochs: list[EpochCounts] = []
         self.preload: Preload | None = None
+        self._one_drive = False
 
     def _prepare(self, dataset: Dataset) -> None:
         """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
@@ -174,15 +177,15 @@ class HostTier:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
             capacity = self._folder.capacity
             found = self._folder.clean()
-            self.notes += one_device(workload.data_folder, self._folder.path)
+            shared = one_device(workload.data_folder, self._folder.path)
+            self.notes += shared
+            self._one_drive = bool(shared)
             if self._folder.is_lost and cache.warm is not False:
                 self.notes.append(
                     f"cache.folder {self._folder.path} was emptied: the host was started anew "
                     "before all of its files were on the drive"
                 )
-        self._cache = planned_cache(
-            workload, self._sizes, capacity, found, host_index=self._world.host_index
-        )
+        self._cache = planned_cache(workload, self._sizes, capacity, found)
         if self._folder is not None:
             kept = set(self._cache.content)
             for entry in found:
@@ -276,11 +279,18 @@ class HostTier:
         drop([entry_path(folder, *entry) for entry in new], at=at)
         self._is_settled, self._first_new = True, self._cache.next_generation
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that were written to this host's cache during the epochs; 0 on its other ranks."""
+        return sum(epoch.cache_written for epoch in self.epochs)
+
     def gather(self) -> list[HostCounts] | None:
         """Return on rank 0 what the readers of all hosts did, None on the others."""
         capacity = 0 if self._folder is None else self._folder.capacity
         dataset_bytes = int(self._sizes.sum())
-        counts = HostCounts(self._world.host, capacity, dataset_bytes, self.preload, self.epochs)
+        counts = HostCounts(
+            self._world.host, capacity, dataset_bytes, self.preload, self.epochs, self._one_drive
+        )
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
@@ -311,8 +321,6 @@ def planned_cache(
     sizes: Samples,
     capacity: int,
     found: Sequence[tuple[int, int]],
-    *,
-    host_index: int,
 ) -> PlannedCache:
     """Return the cache of a host as a run begins with it; `found`: what the folder holds."""
     cache = workload.cache
@@ -320,7 +328,6 @@ def planned_cache(
         cache.policy if cache.folder is not None else "none",
         capacity,
         round_up(sizes),  # capacity is counted in blocks of a drive
-        seed=(workload.train.seed << 16) + host_index,  # each host draws its own
         content=[] if cache.warm is False else found,
     )
 
@@ -346,7 +353,7 @@ def file_sizes(dataset: Dataset) -> Samples:
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
         return np.array(sizes, np.int64)
-    file_bytes, each = FORMATS[layout.format].file_bytes, layout.samples_per_file
+    file_bytes, each = format_of(layout).file_bytes, layout.samples_per_file
     files = max(1, _AT_ONCE // each)
     parts = [
         file_bytes(

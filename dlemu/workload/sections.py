@@ -730,7 +730,7 @@ class SteptimeSection(Section):
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
 
 
-CachePolicy = Literal["none", "lru", "fifo", "random", "keep"]
+CachePolicy = Literal["none", "lru", "keep"]
 
 
 def _capacity(value: object) -> object:
@@ -757,8 +757,8 @@ class CacheSection(Section):
     capacity: Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)] = 1.0
     """Bytes with a unit such as 500GiB, or a share of the dataset up to 1. It is never exceeded."""
     policy: CachePolicy = "lru"
-    """What is given up for a new file: the least recently read one (`lru`), the oldest (`fifo`),
-    any (`random`), or nothing (`keep`: what came first stays). `none`: nothing is cached."""
+    """What is given up for a new file: the least recently read one (`lru`), or nothing (`keep`:
+    what came first stays). `none`: nothing is cached."""
     fill: Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)] = "async"
     """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a
     thread of the reader, meanwhile. `off`: never."""

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -150,6 +151,27 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     said = capsys.readouterr()
     assert said.err.startswith(f"dlemu: {line}") and said.err.count("\n") == 1
     assert sorted(os.listdir()) == ["file", "other"] and os.listdir("other") == ["x"]
+
+
+def test_compare_names_a_damaged_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoint("output.folder=out") == 0
+    told, rates = summary(), "save_bytes_per_second"
+    save = told["checkpoint"]["saves"][0]
+    for number, (changed, name, value, why) in enumerate(
+        (
+            (save, "num_bytes", float("nan"), f"its {rates} is no finite number"),
+            (told, "verdict", -1, "its verdict is -1"),
+            (told, "verdict", [], "its verdict is []"),
+        )
+    ):
+        damaged, before = f"damaged{number}", changed[name]
+        shutil.copytree("out", damaged)
+        changed[name] = value
+        Path(damaged, "summary.json").write_text(json.dumps(told))
+        changed[name] = before
+        capsys.readouterr()
+        assert run(["compare", "out", damaged]) == 1
+        assert capsys.readouterr().err == f"dlemu: {damaged} holds a damaged result: {why}\n"
 
 
 def test_a_refusal_keeps_the_checkpoints_of_before_and_an_empty_folder() -> None:

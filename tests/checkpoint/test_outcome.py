@@ -148,6 +148,7 @@ def test_a_limit_has_its_figures() -> None:
 def test_what_came_from_memory() -> None:
     assert from_memory([loaded(1.0, stored=GIB // 4), loaded(1.0)]) == pytest.approx(3 / 8)
     assert from_memory([loaded(1.0, stored=2 * GIB)]) == 0.0
+    assert from_memory([loaded(1.0, stored=2 * GIB), loaded(1.0, stored=0)]) == 0.5
     assert from_memory([loaded(1.0, stored=None)]) is None
 
 

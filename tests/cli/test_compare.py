@@ -50,10 +50,19 @@ def test_a_run_and_itself_do_not_differ(place: Path, capsys: pytest.CaptureFixtu
     assert (told["loss"], told["differing_facts"], told["differing_keys"]) == ([0.0], {}, {})
     (found,) = told["differences"]
     assert {each["value"] for each in found.values()} == {0.0}
-    assert found["samples_per_second"]["within_noise"] is True
+    assert found["samples_per_second"]["within_noise"] is None
+    assert found["samples_per_second"]["noise"] is None
+    assert found["samples_per_second"]["within_one_run"] >= 0
     assert run(["compare", str(place / "one"), str(place / "one")]) == 0
     text = capsys.readouterr().out
-    assert "within the noise" in text and "A from 3 epochs of one run" in text
+    assert text.startswith("one run each: not comparable, take runs=5\n\nunet3d_h100")
+    assert " within one run\n" in text and "A from 3 epochs of one run" in text
+    assert "within the noise" not in text and "95% interval" not in text
+    assert run(["compare", str(place / "two"), str(place / "one")]) == 0
+    assert capsys.readouterr().out.startswith("B: one run: not comparable, take runs=5\n")
+    assert run(["compare", str(place / "two"), str(place / "two")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("unet3d_h100") and "B against A, with the 95% interval" in text
     assert "what differs: nothing that is known" in text
 
 
@@ -191,6 +200,34 @@ def test_a_sizing_of_several_targets_is_compared_target_by_target(
     alone = sizing(tmp_path / "c", 9, 9.8)
     assert run(["compare", str(before), str(alone)]) == 1
     assert "c has no sizing of unet3d_h100 on d2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("page_cache_share_per_epoch", [0.0, float("nan"), 0.0], "its page_cache_share is no"),
+        ("page_cache_share", float("inf"), "its page_cache_share is no finite number"),
+    ],
+)
+def test_a_damaged_run_gets_one_line(
+    name: str,
+    value: object,
+    why: str,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(place / "one", damaged)
+    tree = json.loads((damaged / "summary.json").read_text())
+    tree["measured"][name] = value
+    (damaged / "summary.json").write_text(json.dumps(tree))
+    for words in ((place / "one", damaged), (damaged, place / "one")):
+        assert run(["compare", *map(str, words)]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"dlemu: {damaged} holds a damaged result: ")
+        assert why in said.err and said.err.count("\n") == 1
 
 
 def test_what_cannot_be_compared_gets_one_line(

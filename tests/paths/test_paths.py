@@ -223,8 +223,7 @@ def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -
         assert 0 < cell.cpu_user_percentage + cell.cpu_system_percentage <= 110
     assert events[0] == "4 cells, 0 of them measured before; 4 x 100 ms = 400 ms"
     assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
-    told = [event for event in events if not event.startswith("wear:")]  # others may write as well
-    assert told[-1].endswith("; 0 µs left")
+    assert events[-1].endswith("; 0 µs left")
     assert list((tmp_path / "target").iterdir()) == [], "only its own files, and those removed"
 
 
@@ -235,12 +234,17 @@ def test_what_was_written_to_the_drives_is_kept(
     run_paths(writes, lambda _: None)
     assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
     monkeypatch.setattr("dlemu.paths.sweep.has_writes", lambda wear: True)
+    monkeypatch.setattr("dlemu.paths.sweep.is_verbose", lambda: verbose)
+    verbose = True
     events: list[str] = []
     (cell,) = run_paths(replace(writes, io_sizes=(131072,)), events.append)
     [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["file_bytes_written"] == MIB + cell.num_ios * cell.io_size
     assert events[-1].startswith("wear: ") and told["end"] and "missing" in told
+    verbose = False
+    run_paths(replace(writes, io_sizes=(262144,)), events.append)
+    assert sum(event.startswith("wear: ") for event in events) == 1, "it is shown by -v"
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:

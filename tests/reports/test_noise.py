@@ -38,6 +38,13 @@ def test_what_has_no_spread_has_no_noise() -> None:
     assert difference(Figure(2.0, 0.0), Figure(2.0, 0.0)).within_noise is True
 
 
+def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
+    one = figure_of([1.0, 2.0, 3.0], of_one_run=True)
+    found = difference(one, figure_of([1.0, 2.0, 3.0]))
+    assert (found.noise, found.within_noise) == (None, None)
+    assert found.within_one_run == pytest.approx(2.776 * math.sqrt(2 / 3))
+
+
 def test_an_interval_comes_back() -> None:
     one = figure_of_interval(5.0, 4.0, 6.0)
     assert difference(one, Figure(5.0, 0.0)).noise == pytest.approx(1.0)

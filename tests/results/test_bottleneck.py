@@ -108,6 +108,7 @@ def evidence(**changes: Any) -> Evidence:
         "page_cache_share": 0.004,
         "reader": ReaderSection(**READER),
         "direct": False,
+        "num_accelerators": num_accelerators,
     }
     return Evidence(**(seen | changes))
 
@@ -584,6 +585,53 @@ def test_cpu_time_that_other_guests_took_is_told() -> None:
     assert slow.name == "storage"
     assert "; CPUs 5%; other guests took 5% of the CPUs (steal); this" in slow.evidence
     assert "steal" not in find_limit(evidence()).evidence
+
+
+def test_other_programs_that_took_the_cpus_are_named_first() -> None:
+    others = host(**OTHERS_WORK, runqueue_seconds=None, throttled_seconds=None)
+    busy = find_limit(evidence(steps=steps_of(1.0), hosts=[others]))
+    assert busy.name == "host cpu"
+    assert busy.evidence.startswith("other programs took 81% of the CPUs; accelerators lost 50%")
+    assert busy.advice == (
+        "end the other programs, reader.data_loader=threads, or reader.odirect=true; nothing is "
+        "said about the storage"
+    )
+    own = find_limit(evidence(hosts=[host(cpu_share=0.9, host_cpu_share=0.95)]))
+    assert own.evidence.startswith("accelerators lost")
+
+
+@pytest.mark.parametrize(
+    ("steps", "hosts", "advice"),
+    [
+        (
+            {"compute": 1.2},
+            [host(throttled_seconds=30.0)],
+            "use more cores; nothing is said about the storage",
+        ),
+        ({"compute": 1.2}, [host()], "leave cores to the ranks"),
+        ({}, [host()], "use more or faster drives"),
+        (
+            {},
+            [host(**link(0.97))],
+            "use faster or more links; nothing is said about the storage",
+        ),
+    ],
+)
+def test_one_accelerator_is_not_told_to_use_fewer(
+    steps: dict[str, float], hosts: list[HostEvidence], advice: str
+) -> None:
+    wait = 0.01 if steps else 0.5
+    assert find_limit(evidence(steps=steps_of(wait, **steps), hosts=hosts)).advice == advice
+
+
+@pytest.mark.parametrize("changes", [{}, {"hosts": [host(probe=probe(12))]}])
+def test_what_the_format_does_not_need_is_said(changes: dict[str, Any]) -> None:
+    for amplification, said in ((1.37, False), (1.38, True)):
+        limit = find_limit(evidence(amplification=amplification, needed=1.25, **changes))
+        told = "; 1.38 bytes were read for each byte of the samples, the format needs 1.25"
+        assert (told in limit.evidence) == said
+    linked = find_limit(evidence(amplification=15.37, hosts=[host(**link(0.97))]))
+    assert "; 15.4 bytes were read for each byte of the samples, the format" in linked.evidence
 
 
 shares = st.none() | st.floats(0, 1)

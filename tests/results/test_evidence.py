@@ -47,7 +47,7 @@ def gather(*hosts: HostReport) -> Gathered:
     steps["accelerator"] = np.arange(steps.shape[1])[:, None]
     steps["step"] = np.arange(3)
     steps["num_bytes"][:, :, 0] = READ // len(hosts)
-    steps["compute"] = 1.0
+    steps["compute"], steps["num_samples"] = 1.0, 7
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     names = [f"rank {number}" for number in range(len(hosts))]
     workload = load_workload("unet3d_h100")
@@ -67,9 +67,31 @@ def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
         )
     )
     assert found.measured["page_cache_share_per_epoch"] == [pytest.approx(0.3), 0.0]
-    assert found.measured["page_cache_share"] == pytest.approx(1 - (700 + 1100) / 2000)
+    assert found.measured["page_cache_share"] == pytest.approx((1000 - 700) / 2000)
     assert found.measured["storage_read_bytes"] == 1800
     assert found.measured["device_read_bytes"] == 2100
+
+
+def test_a_cold_epochs_read_ahead_does_not_hide_a_cached_one() -> None:
+    found = gather(
+        report(
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=3040, process_read_bytes=3040),
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=10, process_read_bytes=10),
+        )
+    )
+    assert found.measured["page_cache_share_per_epoch"] == [0.0, 0.99]
+    assert found.measured["page_cache_share"] == pytest.approx(0.495)
+    assert found.measured["storage_read_bytes"] == 3050
+
+
+def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -> None:
+    sample = load_workload("unet3d_h100").dataset.mean_bytes
+    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=15_400, process_read_bytes=15_400)
+    found = gather(report(seen))
+    assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
+    assert found.evidence.amplification == found.measured["read_amplification"]
+    unseen = gather(report(epoch_of()))
+    assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
 
 
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:

@@ -5,6 +5,7 @@ import pytest
 from dlemu.host.drive_counters import Lifetime
 from dlemu.host.wear import WearFields, sum_up
 from dlemu.results.wear import (
+    belongs_to,
     has_writes,
     lifetime_line,
     sustained,
@@ -12,6 +13,7 @@ from dlemu.results.wear import (
     sustained_write_rate,
     wear_line,
 )
+from dlemu.terminal import set_mode
 from tests.host.test_wear import GB, drive
 from tests.lab.published import read_endurance
 
@@ -70,8 +72,7 @@ def known(**changes: object) -> WearFields:
         ),
         (
             sum_up([drive("sda", GB, None, None)], 86_400.0, file_bytes=0),
-            "wear: 953.7 MiB written to sda, all of it by other programs; dlemu wrote no files "
-            "there",
+            "wear: 953.7 MiB written to sda, none of it into files of this command",
         ),
         (
             sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)"),
@@ -90,6 +91,20 @@ def test_little_is_not_worth_a_line() -> None:
     )
     assert has_writes(sum_up([], 1.0, file_bytes=10**8))
     assert not has_writes(sum_up([], 1.0))
+
+
+def test_a_report_shows_the_wear_of_what_wrote_files() -> None:
+    read_only = sum_up([drive("sda", GB, None, None)], 13.0, file_bytes=0)
+    assert belongs_to(known()) and not belongs_to(read_only)
+    assert belongs_to(known(file_bytes_written=None)), "older runs with a cache"
+    assert not belongs_to(
+        known(block_bytes_written=10**7, host_bytes_written=None, file_bytes_written=1)
+    )
+    set_mode(verbose=True)
+    try:
+        assert belongs_to(read_only)
+    finally:
+        set_mode()
 
 
 def test_the_counters_of_a_life() -> None:

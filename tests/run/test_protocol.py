@@ -15,8 +15,8 @@ from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, read_steps, read_summary, write_steps
-from dlemu.results.several import LABEL, judge_runs, spread_of
-from dlemu.results.summary import RunRow, RunsSummary, Spread
+from dlemu.results.several import LABEL, judge_runs
+from dlemu.results.summary import RunRow, RunsSummary
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -287,15 +287,6 @@ def test_the_peers_file_of_a_published_workload_is_closed() -> None:
     keys = {"division": "closed", "runs": 5, "dataset.num_files_train": 3500}
     same = load_workload(file, keys).model_copy(update={"name": "unet3d_h100"})
     assert check(same).metric.max_cached_share == 0.05
-
-
-def test_mean_sd_and_interval_are_students() -> None:
-    # By R: t.test(c(9, 10, 11, 10, 12))
-    values = spread_of([9, 10, 11, 10, 12])
-    assert values["mean"] == pytest.approx(10.4)
-    assert values["sd"] == pytest.approx(1.140175)
-    assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
-    assert spread_of([9]) == Spread(mean=9.0, sd=None, interval=None)
 
 
 def judged(

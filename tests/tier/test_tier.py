@@ -104,7 +104,7 @@ def resident(workload: Workload) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     even = list(CASES).index(case) % 2
-    how = {"cache.policy": ("random", "lru")[even], "cache.fill": ("async", "sync")[even]}
+    how = {"cache.policy": ("keep", "lru")[even], "cache.fill": ("async", "sync")[even]}
     keys = {"cache.capacity": 0.55, "output.drop_caches": True}
     workload = made(tmp_path, CASES[case] | how | keys)
     sizes = file_sizes(Dataset.of(workload))
@@ -214,20 +214,20 @@ def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> No
 
 
 def test_ranks_of_a_host_share_a_cache(tmp_path: Path) -> None:
-    workload = made(tmp_path, {"cache.policy": "fifo", "cache.capacity": 0.6})
+    workload = made(tmp_path, {"cache.policy": "lru", "cache.capacity": 0.6})
     words = [f"{key}={value}" for key, value in SMALL.items()]
     words += [
         f"dataset.data_folder={workload.data_folder}",
         f"output.folder={tmp_path}/run",
         f"cache.folder={tmp_path}/cache",
-        *("cache.policy=fifo", "cache.capacity=0.6", "cache.warm=true"),
+        *("cache.policy=lru", "cache.capacity=0.6", "cache.warm=true"),
     ]
     command = mpirun(2, *warm.COMMAND, "run", "workload=unet3d_h100", *words)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode in (0, 2), ended.stderr
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]["cache"]
     assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
-    assert 0.3 < found["hit_share_per_epoch"][0] < 0.7
+    assert 0.1 < found["hit_share_per_epoch"][0] < 0.7
     assert_sound(workload)
 
 
