@@ -28,7 +28,7 @@ from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.objects.store import MissingError, store_of
-from dlemu.storage.atomic import replacing, sync_folder, write_atomically
+from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
 from dlemu.units import counted, format_bytes
 from dlemu.workload.objects import Access, ObjectPath, in_bucket
@@ -127,7 +127,7 @@ def write_manifest(
     `crcs` has the checksum of each file. Sizes follow from the recipe, and are never all in memory.
     """
     num_bytes = 0
-    with replacing(folder / FILES) as partial, open(partial, "wb") as file:
+    with replacing(folder / FILES) as partial, open(partial, "wb", opener=create) as file:
         header = {"descr": FILE_TYPE.descr, "fortran_order": False, "shape": crcs.shape}
         np.lib.format.write_array_header_1_0(file, header)
         for first, [sizes] in recipe.size_pieces():

@@ -12,6 +12,7 @@ Whoever starts again, on any number of ranks, reads in the journals which files 
 import ctypes
 import dataclasses
 import errno
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, wor
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import format_of
-from dlemu.storage.atomic import replacing, sync_folder
+from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
@@ -249,8 +250,7 @@ class _Writer(FileWriter):
 @contextmanager
 def _created(path: Path, flags: int, *, sync: bool = True) -> Iterator[int]:
     """Yield the descriptor of a new file, which is synced in the end."""
-    flags |= os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    number = direct_if_possible(lambda flags: os.open(path, flags, 0o666), flags)
+    number = direct_if_possible(functools.partial(create, path), flags)
     try:
         yield number
         if sync:

@@ -22,6 +22,7 @@ from dlemu.checkpoint.folder import (
 from dlemu.checkpoint.plan import Plan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results.folders import hold
+from dlemu.storage.atomic import create
 from dlemu.storage.probe import probe_writing
 from dlemu.units import counted
 from dlemu.workload.model import Workload
@@ -190,7 +191,7 @@ def _direct(path: Path, wanted: bool | str) -> bool | None:
         return False
     probe = path / PROBE
     try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o666))
+        os.close(create(probe, os.O_DIRECT))
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise

@@ -18,7 +18,7 @@ import numpy as np
 
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.datagen.content import Content
-from dlemu.storage.atomic import replacing, sync_folder
+from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, round_up
 
@@ -115,9 +115,8 @@ class Writer:
         prepared = self._prepared.pop(0)
         assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
         begin = time.perf_counter()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if self._direct else 0)
         with replacing(path) as partial:
-            file = os.open(partial, flags, 0o666)
+            file = create(partial, os.O_DIRECT if self._direct else 0)
             try:
                 opened = time.perf_counter()
                 waited = self._write_pieces(file, num_bytes)

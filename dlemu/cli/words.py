@@ -9,7 +9,8 @@ from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.compose import refuse_tilde, without_secrets
 
-_KEY = re.compile(r"[+~]*[\w.@]*", re.ASCII)
+_KEY = re.compile(r"[+~]*(?:[\w.@]*|hydra/[\w/]*)", re.ASCII)
+"""A key, or a group of Hydra's own keys, as in hydra/job_logging=none."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Words:
     def values(self) -> dict[str, str]:
         """The overrides by key, for commands that have keys of their own."""
         pairs = (override.partition("=") for override in self.overrides)
-        return {key: value for key, _, value in pairs}
+        return {key.lstrip("+"): value for key, _, value in pairs}
 
 
 def is_key_value(word: str) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from dlemu.host.devices import PROC, Mount, read_mounts, read_text
 
 
@@ -67,6 +69,11 @@ def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
             if text.strip().isdecimal():
                 limits.append((int(text), f"{name} of cgroup {folder}"))
     return min(limits, key=lambda limit: limit[0])
+
+
+def free_memory_bytes() -> int:
+    """Return about the bytes of memory that this process may take before the kernel ends it."""
+    return min(psutil.virtual_memory().available, host_memory_bytes()[0])
 
 
 def page_cache_bytes(*, proc: Path = PROC) -> int | None:

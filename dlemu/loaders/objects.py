@@ -119,10 +119,10 @@ class ObjectReader(ExtentReader):
         """Each answer tells it: no request is sent for it alone."""
         return False
 
-    def head(self, file: File) -> memoryview:
+    def head(self, file: File, *, ahead: bool = False) -> memoryview:
         """Return a file's first bytes, at most 4096; the next read takes what came with them."""
         stop = min(HEAD_BYTES, file.num_bytes)
-        [piece] = self._pieces(file.path, file.num_bytes, 0, stop, ahead=self._whole)
+        [piece] = self._pieces(file.path, file.num_bytes, 0, stop, ahead=ahead)
         memory = self._take(piece)
         self._leftover = Leftover(file, 0, len(memory), memory)
         return memory[:HEAD_BYTES]

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from dlemu.datagen.survey import Found, largest_file
@@ -16,7 +15,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.limits import free_memory_bytes
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.loaders.preprocessing import block_seconds
@@ -293,7 +292,7 @@ def row_bytes_of(source: Source, num_accelerators: int) -> int:
         return 0
     row_bytes = sample_bytes(source)
     wanted = num_accelerators * Slots.num_bytes(source, row_bytes)
-    free = min(psutil.virtual_memory().available, host_memory_bytes()[0])
+    free = free_memory_bytes()
     if wanted > free:
         num_slots, num_rows = _slots_and_rows(source)
         raise WorkloadError(

@@ -113,10 +113,13 @@ class _InPlaceReader:
             self._tier.close(visit, file.descriptor, num_samples, num_bytes)
         self._storage.close_file(file)
 
-    def _locate(self, file: File, num_samples: int) -> Places:
-        """Return where the samples of a file lie, by its own headers."""
+    def _locate(self, file: File, num_samples: int, *, ahead: bool) -> Places:
+        """Return where the samples of a file lie, by its own headers.
+
+        `ahead`: the file will be read from its first byte on.
+        """
         storage = self._storage
-        storage.head(file)
+        storage.head(file, ahead=ahead)
         begin, before = perf_counter(), storage.read_seconds
         peek = partial(storage.peek, file)
         locate = partial(self._format.locate, num_samples=num_samples)
@@ -171,7 +174,7 @@ class _WholeFileReader(_InPlaceReader):
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:
-            found = self._locate(file, 1)
+            found = self._locate(file, 1, ahead=True)
             offset, length = int(found.offsets[0]), int(found.lengths[0])
             head: Part = offset
         else:
@@ -222,7 +225,7 @@ class _RunReader(_InPlaceReader):
             start = int(run[0])
             visit = -1 if task.visits is None else int(task.visits[at])
             at += run.size
-            opened = self._open(start // self._layout.samples_per_file, visit)
+            opened = self._open(start, visit)
             try:
                 if opened.places.interleaved > 1:
                     self._take_interleaved(opened, range(start, start + run.size))
@@ -240,8 +243,9 @@ class _RunReader(_InPlaceReader):
             self._end_visit(opened.file, opened.visit, self._tier.num_samples(opened.visit))
             self._opened = None
 
-    def _open(self, number: int, visit: int) -> _OpenFile:
-        """Return an open file, and where its samples lie."""
+    def _open(self, sample: int, visit: int) -> _OpenFile:
+        """Return the open file of a sample, and where its samples lie."""
+        number, place = divmod(sample, self._layout.samples_per_file)
         self._note(READING, number)
         if visit < 0:
             file = self._keep_open(number)
@@ -252,23 +256,26 @@ class _RunReader(_InPlaceReader):
         if self._opened is not None and self._opened.file is file:
             return self._opened
         unread = 0 if self._tier is None else self._tier.num_samples(visit)
-        self._opened = _OpenFile(*self._look_into(file, number), visit=visit, unread=unread)
+        if file.found is None:
+            file.found = self._look_into(file, number, ahead=self._streamed and place == 0)
+        assert isinstance(file.found, Places)
+        check = None if self._checksum is None else self._checksum(file.path)
+        self._opened = _OpenFile(file, file.found, check, visit=visit, unread=unread)
         return self._opened
 
-    def _look_into(self, file: File, number: int) -> tuple[File, Places, Checksum | None]:
-        """Return the file, where its samples lie, and what checks its bytes."""
+    def _look_into(self, file: File, number: int, *, ahead: bool) -> Places:
+        """Return where the samples of a file lie; `ahead` as in `_locate`."""
         layout = self._layout
         if self._source.dataset.known_places:
-            head = self._storage.head(file)
+            head = self._storage.head(file, ahead=ahead)
             begin = perf_counter()
             sizes = layout.sizes(layout.samples_of(number))
             _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
             places = self._format.places(sizes, element_bytes=layout.element_bytes)
             self._decode_seconds += perf_counter() - begin
             self._check_head(file, head)
-        else:
-            places = self._locate(file, layout.samples_per_file)
-        return file, places, None if self._checksum is None else self._checksum(file.path)
+            return places
+        return self._locate(file, layout.samples_per_file, ahead=ahead)
 
     def _read_run(self, opened: _OpenFile, samples: range) -> None:
         """Read samples that lie one behind the other.
@@ -345,13 +352,6 @@ class _RunReader(_InPlaceReader):
 class _RecordReader(_InPlaceReader):
     """Reads samples of bare files one by one, wherever they lie: each with one call."""
 
-    def __init__(
-        self, source: Source, rows: Rows, note: Note, storage: ExtentReader, *, max_open: int
-    ) -> None:
-        super().__init__(source, rows, note, None, storage)
-        self._places: dict[int, Places] = {}
-        self._most_places = max_open
-
     def read(self, task: Task) -> Iterator[None]:
         layout = self._layout
         files = layout.file_of(task.fetch)
@@ -375,16 +375,15 @@ class _RecordReader(_InPlaceReader):
         if same is not None and self._source.dataset.known_places:
             _check_size(file, same * layout.samples_per_file)
             return (places * same).tolist(), [same] * len(places)
-        if number not in self._places:
-            if len(self._places) == self._most_places:
-                self._places.clear()
+        if file.found is None:
             if self._source.dataset.known_places:
                 sizes = layout.sizes(layout.samples_of(number))
                 _check_size(file, int(sizes.sum()))
-                self._places[number] = raw.places(sizes)
+                file.found = raw.places(sizes)
             else:
-                self._places[number] = self._locate(file, layout.samples_per_file)
-        found = self._places[number]
+                file.found = self._locate(file, layout.samples_per_file, ahead=False)
+        found = file.found
+        assert isinstance(found, Places)
         return found.offsets[places].tolist(), found.lengths[places].tolist()
 
 
@@ -453,7 +452,7 @@ class SampleReader:
             elif source.layout.samples_per_file == 1:
                 self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
             elif source.layout.format in BARE and workload.reader.access == "random":
-                self._reader = _RecordReader(source, self._rows, note, storage, max_open=max_open)
+                self._reader = _RecordReader(source, self._rows, note, tier, storage)
             else:
                 self._reader = _RunReader(source, self._rows, note, tier, storage)
         self.gets = storage.counts if isinstance(storage, ObjectReader) else GetCounts()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dlemu.errors import RunError
+from dlemu.storage.atomic import create
 
 _AT_ONCE = 4
 """Files that are written at the same time."""
@@ -45,7 +46,7 @@ def write_random_file(
     pool = random.integers(0, 1 << 64, _PIECE // 8, np.uint64)
     block = np.empty_like(pool)
     try:
-        with open(path, "wb", buffering=0) as file:
+        with open(path, "wb", buffering=0, opener=create) as file:
             for start in range(0, num_bytes, _PIECE):
                 np.bitwise_xor(pool, random.integers(0, 1 << 64, dtype=np.uint64), out=block)
                 data = block.view(np.uint8)[: num_bytes - start].data

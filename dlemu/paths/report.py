@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dlemu.paths.blocks import DATA_PATHS, PROCESSES_BELOW, Pattern
 from dlemu.paths.sweep import CELLS, Cell
 from dlemu.results.records import write_text
+from dlemu.storage.atomic import write_atomically
 from dlemu.units import counted
 
 if TYPE_CHECKING:
@@ -255,8 +256,10 @@ def _plot(cells: Sequence[Cell], path: Path) -> None:
         row[0].legend(fontsize="small")
     targets = ", ".join(dict.fromkeys(cell.target for cell in cells))
     figure.suptitle(f"data paths of {targets}, {_day_of(path.with_name(CELLS))}")
-    for suffix in (".png", ".svg"):
-        figure.savefig(path.with_suffix(suffix))
+    for kind in ("png", "svg"):
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind)
+        write_atomically(path.with_suffix(f".{kind}"), picture.getvalue())
 
 
 _FIGURES: tuple[tuple[str, Callable[[Cell], float]], ...] = (

@@ -30,6 +30,7 @@ from dlemu.results.folders import hold
 from dlemu.results.records import JsonLines, check_writable
 from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
+from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.terminal import is_verbose
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
@@ -338,7 +339,7 @@ def _probe_file(target: Path) -> Iterator[int]:
     """Yield a new file, opened with O_DIRECT; remove it."""
     path = target / "dlemu_paths.probe"
     try:
-        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600)
+        file = create(path, os.O_RDWR | os.O_DIRECT)
         try:
             yield file
         finally:

@@ -6,6 +6,7 @@ Events are written in a stream, so memory does not grow with the number of steps
 """
 
 import gzip
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from dlemu.reports.foreign import Foreign
 from dlemu.reports.stored import Result, Stored
 from dlemu.results.records import Steps, map_steps
 from dlemu.results.sums import epoch_spans, step_seconds
-from dlemu.storage.atomic import replacing
+from dlemu.storage.atomic import create, replacing
 
 _HOST = re.compile(r"host\.(\d+)\.jsonl")
 _CHUNK = 8192
@@ -85,7 +86,11 @@ def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
     """
     number = 0
     try:
-        with replacing(path) as partial, closing(_open(partial, path)) as file:
+        with (
+            replacing(path) as partial,
+            open(partial, "wb", opener=create) as written,
+            closing(_text(written, path)) as file,
+        ):
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             for number, event in enumerate(_events(runs), 1):
                 file.write(event if number == 1 else f",\n{event}")
@@ -97,10 +102,10 @@ def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
     return number
 
 
-def _open(partial: Path, path: Path) -> IO[str]:
+def _text(file: BinaryIO, path: Path) -> IO[str]:
     if path.name.endswith(".gz"):
-        return cast(IO[str], gzip.open(partial, "wt", compresslevel=5, encoding="utf-8"))
-    return partial.open("w", encoding="utf-8")
+        return cast(IO[str], gzip.open(file, "wt", compresslevel=5, encoding="utf-8"))
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def _events(runs: Sequence[TracedRun]) -> Iterator[str]:

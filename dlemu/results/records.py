@@ -25,7 +25,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.storage.atomic import append_whole, partial_path, replacing, write_atomically
+from dlemu.storage.atomic import append_whole, create, partial_path, replacing, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.workload.compose import read_yaml, set_key
 from dlemu.workload.model import Workload, check_workload
@@ -108,7 +108,7 @@ def write_steps(folder: Path, rank: int, steps: Steps) -> None:
     """Write a rank's records, of any shape; whole or not at all."""
     path = steps_file(folder, rank)
     # NumPy's own writing to a file hides an error's cause.
-    with named(path), replacing(path) as partial, partial.open("wb") as file:
+    with named(path), replacing(path) as partial, open(partial, "wb", opener=create) as file:
         _write_header(file, steps.size)
         file.write(_bytes_of(steps))
 
@@ -248,7 +248,7 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
-            with part.open("wb") as file:
+            with open(part, "wb", opener=create) as file:
                 file.write(bytes(_ROOM))
                 file.flush()
                 os.fsync(file.fileno())

@@ -20,7 +20,7 @@ from dlemu.host.intervals import Observation, apart, read_observations, summariz
 from dlemu.host.network import NetworkCounters
 from dlemu.results.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.results.sums import epoch_spans
-from dlemu.storage.atomic import replacing
+from dlemu.storage.atomic import create, replacing
 
 SERIES = "series.csv"
 COLUMNS = (
@@ -66,7 +66,7 @@ def write_series(folder: Path, path: Path) -> None:
     with (
         named(path),
         replacing(path) as partial,
-        partial.open("w", encoding="utf-8", newline="") as file,
+        open(partial, "w", encoding="utf-8", newline="", opener=create) as file,
     ):
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -18,6 +18,7 @@ from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.storage.atomic import create
 from dlemu.storage.locks import locked
 from dlemu.terminal import complain
 from dlemu.units import format_bytes
@@ -120,7 +121,8 @@ def _mark(own: Path) -> None:
     """Mark the folder as a try's; refuse one that is somebody else's."""
     if own.is_symlink() or (not (own / _MARK).exists() and any(own.iterdir())):
         raise DatasetError(f"{own} is there, and no dlemu try has made it; rename it")
-    (own / _MARK).write_bytes(b"removed when dlemu try ends; see dlemu try --help\n")
+    with open(own / _MARK, "wb", opener=create) as mark:
+        mark.write(b"removed when dlemu try ends; see dlemu try --help\n")
 
 
 def _check_direct(path: Path) -> None:

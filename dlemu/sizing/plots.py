@@ -3,6 +3,7 @@
 Figures are made without pyplot, so a caller's backend and figures stay as they are.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dlemu.results.facts import date_of, drive_name, runs_of
 from dlemu.results.metrics import passes
 from dlemu.results.summary import time_of_day
 from dlemu.sizing.answers import AT_LEAST, Sized
+from dlemu.storage.atomic import write_atomically
 from dlemu.units import counted, rate_unit
 
 _AU, _RATE, _CHOSEN, _GREY = "#1f5fa8", "#c46a12", "#3a7d44", "0.35"
@@ -166,4 +168,6 @@ def plot_table(sized: Sequence[Sized], path: Path) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     for kind in ("png", "svg"):
-        figure.savefig(path.with_name(f"{path.name}.{kind}"), dpi=150)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind, dpi=150)
+        write_atomically(path.with_name(f"{path.name}.{kind}"), picture.getvalue())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import RunError, WorkloadError
+from dlemu.host.limits import free_memory_bytes
 from dlemu.results.folders import hold
 from dlemu.results.records import check_writable, write_json, write_text
 from dlemu.steptime.answer import StepTimes
@@ -53,8 +54,17 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepT
         elif gpu is None:
             say("clocks, power and temperature are unknown: pip install nvidia-ml-py")
         preprocessing = _preprocessing(workload, say)
-        layout = _layout(job, workload, say)
-        timed, skipped = _all_batches(job, workload, layout, gpu, say)
+        sizes = batch_sizes(section.batches, workload.reader.batch_size)
+        too_large = _too_large(job, sizes, say)
+        fitting = [batch for batch in sizes if batch not in too_large]
+        layout = _layout(job, workload, fitting, say)
+        timed, skipped = _all_batches(job, workload, fitting, layout, gpu, say)
+        skipped = sorted([*skipped, *too_large])
+        if not timed:
+            raise RunError(
+                f"out of memory at every batch size ({', '.join(map(str, skipped))}); set smaller "
+                "ones with steptime.batches, or a smaller input with steptime.side"
+            )
         answer = StepTimes(
             workload=workload,
             model=model,
@@ -91,25 +101,52 @@ def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocess
     return found
 
 
-def _layout(job: Job, workload: Workload, say: Callable[[str], None]) -> str:
+def _too_large(job: Job, sizes: list[int], say: Callable[[str], None]) -> list[int]:
+    """Return the batch sizes for which a CPU's host lacks memory: the kernel would kill dlemu."""
+    if job.device != "cpu" or ":" in job.model:
+        return []
+    from dlemu.steptime.networks import bytes_of_step, network
+
+    free = free_memory_bytes()
+    found = []
+    for batch in sizes:
+        needed = bytes_of_step(network(job.model, job.side), batch)
+        if needed > free:
+            say(
+                f"batch {batch}: skipped, a step takes about {format_bytes(needed)} of memory, "
+                f"{format_bytes(free)} are free"
+            )
+            found.append(batch)
+    return found
+
+
+def _layout(job: Job, workload: Workload, sizes: list[int], say: Callable[[str], None]) -> str:
     given = workload.steptime.layout
     if ":" in job.model:
         return "the user's"
     if given != "auto":
         return given
-    layout = faster_layout(job, workload.reader.batch_size)
+    if not sizes:
+        return "channels_last"
+    batch = workload.reader.batch_size
+    layout = faster_layout(job, batch if batch in sizes else sizes[-1])
     say(f"layout {layout}: the faster one of channels_last and contiguous")
     return layout
 
 
 def _all_batches(
-    job: Job, workload: Workload, layout: str, gpu: Gpu | None, say: Callable[[str], None]
+    job: Job,
+    workload: Workload,
+    sizes: list[int],
+    layout: str,
+    gpu: Gpu | None,
+    say: Callable[[str], None],
 ) -> tuple[list[Timed], list[int]]:
     section = workload.steptime
     length = Length(steps=section.steps, seconds=section.seconds)
     timed: list[Timed] = []
     skipped: list[int] = []
-    for batch in batch_sizes(section.batches, workload.reader.batch_size):
+    for batch in sizes:
         found = measure(job, batch, layout, length, gpu)
         if found is None:
             say(f"batch {batch}: out of memory, skipped")
@@ -120,11 +157,6 @@ def _all_batches(
             + (f", {format_bytes(found.memory)} of the GPU" if found.memory else "")
         )
         timed.append(found)
-    if not timed:
-        raise RunError(
-            f"out of memory at every batch size ({', '.join(map(str, skipped))}); set smaller ones "
-            "with steptime.batches"
-        )
     return timed, skipped
 
 

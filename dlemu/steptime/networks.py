@@ -197,6 +197,29 @@ def network(name: str, side: int | None = None) -> Network:
     return Network(name=name, **fields)
 
 
+def bytes_of_step(net: Network, batch: int) -> int:
+    """Return about the bytes of memory that a step takes on a CPU; nothing is computed.
+
+    What autograd keeps for the backward pass is counted on torch's meta device. To it come the
+    weights, their gradients and momentum, and the gradients of the largest tensor. Processes took
+    0.7 to 1.3 times as much, so a third more is returned.
+    """
+    kept = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage  # tensors may share one
+        return tensor
+
+    with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+        model = net.model()
+        data = torch.empty((batch, net.sample_bytes), dtype=torch.uint8)
+        net.loss(model(net.input(data, torch.contiguous_format)), net.target(batch, "meta"))
+    sizes = [int(storage.nbytes()) for storage in kept.values()]
+    weights = sum(weight.untyped_storage().nbytes() for weight in model.parameters())
+    return (sum(sizes) + 3 * weights + 2 * max(sizes)) * 4 // 3
+
+
 class Training:
     """A network in training on a device: `step` queues forward, loss, backward and optimizer."""
 

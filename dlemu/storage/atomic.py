@@ -15,6 +15,22 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{PARTIAL}")
 
 
+def create(path: str | Path, flags: int = 0) -> int:
+    """Open a new file for writing, with more flags of open(2); return its descriptor.
+
+    What has its name is removed: a file that a killed process left, or a link that another user
+    made, through which a foreign file would be overwritten. Also an `opener` of `open`.
+    """
+    flags = (flags & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    if not flags & os.O_RDWR:
+        flags |= os.O_WRONLY
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+    return os.open(path, flags, 0o666)
+
+
 def append_whole(file: FileIO, data: bytes | memoryview, *, sync: bool = True) -> None:
     """Append to an open unbuffered file; if that fails, the file stays as it was.
 
@@ -33,7 +49,7 @@ def append_whole(file: FileIO, data: bytes | memoryview, *, sync: bool = True) -
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file that the block writes there becomes `path`.
+    """Yield a temporary path; the file that the block writes there, by `create`, becomes `path`.
 
     If the block fails, the temporary file is removed and `path` stays as it was.
     """
@@ -49,7 +65,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
     """Write a file; with `sync`, its content is on the drive before it gets its name."""
-    with replacing(path) as partial, open(partial, "wb") as file:
+    with replacing(path) as partial, open(partial, "wb", opener=create) as file:
         file.write(data)
         file.flush()
         if sync:

@@ -47,6 +47,8 @@ class File:
     descriptor: int
     num_bytes: int
     """Its size when it was opened."""
+    found: object = None
+    """What the caller read of its headers, which holds as long as the file stays open."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,9 @@ class ExtentReader(ReadCounts):
         """Time spent in checks of what was read."""
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
-        self._head = self._buffers[0] if self.direct else memoryview(bytearray(HEAD_BYTES))
+        self._head = aligned_buffer(round_up(piece_bytes) if self.direct else HEAD_BYTES)
+        self._from_head: Leftover | None = None
+        """The bytes that `head` read: a look elsewhere in the file does not lose them."""
         self._leftover: Leftover | None = None
         self._open: OrderedDict[str, File] = OrderedDict()
         self._max_open = max_open
@@ -169,17 +173,18 @@ class ExtentReader(ReadCounts):
             return True
         return now.st_nlink == 0 or now.st_size != file.num_bytes
 
-    def head(self, file: File) -> memoryview:
-        """Return a file's first bytes, at most 4096; valid until the next read.
+    def head(self, file: File, *, ahead: bool = False) -> memoryview:
+        """Return a file's first bytes, at most 4096; valid until the next call.
 
-        The next read takes these bytes from memory. With O_DIRECT a whole piece is read, because a
-        small read takes a drive as long as a large one.
+        The next read takes these bytes from memory. `ahead`: the caller will read the file from its
+        first byte on. Then O_DIRECT reads a whole piece, because a small read takes a drive as long
+        as a large one.
         """
         memory = self._head
-        want = min(file.num_bytes, len(memory))
+        want = min(file.num_bytes, len(memory) if ahead else HEAD_BYTES)
         into = memory[: round_up(want)] if self.direct else memory
         got = self._fetch(file, _Piece(0, want, memory, [into], []))
-        self._leftover = Leftover(file, 0, got, memory)
+        self._from_head, self._leftover = Leftover(file, 0, got, memory), None
         return memory[: min(got, HEAD_BYTES)]
 
     def read(
@@ -200,11 +205,12 @@ class ExtentReader(ReadCounts):
         _check_end(file, stop)
         wanted = Parts(parts)
         start = offset
-        left = self._leftover
-        if left is not None and left.file is file and left.start <= start < left.stop:
-            known = min(stop, left.stop) - start
-            self._copy(left.memory[start - left.start :][:known], wanted.take(known), check)
-            start += known
+        for left in (self._leftover, self._from_head):
+            if left is not None and left.file is file and left.start <= start < left.stop:
+                known = min(stop, left.stop) - start
+                self._copy(left.memory[start - left.start :][:known], wanted.take(known), check)
+                start += known
+                break
         if start < stop:
             self._read_rest(file, start, stop, wanted, ahead=ahead, check=check)
 
@@ -222,7 +228,7 @@ class ExtentReader(ReadCounts):
         piece takes several calls. With an `io_depth`, so many extents are read at once.
         """
         _check_end(file, max(map(sum, zip(offsets, lengths, strict=True)), default=0))
-        self._leftover = None
+        self._from_head = self._leftover = None
         begin = perf_counter()
         extents = list(zip(offsets, lengths, into or [None] * len(offsets), strict=True))
         num_bytes, num_reads = self._read_extents(file, extents)
@@ -278,7 +284,9 @@ class ExtentReader(ReadCounts):
     def peek(self, file: File, offset: int, num_bytes: int) -> bytes:
         """Return bytes of a file; fewer only at its end."""
         data = bytearray(max(0, min(num_bytes, file.num_bytes - offset)))
+        from_head = self._from_head
         self.read(file, offset, [memoryview(data)])
+        self._from_head = from_head
         return bytes(data)
 
     def close(self) -> None:
@@ -435,7 +443,7 @@ class _InPieces(ExtentReader):
     def _read_rest(
         self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
     ) -> None:
-        self._leftover = None
+        self._from_head = self._leftover = None
         under_way: deque[_Piece] = deque()
         try:
             for piece in self._cut(file, start, stop, parts, ahead=ahead):

@@ -19,7 +19,7 @@ from pathlib import Path
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.drive_counters import flush
-from dlemu.storage.atomic import PARTIAL, write_atomically
+from dlemu.storage.atomic import PARTIAL, create, write_atomically
 from dlemu.storage.locks import lock_folder
 from dlemu.units import counted, format_bytes, round_up
 from dlemu.workload.model import Workload
@@ -46,12 +46,11 @@ def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
         RunError: the drive refuses it.
     """
     partial = f"{path}{PARTIAL}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         try:
-            descriptor, direct = os.open(partial, flags | os.O_DIRECT, 0o644), True
+            descriptor, direct = create(partial, os.O_DIRECT), True
         except OSError:  # this file system has no O_DIRECT; else the same error comes again
-            descriptor, direct = os.open(partial, flags, 0o644), False
+            descriptor, direct = create(partial), False
         try:
             end = round_up(num_bytes) if direct else num_bytes
             at = 0

@@ -114,7 +114,9 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
     for model in models:
         tree["model"] = model
     given: tuple[str, ...] = ("model",) if models else ()
-    words = [override for override in overrides if override.partition("=")[0] not in named]
+    words = [
+        override for override in overrides if override.partition("=")[0].lstrip("+") not in named
+    ]
     plain = [_plain_word(word) for word in words]
     if None not in plain and _is_plain(tree):
         # A named drive first: keys of it change its values.
@@ -293,7 +295,7 @@ def _inner(value: object) -> Iterable[object]:
 
 
 def _is(key: str, override: str) -> bool:
-    return override.startswith(f"{key}=")
+    return override.lstrip("+").startswith(f"{key}=")
 
 
 def _plain_word(override: str) -> tuple[str, object] | None:
@@ -364,9 +366,10 @@ def _key_of(override: str) -> str:
         raise WorkloadError(
             f'override {override} has several values; give one, or a list: "{key}=[{values}]"'
         )
-    if key.partition(".")[0] == "hydra":
+    if re.split(r"[./@]", key)[0] == "hydra":
         raise WorkloadError(
-            f"{key} has no effect here; output.folder=… is where the results of a run go"
+            f"{key} has no effect here; output.folder=… is where the results of a run go, "
+            "output.log=… where its messages go"
         )
     return key
 

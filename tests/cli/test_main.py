@@ -171,8 +171,22 @@ WRONG_OVERRIDES = [
         "size.targets=a,b",
         'override size.targets=a,b has several values; give one, or a list: "size.targets=[a,b]"',
     ),
-    ("hydra.run.dir=x", "hydra.run.dir has no effect here; output.folder=… is where the results "
-     "of a run go"),
+    *(
+        (
+            word,
+            f"{key} has no effect here; output.folder=… is where the results of a run go, "
+            "output.log=… where its messages go",
+        )
+        for word, key in {
+            "hydra.run.dir=x": "hydra.run.dir",
+            "hydra/job_logging=none": "hydra/job_logging",
+            "+hydra/job_logging=none": "hydra/job_logging",
+            "~hydra/job_logging": "hydra/job_logging",
+            "hydra/launcher/x=basic": "hydra/launcher/x",
+            "+hydra.x=1": "hydra.x",
+            "~hydra": "hydra",
+        }.items()
+    ),
     ("dataset.data_folder=${oops}", "unet3d_h100.yaml: Interpolation key 'oops' not found"),
     ("~nosuch", "unet3d_h100.yaml: Could not delete from config. 'nosuch' does not exist."),
     ("~dataset.format", "dataset.format is not set"),

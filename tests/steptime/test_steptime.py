@@ -147,6 +147,32 @@ def test_no_memory_at_any_batch_is_an_error(
     assert "out of memory at every batch size (4)" in capsys.readouterr().err
 
 
+def test_a_batch_for_which_the_host_lacks_memory_is_not_tried(
+    own: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9))
+    monkeypatch.setattr("dlemu.steptime.job.measure", lambda *words: pytest.fail("tried"))
+    assert run([*own, "steptime.batches=[7,14]"]) == 1
+    said = capsys.readouterr()
+    for batch in (7, 14):
+        assert f"batch {batch}: skipped, a step takes about" in said.out
+    assert "out of memory at every batch size (7, 14); set smaller ones with steptime.b" in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "batch", "taken"),
+    [("unet3d", 64, 2, 1.73e9), ("resnet50", 224, 8, 1.47e9), ("cosmoflow", 128, 1, 1.13e9)],
+)
+def test_a_step_takes_less_memory_than_is_estimated(
+    name: str, side: int, batch: int, taken: float
+) -> None:
+    """`taken` is what processes of such steps took, as /proc says."""
+    pytest.importorskip("torch")
+    from dlemu.steptime.networks import bytes_of_step, network
+
+    assert taken < bytes_of_step(network(name, side), batch) < 2 * taken
+
+
 def test_a_gpu_is_not_replaced_by_the_cpu(
     own: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,99 @@
+"""With O_DIRECT the kernel is asked for the bytes that a format needs, in whole pages, once."""
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from dlemu.datagen import generate
+from dlemu.errors import WorkloadError
+from dlemu.loaders.descriptors import FILES_KEPT
+from dlemu.units import PAGE_BYTES, round_up
+from dlemu.workload.model import Workload, check_workload
+from dlemu.workload.sections import FormatName
+from dlemu.world.world import Alone
+from tests.loaders.contract import Case
+
+SAMPLE, GROUP = 16_384, 4
+EPOCHS = 2
+HEADER_PAGES = 4
+"""Most pages of headers and directories that are looked at when a file is opened."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each read call asks for."""
+    sizes: list[int] = []
+    read = os.preadv
+
+    def counted(file: int, into: Sequence[memoryview], *others: int) -> int:
+        sizes.append(sum(map(len, into)))
+        return read(file, into, *others)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return sizes
+
+
+def written(folder: Path, name: str, samples: int, files: int, access: str | None) -> Workload:
+    """Write a dataset; a combination that the keys refuse is skipped."""
+    dataset: dict[str, Any] = {
+        "data_folder": str(folder),
+        "format": name,
+        "num_files_train": files,
+        "num_samples_per_file": samples,
+        "record_length_bytes": float(SAMPLE),
+    }
+    if name == "parquet":
+        column = {"name": "a", "dtype": "uint8", "size": SAMPLE, "read": True}
+        dataset["parquet"] = {"columns": [column], "row_group_size": GROUP}
+    reader = {"batch_size": 2, "odirect": True, "data_loader": "threads", "access": access}
+    try:
+        workload = check_workload({"dataset": dataset, "reader": reader, "train": {"epochs": 1}})
+        generate(workload, world=Alone())
+    except WorkloadError as error:
+        pytest.skip(str(error))
+    return workload
+
+
+@pytest.mark.parametrize("known_places", [True, False], ids=["own", "foreign"])
+@pytest.mark.parametrize("files", [4, FILES_KEPT + 4], ids=["kept", "many"])
+@pytest.mark.parametrize(
+    ("samples", "access"), [(1, None), (32, None), (32, "random"), (32, "stream")]
+)
+@pytest.mark.parametrize("name", get_args(FormatName))
+def test_asks_the_kernel_for_what_the_format_needs(
+    tmp_path: Path,
+    asked: list[int],
+    name: str,
+    samples: int,
+    access: str | None,
+    files: int,
+    known_places: bool,
+) -> None:
+    workload = written(tmp_path, name, samples, files, access)
+    case = Case(workload)
+    if samples == 1 or name == "parquet" or workload.streamed:
+        visits = files * EPOCHS
+        sizes = [each.stat().st_size for each in (tmp_path / "train").iterdir()]
+        needed = sum(map(round_up, sizes)) * EPOCHS
+    else:
+        visits = files if files <= FILES_KEPT else files * samples * EPOCHS
+        needed = files * samples * EPOCHS * round_up(SAMPLE + PAGE_BYTES - 1)
+    num_samples = files * samples * EPOCHS
+    looks = 0
+    if name == "parquet":  # row groups begin within pages
+        looks = num_samples // GROUP
+    elif name == "tfrecord" and not known_places:  # at the header of each record
+        looks = num_samples
+    most = needed + (visits * HEADER_PAGES + looks) * PAGE_BYTES
+    with closing(case.open(known_places=known_places, keep=0)) as loader:
+        assert loader.direct
+        asked.clear()
+        read = 0
+        for epoch in range(EPOCHS):
+            for batches in loader.epoch(epoch, case.plan(epoch)):
+                read += sum(batch.num_bytes for batch in batches)
+    assert num_samples * SAMPLE <= read <= sum(asked) <= most
