@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dlemu.cli.command import DRY_RUN, Command, Tool
-from dlemu.cli.spellings import command_of
+from dlemu.cli.spellings import refusal
 from dlemu.cli.words import FOR_SCRIPTS
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
@@ -163,7 +163,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     if world.rank == 0:
         hint = did_you_mean(name, COMMANDS)
         known = f"unknown command {name}{hint} (dlemu --help lists them)"
-        complain(command_of(name) or known)
+        complain(refusal(name) or known)
     return 1
 
 
