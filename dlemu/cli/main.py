@@ -39,7 +39,7 @@ dlemu - how many GPUs will this storage feed?
   wear       what drives count of their wear: dlemu wear FOLDER, or drive.endurance=14PB
   load       how long an inference server waits for a model's files: dlemu load model=llama2_70b
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
-  completion what makes a shell complete dlemu's words: dlemu completion bash|zsh|fish
+  completion what makes a shell complete dlemu's words: dlemu completion bash|zsh
   help       dlemu help COMMAND, dlemu help KEY, dlemu help keys
 
   JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
