@@ -15,7 +15,7 @@ from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit,
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.checkpoint.progress import Progress
 from dlemu.checkpoint.text import introduction
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
@@ -24,7 +24,7 @@ from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.results.folders import hold_for_runs
 from dlemu.results.header import place_fields
 from dlemu.results.records import host_file, write_config, write_summary
-from dlemu.results.summary import time_of_day
+from dlemu.results.summary import how_it_ended, time_of_day
 from dlemu.storage.pagecache import Pages
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
@@ -121,7 +121,11 @@ class _Command:
                 self._introduce(results, folder)
                 self._work(results, folder)
             except BaseException as error:
-                self._record(results, error)
+                self._record(results, error)  # first: launchers kill soon
+                cause = world.cause(error)
+                if cause is not error:
+                    self._record(results, cause)
+                    raise cause from None
                 raise
             return CheckpointOutcome(results, self._summary) if world.rank == 0 else None
 
@@ -212,10 +216,7 @@ class _Command:
         """Write on rank 0 why the command did not end."""
         if self._world.rank != 0:
             return
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-        text = str(error) if isinstance(error, DlemuError) else repr(error)
-        self._summary["status"] = "incomplete" if interrupted else "failed"
-        self._summary["error"] = "interrupted" if interrupted else text
+        self._summary["status"], self._summary["error"] = how_it_ended(error)
         self._summary["end"] = time_of_day()
         with suppress(RunError):  # the first error says more
             write_summary(results, self._summary)

@@ -261,8 +261,8 @@ class RunCheckpoints:
                 self._report.read_bytes += last.read_bytes - first.read_bytes
                 self._report.written_bytes += (last.written_bytes or 0) - (first.written_bytes or 0)
         if self._section.asynchronous:
-            running = [] if self._under_way is None else [(self._under_way.begin, math.inf)]
-            mark_writing(steps, [*self._spans, *running])
+            newest = [] if self._under_way is None else [self._under_way.span]
+            mark_writing(steps, [*self._spans, *newest])
 
     def finish(self) -> RankCheckpoints:
         """Wait for the last one; return what this rank has to tell. All ranks call it."""
@@ -277,7 +277,9 @@ class RunCheckpoints:
     def doing(self) -> str:
         """What is being written, for another thread: "checkpoint 2: 31%"; "" for nothing."""
         write = self._under_way
-        return "" if write is None else f"checkpoint {self._number}: {100 * write.share:.0f}%"
+        if write is None or write.span[1] < math.inf:
+            return ""
+        return f"checkpoint {self._number}: {100 * write.share:.0f}%"
 
     @property
     def _staging_seconds(self) -> float:
@@ -299,12 +301,14 @@ class RunCheckpoints:
             assert self._pool is not None
             files = self._plan.written_by(accelerator, self._number)
             write.total += sum(size for _, size, _ in files)
-            write.futures.append(self._pool.submit(self._write_share, writer, path, files))
+            write.futures.append(self._pool.submit(self._write_share, writer, write, files))
 
-    def _write_share(self, writer: Writer, path: Path, files: Files) -> tuple[WriteTimes, float]:
-        """Return the times of an accelerator's files, and when they were written."""
-        times = writer.write_share(path, files)
-        return times, self._clock.now()
+    def _write_share(self, writer: Writer, write: "_Write", files: Files) -> WriteTimes:
+        """Return the times of an accelerator's files."""
+        try:
+            return writer.write_share(write.path, files)
+        finally:
+            write.ends.append(self._clock.now())
 
     def _end_write(self) -> None:
         """Wait for what is being written."""
@@ -315,16 +319,14 @@ class RunCheckpoints:
             while wait(write.futures, _LOOK_SECONDS).not_done:
                 if self._movement.seen():
                     self._watch.at("")
-        end = write.begin
         for future in write.futures:
             try:
-                times, ended = future.result()
+                self._report.times += future.result()
             except OSError as error:
                 raise _unwritable(write.path, error) from None
-            end = max(end, ended)
-            self._report.times += times
-        self._report.durations.append(end - write.begin)
-        self._spans.append((write.begin, end))
+        begin, end = write.span
+        self._report.durations.append(end - begin)
+        self._spans.append((begin, end))
         self._ended.append(write.path)
         self._under_way = None
 
@@ -348,7 +350,9 @@ class _Write:
     path: Path
     begin: float
     writers: list[Writer]
-    futures: list[Future[tuple[WriteTimes, float]]] = field(default_factory=list)
+    futures: list[Future[WriteTimes]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    """When the accelerators that have ended did so."""
     total: int = 0
     """Bytes of this rank's files."""
 
@@ -357,6 +361,13 @@ class _Write:
 
     def _bytes_done(self) -> int:
         return sum(writer.bytes_done for writer in self.writers)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """From its begin to its end on this rank; infinite as long as one accelerator writes."""
+        if len(self.ends) < len(self.writers):
+            return self.begin, math.inf
+        return self.begin, max(self.ends, default=self.begin)
 
     @property
     def share(self) -> float:

@@ -219,21 +219,28 @@ def cost_lines(seconds: float, mtbf: float | None) -> Iterator[str]:
 
 def costs(seconds: float) -> list[tuple[str, str]]:
     """Return some intervals, and the share of the time that checkpoints then take."""
-    return [(f"{minutes} min", _percent(seconds, 60 * minutes)) for minutes in _MINUTES]
+    return [
+        (f"{minutes} min", _percent(share) if share <= 1 else "too long")
+        for minutes, share in ((each, seconds / (60 * each)) for each in _MINUTES)
+    ]
 
 
 def _young(seconds: float, mtbf: float) -> str:
     best = young_interval(seconds, mtbf)
     # Beside the checkpoints half an interval is lost with each failure.
-    lost = 100 * (seconds / best + best / 2 / mtbf)
+    lost = seconds / best + best / 2 / mtbf
+    failures = f"Young: with a failure every {format_seconds(mtbf)}"
+    if lost >= 1:
+        return f"{failures} the job never ends: a checkpoint alone takes {format_seconds(seconds)}"
     return (
-        f"Young: with a failure every {format_seconds(mtbf)} the best is one every "
-        f"{format_seconds(best)}; checkpoints and lost work then cost {lost:.2g}% of the time"
+        f"{failures} the best is one every {format_seconds(best)}; checkpoints and lost work then "
+        f"cost {_percent(lost)} of the time"
     )
 
 
-def _percent(seconds: float, interval: float) -> str:
-    return f"{100 * seconds / interval:.2g}%" if seconds <= interval else "too long"
+def _percent(share: float) -> str:
+    """Return "0.68%", "12%", "100%"; no exponent at the upper end."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
 def _limits(summary: Summary) -> Iterator[str]:
@@ -255,7 +262,7 @@ def verdict_line(summary: Summary) -> str:
     if not saves:
         what = f"{describe_part(summary)} is read in {format_seconds(seconds)} here"
     elif seconds <= 1800:
-        what += f"; one every 30 minutes is {100 * seconds / 1800:.2g}% of the time"
+        what += f"; one every 30 minutes is {_percent(seconds / 1800)} of the time"
     bound, verdict = told.get("max_seconds"), summary["verdict"]
     return f"{verdict}: {what}; at most {bound:g} s wanted" if verdict else what
 

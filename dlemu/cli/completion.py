@@ -8,10 +8,10 @@ from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
 
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = ("bash", "zsh")
 WORDS = SHELLS
 HELP = """\
-dlemu completion bash|zsh|fish
+dlemu completion bash|zsh
 
 Prints a script for the shell. It completes commands, options, keys, their values, workloads,
 drives and folders. The words stand in the script, so it is as fast as the shell.
@@ -20,7 +20,6 @@ drives and folders. The words stand in the script, so it is as fast as the shell
          or, for this shell only: source <(dlemu completion bash)
   zsh    dlemu completion zsh > _dlemu        in a folder of $fpath
          or, for this shell only: source <(dlemu completion zsh)
-  fish   dlemu completion fish > ~/.config/fish/completions/dlemu.fish
 """
 
 
@@ -35,17 +34,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def script(shell: str) -> str:
     """Return the script for a shell."""
-    words, case = words_of_commands(), _fish_case if shell == "fish" else _case
+    words = words_of_commands()
     paths = [name for name, option in OPTIONS.items() if option.value in ("FILE", "FOLDER")]
     paths += [OPTIONS[name].short for name in paths if OPTIONS[name].short]
     filled = {
         "__TABLES__": _TABLES,
-        "__WORDS__": "\n".join(case(*each) for each in words.items()),
-        "__VALUES__": "\n".join(case(*each) for each in values_of_keys().items()),
+        "__WORDS__": "\n".join(_case(*each) for each in words.items()),
+        "__VALUES__": "\n".join(_case(*each) for each in values_of_keys().items()),
         "__COMMANDS__": " ".join(words),
-        "__PATHS__": (" " if shell == "fish" else "|").join(paths),
+        "__PATHS__": "|".join(paths),
     }
-    text = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[shell]
+    text = {"bash": _BASH, "zsh": _ZSH}[shell]
     for mark, filling in filled.items():
         text = text.replace(mark, filling)
     return text.rstrip()
@@ -73,10 +72,6 @@ def values_of_keys() -> dict[str, list[str]]:
 
 def _case(name: str, words: Sequence[str]) -> str:
     return f"    {name}) echo {shlex.quote(' '.join(words))} ;;"
-
-
-def _fish_case(name: str, words: Sequence[str]) -> str:
-    return f"    case {name}\n      printf '%s\\n' {' '.join(words)}"
 
 
 _TABLES = """\
@@ -172,51 +167,4 @@ _dlemu() {
 }
 (( $+functions[compdef] )) && compdef _dlemu dlemu
 [[ $funcstack[1] == _dlemu ]] && _dlemu
-"""
-
-
-_FISH = """\
-# fish completion of dlemu; made by: dlemu completion fish
-function __dlemu_words
-  switch $argv[1]
-__WORDS__
-  end
-end
-function __dlemu_values
-  switch $argv[1]
-__VALUES__
-  end
-end
-function __dlemu_complete
-  set -l before (commandline -opc)
-  set -l cur (commandline -ct)
-  if test (count $before) -lt 2
-    printf '%s\\n' __COMMANDS__
-    return
-  end
-  switch $before[-1]
-    case __PATHS__
-      __fish_complete_path $cur
-      return
-    case --cfg -c
-      echo job
-      return
-  end
-  if string match -q -- '*=*' $cur
-    set -l parts (string split -m 1 = -- $cur)
-    for value in (__dlemu_values (string trim -l -c + -- $parts[1]))
-      if test $value = /
-        for path in (__fish_complete_path $parts[2])
-          printf '%s=%s\\n' $parts[1] (string split -f 1 \\t -- $path)
-        end
-      else
-        printf '%s=%s\\n' $parts[1] $value
-      end
-    end
-    return
-  end
-  __dlemu_words $before[2]
-  contains $before[2] help completion; or __fish_complete_directories $cur
-end
-complete -c dlemu -f -a '(__dlemu_complete)'
 """

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dlemu.cli.command import DRY_RUN, Command, Tool
-from dlemu.cli.spellings import command_of
+from dlemu.cli.spellings import refusal
 from dlemu.cli.words import FOR_SCRIPTS
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
@@ -39,7 +39,7 @@ dlemu - how many GPUs will this storage feed?
   wear       what drives count of their wear: dlemu wear FOLDER, or drive.endurance=14PB
   load       how long an inference server waits for a model's files: dlemu load model=llama2_70b
   doctor     what this host can do, and what is missing: dlemu doctor [FOLDER]
-  completion what makes a shell complete dlemu's words: dlemu completion bash|zsh|fish
+  completion what makes a shell complete dlemu's words: dlemu completion bash|zsh
   help       dlemu help COMMAND, dlemu help KEY, dlemu help keys
 
   JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
@@ -159,7 +159,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     if world.rank == 0:
         hint = did_you_mean(name, COMMANDS)
         known = f"unknown command {name}{hint} (dlemu --help lists them)"
-        complain(command_of(name) or known)
+        complain(refusal(name) or known)
     return 1
 
 

@@ -1,6 +1,7 @@
 """The words of DLIO, `mlpstorage` and MLPerf Storage v1.0's `benchmark.sh`, in dlemu's words.
 
-Where the meaning is the same the word works. Where it is not, one line says what to write.
+Where the meaning is the same the word works. Where it is not, one line names the page that says
+what to write.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,40 +28,22 @@ _FLAGS = {
 }
 _VALUED = (*_KEYS, _GIB, *_NAMES, _TYPE)
 
-_ANSWERS = {
-    "--results-dir": "write output.folder=FOLDER, which is the folder of this one run",
-    "--hosts": "start the ranks yourself: mpirun -n RANKS --host A,B --bind-to none dlemu run ...",
-    "--num-processes": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu datagen ...",
-    "--num-parallel": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu datagen ...",
-    "--mpi-bin": "start the ranks yourself, with any MPI: mpirun -n RANKS dlemu run ...",
-    "--mpi-params": "start the ranks yourself, with any option: mpirun ... dlemu run ...",
-    "--exec-type": "start the ranks yourself: mpirun -n RANKS --bind-to none dlemu run ...",
-    "--oversubscribe": "give it to mpirun: mpirun --oversubscribe ... dlemu run ...",
-    "--allow-run-as-root": "give it to mpirun: mpirun --allow-run-as-root ... dlemu run ...",
-    "--loops": "write runs=N",
-    "--what-if": "write --cfg job, which shows all keys with their values",
-    "--ssh-username": "leave it out: dlemu reads what it needs of a host in its own ranks there",
-    "--stream-log-level": "write -v for more lines, -q for fewer",
-    "--debug": "write -v",
-}
-_GROUPS = {
-    "training": "leave it out: dlemu run ...",
-    "checkpointing": "write dlemu checkpoint model=llama3_8b checkpoint.checkpoint_folder=FOLDER",
-    "vectordb": "dlemu does not emulate vector databases",
-    "kvcache": "dlemu does not emulate key-value caches",
-    "reports": "write dlemu report FOLDER",
-    "reportgen": "write dlemu report FOLDER",
-    "configview": "write dlemu run ... --cfg job",
-    "history": "results lie below outputs/; write dlemu report FOLDER",
-    "closed": "write division=closed behind the command: dlemu run ... division=closed",
-    "open": "leave the word out: dlemu run ...",
-    "whatif": "write dlemu run ... --cfg job",
-}
+_REFUSED = frozenset(
+    (
+        *("--results-dir", "--loops", "--what-if", "--debug", "--stream-log-level"),
+        *("--hosts", "--num-processes", "--num-parallel", "--ssh-username", "--exec-type"),
+        *("--mpi-bin", "--mpi-params", "--oversubscribe", "--allow-run-as-root"),
+        *("training", "checkpointing", "vectordb", "kvcache", "reports", "reportgen"),
+        *("configview", "history", "closed", "open", "whatif"),
+    )
+)
+"""Options and commands that mean nothing here; docs/from_dlio.md has a row for each."""
 
 
-def command_of(name: str) -> str:
-    """Return what to write instead of a command of mlpstorage; "" if it has none of that name."""
-    return f"{name} is a word of mlpstorage; {_GROUPS[name]}" if name in _GROUPS else ""
+def refusal(word: str) -> str:
+    """Return the line for an option or a command of mlpstorage; "" if it has none of that name."""
+    where = "the table in docs/from_dlio.md says what to write"
+    return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
 
 
 def translated(words: Sequence[str]) -> list[str]:
@@ -89,8 +72,8 @@ def _paired(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     left = iter(words)
     for word in left:
         option, is_set, value = word.partition("=")
-        if option in _ANSWERS:
-            raise WorkloadError(f"{option} is mlpstorage's; {_ANSWERS[option]}")
+        if option.startswith("-") and refusal(option):
+            raise WorkloadError(refusal(option))
         if option in _PARAMS:
             if is_set:  # --param=key=value
                 yield value, ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
+from dlemu.errors import DlemuError
 from dlemu.host.wear import WearFields
 from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
@@ -19,6 +20,13 @@ Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 def time_of_day() -> str:
     """Return the time as summaries have it: UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def how_it_ended(error: BaseException) -> tuple[str, str]:
+    """Return `status` and `error` of a summary, from what ended the job."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "incomplete", "interrupted"
+    return "failed", str(error) if isinstance(error, DlemuError) else repr(error)
 
 
 def limit_name(summary: Mapping[str, Any], field: str = "limit") -> str:

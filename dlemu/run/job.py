@@ -72,7 +72,7 @@ from dlemu.run.watchdog import Watchdog
 from dlemu.terminal import say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.workload.model import Workload
-from dlemu.world.world import PeerError, World
+from dlemu.world.world import World
 
 Say = Callable[[str], None]
 _ROOM_FOR_AN_ERROR = 2048
@@ -240,18 +240,12 @@ class _Run:
                 self._cached = cache_fields(
                     self._workload, emulates(self._workload), self._tier.gather()
                 )
-        except KeyboardInterrupt as interrupt:
-            self._record(interrupt)  # first: launchers kill soon
-            try:
-                self._world.barrier(timeout=0)
-            except PeerError as failure:  # the launcher interrupted this rank because of it
-                self._record(failure)
-                raise failure from None
-            except RunError:
-                pass
-            raise
         except BaseException as error:
-            self._record(error)
+            self._record(error)  # first: launchers kill soon
+            cause = self._world.cause(error)
+            if cause is not error:
+                self._record(cause)
+                raise cause from None
             raise
         return None if sums is None or reports is None else (sums, reports)
 

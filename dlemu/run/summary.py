@@ -11,12 +11,12 @@ import numpy as np
 
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
-from dlemu.errors import DatasetError, DlemuError, RunError
+from dlemu.errors import DatasetError, RunError
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.evidence import Gathered
 from dlemu.results.metrics import Metrics
 from dlemu.results.records import overwrite_summary, write_summary
-from dlemu.results.summary import Measured, RunsSummary, Summary, time_of_day
+from dlemu.results.summary import Measured, RunsSummary, Summary, how_it_ended, time_of_day
 from dlemu.terminal import complain
 from dlemu.tier.host import file_sizes
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
@@ -126,17 +126,14 @@ def needed_ratio(dataset: Dataset) -> float:
 
 def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
     """Write the summary with its error, over the old one if the disk is full."""
-    interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-    text = str(error) if isinstance(error, DlemuError) else repr(error)
-    summary["status"] = "incomplete" if interrupted else "failed"
-    summary["error"] = "interrupted" if interrupted else text
+    summary["status"], summary["error"] = how_it_ended(error)
     summary["end"] = time_of_day()
     try:
         write_summary(folder, summary)
     except RunError as second:
         if overwrite_summary(folder, summary):
             return
-        if str(folder) not in text:  # else this error is about the same disk
+        if str(folder) not in summary["error"]:  # else this error is about the same disk
             complain(str(second))
 
 

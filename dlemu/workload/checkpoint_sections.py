@@ -167,3 +167,15 @@ class CheckpointSection(Section):
     staging_bandwidth: Bandwidth = 20_000_000_000
     """Bytes per second at which an accelerator copies its state to memory before that (about what
     PCIe 4.0 x16 carries)."""
+
+    @model_validator(mode="after")
+    def _reach_the_writer(self) -> Self:
+        for name in ("odirect", "piece_bytes", "io_depth", "verify"):
+            if self.writer == "dcp" and name in self.model_fields_set:
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"checkpoint.{name}={value} has no effect with checkpoint.writer=dcp, "
+                        "where torch opens and writes the files; leave one of them out"
+                    )
+        return self

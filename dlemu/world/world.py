@@ -4,9 +4,11 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, Self, TypeVar, cast
 
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, LostRankError, RunError
 
 T = TypeVar("T")
+_INTERRUPTED = "interrupted"
+"""What the other ranks get of an interrupt."""
 
 
 class PeerError(RunError):
@@ -67,6 +69,22 @@ class World(Protocol):
     def fail(self, error: str) -> None:
         """Make every other rank raise PeerError from its current barrier, or its next one."""
 
+    def cause(self, error: BaseException) -> BaseException:
+        """Return why a rank ends: the failure of another one that let a launcher interrupt it.
+
+        For any other interrupt, and any other error, that is `error` itself. Where a rank was
+        killed, launchers interrupt the others before they look.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            try:
+                self.barrier(timeout=0)
+            except (PeerError, LostRankError) as failure:
+                if not str(failure).endswith(f": {_INTERRUPTED}"):  # a Ctrl-C goes to all
+                    return failure
+            except RunError:
+                pass
+        return error
+
     def close(self) -> None:
         """Wait for all ranks a last time, after a job without failures."""
 
@@ -83,10 +101,14 @@ class World(Protocol):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
+            return
+        cause = self.cause(error)
+        if isinstance(cause, KeyboardInterrupt):
+            self.fail(_INTERRUPTED)
         else:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            known = "interrupted" if interrupted else str(error)
-            self.fail(known if interrupted or isinstance(error, DlemuError) else repr(error))
+            self.fail(str(cause) if isinstance(cause, DlemuError) else repr(cause))
+        if cause is not error:
+            raise cause from None
 
 
 class Alone(World):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dlemu.checkpoint.folder import RECORD, read_record
@@ -298,6 +300,15 @@ def test_tensors_that_exceed_memory_are_refused_first(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith(line) and os.listdir() == []
 
 
+@pytest.mark.parametrize("word", ["odirect=true", "odirect=auto", "io_depth=2", "verify=true"])
+def test_what_torch_cannot_obey_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoint("checkpoint.writer=dcp", f"checkpoint.{word}") == 1
+    line = f"dlemu: checkpoint.{word.partition('=')[0]}="
+    said = capsys.readouterr().err
+    assert said.startswith(line) and "no effect with checkpoint.writer=dcp, where torch" in said
+    assert os.listdir() == []
+
+
 LONG = ["model=unet3d", "checkpoint.checkpoint_folder=ck", "checkpoint.time_between_checkpoints=0"]
 LONG += ["checkpoint.num_checkpoints_write=1000", "checkpoint.num_checkpoints_read=0"]
 LONG += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=out"]
@@ -307,10 +318,16 @@ def begun() -> subprocess.Popen[Any]:
     """Return a command that is in the middle of writing."""
     command = [*warm.COMMAND, "checkpoint", *LONG]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
-    deadline = time.monotonic() + 30
-    while not list(Path("ck").glob("*/*.partial")) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until_there(process, "ck/*/*.partial")
     return process
+
+
+def until_there(process: subprocess.Popen[Any], pattern: str) -> None:
+    """Return once a command has made such a file."""
+    deadline = time.monotonic() + 60
+    while not list(Path().glob(pattern)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_an_interrupt_leaves_nothing() -> None:
@@ -366,6 +383,26 @@ def test_a_drive_that_refuses_a_write_is_named(
         "another checkpoint.checkpoint_folder\n"
     )
     assert not Path("ck").exists()
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_killed_is_named() -> None:
+    """The launcher interrupts the others in their pause, before they look."""
+    words = [*LONG, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
+    command = mpirun(3, *warm.COMMAND, "checkpoint", *words)
+    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True)
+    until_there(process, "ck/*_step1")
+    ranks = {
+        each.environ()["OMPI_COMM_WORLD_RANK"]: each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if "OMPI_COMM_WORLD_RANK" in each.environ()
+    }
+    ranks["1"].kill()
+    _, said = process.communicate(timeout=60)
+    line = r"rank 1 on host \S+ ended without a word \(killed\? out of memory\?\)"
+    assert process.returncode and re.search(f"^dlemu: {line}$", said, re.M), said
+    told = summary()
+    assert told["status"] == "failed" and re.fullmatch(line, told["error"])
 
 
 @pytest.mark.mpi

@@ -1,5 +1,7 @@
 """Checkpoints inside a run, in virtual time and with real files."""
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +19,9 @@ from dlemu.checkpoint.in_run import (
     open_checkpoints,
     planned_in_run,
 )
+from dlemu.checkpoint.plan import Plan
+from dlemu.checkpoint.times import WriteTimes
+from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results.checkpoints import checkpoint_cost, checkpoint_lines, dlio_names, with_cost
@@ -211,6 +216,38 @@ def test_steps_are_marked_that_lie_mostly_in_a_write() -> None:
     mark_writing(steps, [(11.6, 13.4), (14.4, float("inf"))])
     assert steps["writing"][:, 0].tolist() == [False, False, True, False, True]
     assert (steps["writing"][:, 0] == steps["writing"][:, 1]).all()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_steps_after_the_writing_are_marked_on_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
+) -> None:
+    """The write begins at 0 and ends at 2; the files of another rank hold up none of this one."""
+    clock, held, write = VirtualClock(), threading.Event(), Writer.write_share
+
+    def write_later(*arguments: Any) -> WriteTimes:
+        assert held.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(Writer, "write_share", write_later)
+    if not writes:
+        monkeypatch.setattr(Plan, "written_by", lambda *_: ())
+    steps = [new_steps(0, np.ones((2, 1))) for _ in range(2)]
+    for epoch, begin in zip(steps, (0.0, 2.0), strict=True):
+        epoch["start"][:, 0], epoch["compute"] = (begin, begin + 1), 1.0
+    workload = job(tmp_path, asynchronous=True, staging_bandwidth="1PB")
+    with open_checkpoints(workload, place(clock), [2, 2], lambda _: None) as checkpoints:
+        with checkpoints.epoch(steps[0]):
+            checkpoints.take(0, 2)
+            assert bool(checkpoints.doing) == writes
+        clock.time = 2.0
+        held.set()
+        while checkpoints.doing:
+            time.sleep(0.01)
+        with checkpoints.epoch(steps[1]):
+            clock.time = 4.0
+        checkpoints.finish()
+    assert [epoch["writing"].all() for epoch in steps] == [writes, False]
 
 
 def test_the_report_has_what_they_cost(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dlemu.checkpoint.outcome import (
     waited_share,
     young_interval,
 )
+from dlemu.checkpoint.text import cost_lines, costs
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 
@@ -45,17 +46,19 @@ def writing(seconds: float, num_bytes: int = GIB, waited: float = 0.0) -> WriteT
     )
 
 
-def saved(*seconds: float, waited: float = 0.0, sizes: tuple[int, ...] = ()) -> Entry:
-    """Return a checkpoint of accelerators with these durations; half of them on host b."""
+def saved(
+    *seconds: float, waited: float = 0.0, sizes: tuple[int, ...] = (), hosts: str = "ab"
+) -> Entry:
+    """Return a checkpoint of accelerators with these durations; half of them on the second host."""
     half = len(seconds) // 2 or 1
     sizes = sizes or (GIB,) * len(seconds)
     worked = [
         Worked(number, each, writing(each, size, waited))
         for number, (each, size) in enumerate(zip(seconds, sizes, strict=True))
     ]
-    reports = [RankReport(0, "a", worked[:half], COUNTED, 0)]
+    reports = [RankReport(0, hosts[0], worked[:half], COUNTED, 0)]
     if worked[half:]:
-        reports.append(RankReport(1, "b", worked[half:], COUNTED, 0))
+        reports.append(RankReport(1, hosts[1], worked[half:], COUNTED, 0))
     return entry_of(3, reports, max(seconds) + 0.5)
 
 
@@ -113,6 +116,7 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
     ("storage", "save", [saved(5.0, 5.0, waited=0.049)], ON_DRIVE),
     ("one rank", "save", [saved(4.0, 4.0, 4.0, 5.0)], ON_DRIVE),
     ("storage", "save", [saved(4.0, 4.0, 4.0, 4.4)], ON_DRIVE),
+    ("storage", "save", [saved(4.0, 4.0, 4.0, 5.0, hosts="aa")], ON_DRIVE),
     ("host cpu", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.91)], ON_DRIVE),
     ("host cpu", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.5)], ON_DRIVE),
     ("one rank", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.4)], ON_DRIVE),
@@ -166,3 +170,21 @@ def test_a_bound_on_the_mean_duration(bound: float | None, verdict: str) -> None
 
 def test_young_s_interval() -> None:
     assert young_interval(12.5, 10_000) == 500.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mtbf", "line"),
+    [
+        (12.5, 10_000, "the best is one every 8:20; checkpoints and lost work then cost 5% of"),
+        (4.999, 10, "the best is one every 10 s; checkpoints and lost work then cost 100% of"),
+        (0.036, 0.01, "the job never ends: a checkpoint alone takes 36 ms"),
+    ],
+)
+def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
+    *_, young = cost_lines(seconds, mtbf)
+    assert line in young
+
+
+def test_a_share_needs_no_exponent() -> None:
+    assert [share for _, share in costs(299.9)] == ["100%", "33%", "17%", "8.3%"]
+    assert [share for _, share in costs(901)] == ["too long", "too long", "50%", "25%"]

@@ -1,8 +1,12 @@
 """The words of DLIO and mlpstorage mean the same here, or get a line that says what to write."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
+from dlemu.cli import spellings
 from dlemu.cli.main import run
 from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError
@@ -41,10 +45,8 @@ def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
          "workload=unet3d_h100"),
         ("--accelerator-type h100", "--accelerator-type h100 needs --model, or write "
          "workload=NAME"),
-        ("--results-dir /x", "--results-dir is mlpstorage's; write output.folder=FOLDER, which is "
-         "the folder of this one run"),
-        ("--hosts=a,b", "--hosts is mlpstorage's; start the ranks yourself: mpirun -n RANKS --host "
-         "A,B --bind-to none dlemu run ..."),
+        ("--hosts=a,b", "--hosts is a word of mlpstorage; the table in docs/from_dlio.md says what "
+         "to write"),
         ("--num-accelerators", "--num-accelerators needs a value"),
         ("--data-dir --closed", "--data-dir needs a value"),
         ("--data-dir ~/x", "--data-dir=~/x: a shell expands no ~ behind =; write $HOME/x, or "
@@ -71,8 +73,14 @@ def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) 
     assert tree["dataset"]["data_folder"] == "/mnt/unet3d"
 
 
-def test_a_group_of_commands_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["training", "run"]) == 1
-    assert capsys.readouterr().err == (
-        "dlemu: training is a word of mlpstorage; leave it out: dlemu run ...\n"
-    )
+def test_every_word_that_is_refused_has_a_row_in_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
+    rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
+    assert not spellings._REFUSED - rows
+    for words in (["training", "run"], ["run", "--loops=3"]):
+        assert run(words) == 1
+        word = words[-1].partition("=")[0] if words[0] == "run" else words[0]
+        line = f"{word} is a word of mlpstorage; the table in docs/from_dlio.md says what to write"
+        assert capsys.readouterr().err == f"dlemu: {line}\n"

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from dlemu.errors import LostRankError, RunError
 from dlemu.world.mpi import make_world
-from dlemu.world.world import Alone
+from dlemu.world.world import Alone, PeerError
 from tests.lab.mpirun import mpirun
 
 # mpirun outlives a rank's process here, so that the ranks have to notice its death themselves.
@@ -265,6 +266,35 @@ def test_alone_is_a_world_of_one() -> None:
         assert (world.host, world.host_index, world.num_hosts) == (socket.gethostname(), 0, 1)
         assert world.gather("a") == world.all_gather("a") == ["a"]
         assert world.broadcast("a") == "a"
+
+
+@pytest.mark.parametrize(
+    ("met", "raised"),
+    [
+        (None, KeyboardInterrupt),
+        (LostRankError("rank 1 on host a ended without a word"), LostRankError),
+        (PeerError("rank 1 on host a: /data/img_1.npz: is gone"), PeerError),
+        (PeerError("rank 1 on host a: interrupted"), KeyboardInterrupt),
+        (RunError("waited 0 s at a barrier for rank 1 on host a"), KeyboardInterrupt),
+    ],
+)
+def test_an_interrupt_because_of_another_rank_names_that_rank(
+    met: RunError | None, raised: type[BaseException]
+) -> None:
+    said: list[str] = []
+
+    class Interrupted(Alone):
+        def barrier(self, timeout: float | None = None) -> None:
+            assert timeout == 0
+            if met is not None:
+                raise met
+
+        def fail(self, error: str) -> None:
+            said.append(error)
+
+    with pytest.raises(raised), Interrupted():
+        raise KeyboardInterrupt
+    assert said == [str(met) if raised is not KeyboardInterrupt else "interrupted"]
 
 
 @pytest.mark.parametrize(
