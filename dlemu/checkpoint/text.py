@@ -226,6 +226,11 @@ def _young(seconds: float, mtbf: float) -> str:
     best = young_interval(seconds, mtbf)
     # Beside the checkpoints half an interval is lost with each failure.
     lost = 100 * (seconds / best + best / 2 / mtbf)
+    if lost >= 100:
+        return (
+            f"Young: with a failure every {format_seconds(mtbf)} no work is left: a checkpoint "
+            f"takes {format_seconds(seconds)}"
+        )
     return (
         f"Young: with a failure every {format_seconds(mtbf)} the best is one every "
         f"{format_seconds(best)}; checkpoints and lost work then cost {lost:.2g}% of the time"

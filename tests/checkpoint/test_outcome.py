@@ -17,6 +17,7 @@ from dlemu.checkpoint.outcome import (
     waited_share,
     young_interval,
 )
+from dlemu.checkpoint.text import cost_lines
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 
@@ -162,6 +163,12 @@ def test_a_bound_on_the_mean_duration(bound: float | None, verdict: str) -> None
     assert judge(saves, [loaded(9.0)], bound) == verdict
     assert judge([], saves, bound) == verdict
     assert judge([], [], bound) == ""
+
+
+def test_failures_may_come_too_fast_for_checkpoints() -> None:
+    usual, too_fast = (list(cost_lines(2.0, mtbf))[-1] for mtbf in (3600.0, 4.0))
+    assert usual.endswith("checkpoints and lost work then cost 3.3% of the time")
+    assert too_fast == "Young: with a failure every 4 s no work is left: a checkpoint takes 2 s"
 
 
 def test_young_s_interval() -> None:
