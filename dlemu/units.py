@@ -66,8 +66,13 @@ def with_unit(value: object, *, least: int, units: tuple[str, str], per: str = "
     bare = float(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if isinstance(bare, (int, float)) and not isinstance(bare, bool) and 0 < bare < least:
         unit = units[bare < 1024]
-        raise ValueError(f"={value} is {bare:,.6g} bytes{per}; write {bare:.6g}{unit}")
+        raise ValueError(f"={value} is {bare:,.10g} bytes{per}; write {bare:.10g}{unit}")
     return value
+
+
+def unmistakable(num_bytes: int, least: int) -> int | str:
+    """Return a size that `with_unit` takes again: 4096 as "4096B" if that is below `least`."""
+    return f"{num_bytes}B" if 0 < num_bytes < least else num_bytes
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -22,6 +22,8 @@ from dlemu.workload.model import Drive
 from dlemu.world.ending import last_act
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
+_MORE_THAN_ASKED = 1.1
+"""A small file is read as a page: the share of the model may be this much above `scale`."""
 OnEvent = Callable[[str], object]
 
 
@@ -205,6 +207,12 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     folder = load.target / f"dlemu_load.{load.model.name}"
     num = len(load.model.files)
     sizes = [max(PAGE_BYTES, round(size * load.scale)) for size in load.model.files]
+    share = sum(sizes) / load.model.num_bytes
+    if share > _MORE_THAN_ASKED * load.scale:
+        raise WorkloadError(
+            f"scale={load.scale:g} is too small: files of {PAGE_BYTES} bytes, the least that is "
+            f"read, are {share:.2g} of {load.model.name}; take scale={10 * share:.2g}"
+        )
     names = [f"model-{index + 1:05}-of-{num:05}.safetensors" for index in range(num)]
     files = tuple(folder / name for name in names)
     left = [

@@ -24,7 +24,7 @@ class Sustained(TypedDict):
     drive_writes_per_day: float | None
     """By the mean rate; None where the capacity is not known."""
     binary_bytes_per_second: float
-    """The same if the endurance was meant in binary units (1 PB as 2^50 bytes)."""
+    """The same if the endurance was meant in binary units (1 PB as 2^50 bytes), as 1PiB is."""
     binary_drive_writes_per_day: float | None
 
 
@@ -32,7 +32,7 @@ def sustained(
     endurance: int, *, capacity: int | None = None, years: float = 5.0, duty: float = 1.0
 ) -> Sustained:
     """Return the rate that uses up `endurance` bytes in so many years of 365 days."""
-    binary = endurance / 10**15 * 2**50
+    binary = endurance if _is_binary(endurance) else endurance / 10**15 * 2**50
     days = years * 365
     return Sustained(
         endurance_bytes=endurance,
@@ -46,21 +46,32 @@ def sustained(
 
 
 def sustained_lines(rate: Sustained) -> list[str]:
-    """Return the rate in words, with decimal and with binary units: makers print either."""
+    """Return the rate in words, with decimal and with binary units: makers print either.
+
+    An endurance of binary bytes (14PiB) has one meaning.
+    """
     when = f"for {rate['years']:g} years, written {100 * rate['duty']:g}% of the time"
-    petabytes = rate["endurance_bytes"] / 1e15
-    lines = [f"an endurance of {petabytes:g} PB sustains, {when}:"]
-    for unit, per_second, per_day in (
+    rows = [
         ("10^15 bytes: {:,.1f} MB/s", rate["bytes_per_second"] / 1e6, rate["drive_writes_per_day"]),
         (
             "2^50 bytes: {:,.1f} MiB/s",
             rate["binary_bytes_per_second"] / 2**20,
             rate["binary_drive_writes_per_day"],
         ),
-    ):
+    ]
+    petabytes, name = rate["endurance_bytes"] / 1e15, "PB"
+    if _is_binary(rate["endurance_bytes"]):
+        petabytes, name, rows = rate["endurance_bytes"] / 2**50, "PiB", rows[1:]
+    lines = [f"an endurance of {petabytes:g} {name} sustains, {when}:"]
+    for unit, per_second, per_day in rows:
         pace = "" if per_day is None else f", {per_day:.2f} drive writes a day"
         lines.append(f"  {petabytes:g} x {unit.format(per_second)}{pace}")
     return lines
+
+
+def _is_binary(num_bytes: int) -> bool:
+    """Return whether a size was given in binary units: as whole TiB that are no whole GB."""
+    return num_bytes % 2**40 == 0 and num_bytes % 10**9 != 0
 
 
 def sustained_write_rate(endurance: float, *, years: float = 5.0, duty: float = 1.0) -> float:

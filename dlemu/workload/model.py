@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
 
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.units import with_unit
+from dlemu.units import unmistakable, with_unit
 from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
     compose,
@@ -72,7 +72,9 @@ _IGNORED = {"evaluation", "profiling"} | {
 
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
+_memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
 _endurance = BeforeValidator(lambda value: with_unit(value, least=10**9, units=("TB", "PB")))
+_endurance_again = PlainSerializer(lambda value: unmistakable(value, 10**9))
 
 
 class Drive(Section):
@@ -90,7 +92,7 @@ class Drive(Section):
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
     """Bytes that it holds; for `dlemu wear`."""
-    endurance: Annotated[Size, _endurance, Field(gt=0, le=10**21)] | None = None
+    endurance: Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
@@ -147,7 +149,7 @@ class Workload(Section):
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
     num_hosts: Positive = 1
     """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
-    host_memory: Annotated[Size, _memory, Field(gt=0, le=2**50)] | None = None
+    host_memory: Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None = None
     """Memory of each host; None: what the host has."""
     division: Literal["open", "closed"] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""

@@ -11,11 +11,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretStr,
     model_validator,
 )
 
-from dlemu.units import ceil_div, parse_bytes, with_unit
+from dlemu.units import ceil_div, parse_bytes, unmistakable, with_unit
 
 FormatName = Literal[
     "npz",
@@ -120,7 +121,8 @@ def _bandwidth(value: object) -> object:
     return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
 
 
-Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), Field(gt=0, le=10**15)]
+_bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
+Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), _bandwidth_again, Field(gt=0, le=10**15)]
 """Bytes per second."""
 
 

@@ -116,6 +116,12 @@ def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> 
     assert len([*folder.iterdir()]) == 3
 
 
+def test_a_share_of_less_than_a_page_a_file_is_refused(load: Load) -> None:
+    with pytest.raises(WorkloadError, match=r"^scale=1e-09 is too small: .*; take scale=0\.0\d+$"):
+        measure(replace(load, scale=1e-9), lambda _: None)
+    assert load.target is not None and not any(load.target.iterdir())
+
+
 def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load.target is not None
     huge = replace(MODEL, files=(1 << 50,))

@@ -30,6 +30,15 @@ def test_the_published_rate_is_that_of_binary_units() -> None:
     ]
 
 
+def test_an_endurance_in_binary_units_has_one_meaning() -> None:
+    rate = sustained(14 * 2**50)
+    assert rate["binary_bytes_per_second"] == rate["bytes_per_second"]
+    assert sustained_lines(rate) == [
+        "an endurance of 14 PiB sustains, for 5 years, written 100% of the time:",
+        "  14 x 2^50 bytes: 95.3 MiB/s",
+    ]
+
+
 def test_a_rate_needs_no_capacity() -> None:
     rate = sustained(14 * 10**15)
     assert rate["drive_writes_per_day"] is None

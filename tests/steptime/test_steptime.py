@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,6 +257,36 @@ def test_a_launch_bound_step_is_said_and_left_out_of_the_fit() -> None:
     assert text.count("launch-bound") == 1
     assert "t = 2 ms + 4 ms x batch" in text
     assert "707 MB/s" in text, "a sample of 2.83 MB each 4 ms"
+
+
+def test_the_remarks_below_the_table_are_what_there_is_to_say() -> None:
+    cosmoflow = load_workload("cosmoflow_h100")
+    batch, given = cosmoflow.reader.batch_size, cosmoflow.train.computation_time.mean
+    own = StepTimes(
+        workload=cosmoflow,
+        model="cosmoflow",
+        name="cosmoflow_x",
+        environment={},
+        timed=[timed(batch, 0.010, 0.001), timed(2 * batch, 0.018, 0.001)],
+        skipped=(4 * batch, 8 * batch),
+    )
+    says = f"cosmoflow_h100 says {1e3 * given:.3g} ms for batch {batch}; measured at batch {batch}:"
+    fit = f"t = 2 ms + {8 / batch:g} ms x batch (no median is further from it than 0.0 %)"
+    below = own.lines()[own.lines().index("") + 1 :]
+    assert below == [
+        fit,
+        f"out of memory, skipped: batch {4 * batch}, {8 * batch}",
+        f"{says} 10 ms",
+    ]
+    assert [line[2:] for line in own.yaml().splitlines() if line[2:] in below] == below
+    bare = replace(
+        own,
+        workload=cosmoflow.with_keys({"train.computation_time": 0.0}),
+        timed=[timed(batch, 0.010, 0.010)],
+        skipped=(),
+    )
+    (line,) = bare.lines()[bare.lines().index("") + 1 :]
+    assert line.startswith(f"batch {batch}: the host needs 10 ms to launch a step")
 
 
 def test_batches_are_those_around_the_workloads() -> None:

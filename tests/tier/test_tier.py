@@ -113,6 +113,8 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     found = run(workload)
     assert [epoch.hit for epoch in foretold] == found["hit_bytes_per_epoch"]
     assert [epoch.written for epoch in foretold] == found["cache_write_bytes_per_epoch"]
+    wear = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]["wear"]
+    assert wear["file_bytes_written"] == sum(found["cache_write_bytes_per_epoch"])
     assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
     assert found["hit_share_per_epoch"] == found["planned_hit_share_per_epoch"]
     assert sum(found["hit_bytes_per_epoch"]) > 0
@@ -225,7 +227,9 @@ def test_ranks_of_a_host_share_a_cache(tmp_path: Path) -> None:
     command = mpirun(2, *warm.COMMAND, "run", "workload=unet3d_h100", *words)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode in (0, 2), ended.stderr
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]["cache"]
+    measured = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]
+    found = measured["cache"]
+    assert measured["wear"]["file_bytes_written"] == sum(found["cache_write_bytes_per_epoch"])
     assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
     assert 0.1 < found["hit_share_per_epoch"][0] < 0.7
     assert_sound(workload)

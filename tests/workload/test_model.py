@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dlemu.errors import WorkloadError
-from dlemu.results.records import dump_workload
+from dlemu.results.records import dump_workload, read_config, write_config
 from dlemu.workload.compose import known_workloads, read_yaml
 from dlemu.workload.model import Workload, check_workload, load_workload
 from dlemu.workload.sections import Distribution, Section
@@ -146,6 +146,7 @@ def refusal(tree: dict[str, Any]) -> str:
         ),
         ("host_memory", 64, "host_memory=64 is 64 bytes; write 64GiB"),
         ("host_memory", "64", "host_memory=64 is 64 bytes; write 64GiB"),
+        ("host_memory", 1_000_000, "host_memory=1000000 is 1,000,000 bytes; write 1000000MiB"),
         ("host_memory", 65_536, "host_memory=65536 is 65,536 bytes; write 65536MiB"),
         (
             "drive.read_bandwidth",
@@ -497,6 +498,27 @@ def test_the_older_pair_of_keys_is_a_normal_time() -> None:
 )
 def test_sizes_may_be_written_as_people_write_them(key: str, value: Any, num_bytes: int) -> None:
     assert check_workload(with_key(key, value)).host_memory == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host_memory", "1MB"),
+        ("host_memory", "4096B"),
+        ("origin.read_bandwidth", "500kB"),
+        ("drive.endurance", "5MB"),
+    ],
+)
+def test_a_small_size_with_its_unit_is_taken_again(key: str, value: str, tmp_path: Path) -> None:
+    workload = load_workload("unet3d_h100", {key: value})
+    assert workload.with_keys({"train.epochs": 3}).host_memory == workload.host_memory
+    write_config(tmp_path, workload)
+    stored = read_config(tmp_path, {})
+    assert (stored.host_memory, stored.origin, stored.drive) == (
+        workload.host_memory,
+        workload.origin,
+        workload.drive,
+    )
 
 
 plain = st.recursive(
