@@ -100,7 +100,7 @@ class Manifest:
     def check(self, layout: Layout, folder: Path) -> None:
         """Raise DatasetError if this is not the dataset of that layout."""
         wanted = dataclasses.asdict(layout)
-        longer = layout.num_files > self.layout.num_files
+        longer = layout.num_files > self.layout.num_files and not in_bucket(folder)
         extend = longer and self.recipe.differing(wanted) == ["num_files"]
         other = "extend it with dlemu datagen" if extend else "use another dataset.data_folder"
         self.recipe.refuse(wanted, folder, what="a dataset", remedy=f"{other}, or set")

@@ -91,9 +91,10 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
         have = manifest.layout.num_files
         if auto:
             if have < workload.num_files:
+                extend = "extend it" if access is None else "write another one"
                 raise DatasetError(
                     f"{folder} has {have:,} files, dataset.num_files_train=auto asks for "
-                    f"{workload.num_files:,} (dlemu datasize says why); extend it with dlemu "
+                    f"{workload.num_files:,} (dlemu datasize says why); {extend} with dlemu "
                     f"datagen, or set dataset.num_files_train={have}"
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})

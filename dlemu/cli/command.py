@@ -39,6 +39,8 @@ class Tool:
     """
 
     module: str
+    measures: bool = False
+    """Whether it measures, which rank 0 alone must not do for all."""
 
     def help(self, *, whole: bool = False) -> str:
         """Return its usage, which has all its keys."""
@@ -53,6 +55,13 @@ class Tool:
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
+        if self.measures and world.num_ranks > 1:
+            if world.rank == 0:
+                complain(
+                    f"this command measures from one process, and {world.num_ranks} ranks were "
+                    "started: start it without mpirun; dlemu run measures with all ranks"
+                )
+            return 1
         return int(import_module(self.module).main(words)) if world.rank == 0 else 0
 
 

@@ -164,7 +164,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 
 COMMANDS: dict[str, Command | Tool] = {
-    "try": Tool("dlemu.cli.try_"),
+    "try": Tool("dlemu.cli.try_", measures=True),
     "datasize": Command("datasize", FOR_SCRIPTS),
     "datagen": Command("datagen", (DRY_RUN,), makes_folder=True),
     "verify": Command("verify", ("--full", "--repair"), without_workload=True),
@@ -177,9 +177,9 @@ COMMANDS: dict[str, Command | Tool] = {
     "workloads": Tool("dlemu.cli.workloads"),
     "report": Tool("dlemu.cli.report"),
     "compare": Tool("dlemu.cli.compare"),
-    "paths": Tool("dlemu.cli.paths"),
+    "paths": Tool("dlemu.cli.paths", measures=True),
     "wear": Tool("dlemu.cli.wear"),
-    "load": Tool("dlemu.cli.load"),
+    "load": Tool("dlemu.cli.load", measures=True),
     "doctor": Tool("dlemu.cli.doctor"),
     "completion": Tool("dlemu.cli.completion"),
 }

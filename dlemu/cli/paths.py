@@ -21,7 +21,7 @@ from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
-from dlemu.paths.report import has_several_places, render_tables, write_report
+from dlemu.paths.report import render_tables, write_report
 from dlemu.paths.sweep import Cell, Sweep, run_paths
 from dlemu.reports.table import Row
 from dlemu.results.summary import time_of_day
@@ -38,15 +38,15 @@ them. The same command goes on where it was interrupted.
   target=/mnt/d1,/mnt/d2   folders, instead of FOLDER
   seconds=45               of each measurement
   io_sizes=4KiB,1MiB       4, 16, 64, 128, 512, 1024, 4096 KiB; 512B where the device allows it
-  queue_depths=1,4,32,128  blocks that each worker has in flight (1); compares processes, threads
-                           and io_uring
+  queue_depths=1,4,32,128  blocks that each worker has in flight (1); compares processes and
+                           io_uring
   workers=8,32             8
-  patterns=seq_read,...    seq_read,random_read; also {seq,random}_write and, half each, _mix
+  patterns=seq_read,...    seq_read,random_read; also seq_write,random_write
   paths=host_direct,...    all that work here, of host_buffered, host_direct,
-                           host_direct_gpu_copy, cufile; also host_threads, host_io_uring
+                           host_direct_gpu_copy, cufile; also host_io_uring
   file_size=2GiB           of each worker's file; less where space is short
-  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg,
-                           targets.csv; wear.jsonl if 100 MB were written
+  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg;
+                           wear.jsonl if 100 MB were written
   progress=on              off: do not show on stderr what is being measured
   --json                   print the content of paths.json, and nothing else
   --csv FILE               append a row for each cell; --label TEXT goes into a column
@@ -76,8 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         say(Answer(f"\n{render_tables(cells)}"))
         if not write_report(cells, plan.output):
             say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
-        several = ", targets.csv" if has_several_places(cells) else ""
-        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt{several}")
+        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
         script.tell([asdict(cell) for cell in cells], _rows(cells, plan.output))
     return 0
 

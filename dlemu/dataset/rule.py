@@ -17,6 +17,7 @@ from dlemu.host.limits import host_memory_bytes
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
+from dlemu.workload.objects import in_bucket
 from dlemu.workload.sections import MOST_FILES, DatasetSection
 from dlemu.world.world import Alone, World
 
@@ -267,8 +268,8 @@ class SizeCheck:
         files = self.files_for(wanted)
         return (
             f"the dataset was the limit: {counted(have, 'file')} are enough for "
-            f"{self.most_accelerators}; {files - have:,} more are enough for {wanted}: "
-            f"{datagen_command(self.workload, files)}"
+            f"{self.most_accelerators}; {files - have:,} more are enough for {wanted}; "
+            f"{_to_extend(self.workload, files)}"
         )
 
     def num_steps(self, accelerators: int) -> int:
@@ -301,8 +302,8 @@ class SizeCheck:
             f"for {counted(accelerators, 'accelerator')} "
             f"the {counted(self.layout.num_files, 'file')} in "
             f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
-            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; extend "
-            f"it: {datagen_command(workload, self.files_for(ahead))}"
+            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; "
+            f"{_to_extend(workload, self.files_for(ahead))}"
         )
 
     def _check_rule(self, accelerators: int, ahead: int) -> None:
@@ -315,14 +316,23 @@ class SizeCheck:
         raise DatasetError(
             f"{counted(size.num_files, 'file')} are needed for "
             f"{counted(accelerators, 'accelerator')} ({why}), "
-            f"{workload.data_folder} has {have:,}; extend it: "
-            f"{datagen_command(workload, self.files_for(ahead))}, or take size.quick=true and a "
+            f"{workload.data_folder} has {have:,}; "
+            f"{_to_extend(workload, self.files_for(ahead))}, or take size.quick=true and a "
             "result that says so"
         )
 
     @property
     def _least_steps(self) -> int:
         return _LEAST_EPOCH * self.workload.batches_in_flight
+
+
+def _to_extend(workload: Workload, num_files: int) -> str:
+    """Return what makes a dataset larger: in a bucket another one, beside the one that is there."""
+    folder = workload.data_folder
+    if not in_bucket(folder):
+        return f"extend it: {datagen_command(workload, num_files)}"
+    other = workload.with_keys({"dataset.data_folder": f"{folder}_{num_files}"})
+    return f"in a bucket, write another one: {datagen_command(other, num_files)}"
 
 
 def datagen_command(

@@ -1,6 +1,5 @@
 """A model's files are there or are written, and are read once for each cell of a table."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,9 +13,9 @@ from dlemu.load.models import Model
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
+from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
-from dlemu.storage.regular import open_regular
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
 from dlemu.world.ending import last_act
@@ -165,7 +164,7 @@ def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
     for way in load.ways or WAYS:
         problem = None
         if way == "odirect":
-            problem = None if _opens_direct(file) else "its file system has no O_DIRECT"
+            problem = None if settle_direct(file, "auto") else "its file system has no O_DIRECT"
         elif way == "cufile":
             problem = path_problem("cufile", file.parent) if lists_gpu() else "no GPU on this host"
         if problem is None:
@@ -174,14 +173,6 @@ def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
             on_event(f"left out: {way}: {problem}")
         else:
             raise RunError(f"ways={way} does not work on {file.parent}: {problem}")
-
-
-def _opens_direct(file: Path) -> bool:
-    try:
-        os.close(open_regular(file, os.O_DIRECT, error=RunError))
-    except OSError:
-        return False
-    return True
 
 
 def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[float, str]:
@@ -201,7 +192,11 @@ def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[f
 def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[Path, ...]]:
     """Yield the files; those that were written for this are removed, unless they are to stay."""
     if load.files:
-        yield load.files
+        # A second reading of one file would come from memory: names and links are no more files.
+        by_file = {(path.stat().st_dev, path.stat().st_ino): path for path in load.files}
+        if len(by_file) < len(load.files):
+            on_event(f"{len(load.files)} names of {counted(len(by_file), 'file')}: read once")
+        yield tuple(by_file.values())
         return
     assert load.model is not None and load.target is not None
     folder = load.target / f"dlemu_load.{load.model.name}"
@@ -215,11 +210,16 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
         )
     names = [f"model-{index + 1:05}-of-{num:05}.safetensors" for index in range(num)]
     files = tuple(folder / name for name in names)
-    left = [
-        (str(path), size)
-        for path, size in zip(files, sizes, strict=True)
-        if not (path.is_file() and path.stat().st_size == size)
-    ]
+    left = []
+    for path, size in zip(files, sizes, strict=True):
+        if not path.exists():
+            left.append((str(path), size))
+        elif path.stat().st_size != size:
+            raise RunError(
+                f"{path} has {format_bytes(path.stat().st_size)}, not {format_bytes(size)}: it was "
+                f"kept with another scale, or not written to its end; give its scale, or remove "
+                f"{folder}"
+            )
     if not left:
         on_event(f"{folder} has the files already; they stay")
         yield files
@@ -227,8 +227,8 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     _check_space(load, sum(round_up(size) for _, size in left))
 
     def remove(error: BaseException | None = None) -> None:
-        for path in files:
-            path.unlink(missing_ok=True)
+        for path, _ in left:
+            Path(path).unlink(missing_ok=True)
         with suppress(OSError):  # another process's files are in it
             folder.rmdir()
 

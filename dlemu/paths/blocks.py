@@ -5,7 +5,6 @@ need a reader for each of these, with a buffer of its own; io_uring needs one. T
 
     host_buffered           page cache
     host_direct             O_DIRECT
-    host_threads            O_DIRECT, by threads of one process at any block size
     host_io_uring           O_DIRECT through io_uring: one process for each file, `depth` in flight
     host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
     cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
@@ -31,19 +30,18 @@ from dlemu.errors import DlemuError, RunError
 from dlemu.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.paths.latency import Latencies
-from dlemu.paths.uring import READ, WRITE, Ring
+from dlemu.paths.uring import Ring
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.units import PAGE_BYTES
 
 DataPath = Literal[
     "host_buffered",
     "host_direct",
-    "host_threads",
     "host_io_uring",
     "host_direct_gpu_copy",
     "cufile",
 ]
-Pattern = Literal["seq_read", "random_read", "seq_write", "random_write", "seq_mix", "random_mix"]
+Pattern = Literal["seq_read", "random_read", "seq_write", "random_write"]
 DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 
@@ -75,7 +73,7 @@ class Work:
 
     @property
     def writes(self) -> bool:
-        return not self.pattern.endswith("read")
+        return self.pattern.endswith("write")
 
     @property
     def on_gpu(self) -> bool:
@@ -90,7 +88,7 @@ class Work:
     def num_processes(self) -> int:
         """One per reader for small blocks into host memory, otherwise one for all."""
         # Several CUDA contexts would take turns on the GPU, and that would be measured.
-        if self.on_gpu or self.path == "host_threads":
+        if self.on_gpu:
             return 1
         small = self.io_size < PROCESSES_BELOW or self.path == "host_io_uring"
         return self.num_readers if small else 1
@@ -236,7 +234,9 @@ class _Worker:
             self._lists = self._offsets()
             self._first_list = next(self._lists)  # shuffled before the measurement begins
             address = self._buffer.address
-            self._ring = Ring(self._fd, depth=depth, size=work.io_size, address=address)
+            self._ring = Ring(
+                self._fd, depth=depth, size=work.io_size, address=address, writes=work.writes
+            )
             stack.callback(self._ring.close)
         elif driver is not None:
             self._read, self._write = self._cufile(driver, file, stack)
@@ -255,9 +255,10 @@ class _Worker:
         size = self._work.io_size
         clock = time.perf_counter_ns
         end = int(deadline * 1e9)
+        transfer = self._write if self._work.writes else self._read
         for offsets in self._offsets():
             stamps = [clock()]
-            for offset, transfer in zip(offsets, self._transfers(len(offsets)), strict=False):
+            for offset in offsets:
                 if transfer(offset) != size:
                     raise RunError(f"{self._work.files[0]}: short transfer at byte {offset}")
                 now = clock()
@@ -274,16 +275,9 @@ class _Worker:
 
     def _run_ring(self, deadline: float) -> Done:
         next_offset = chain(self._first_list, chain.from_iterable(self._lists)).__next__
-        prepare = self._prepare if self._work.writes else None
+        prepare = self._stamp if self._work.writes else None
         latencies = self._ring.run(next_offset, int(deadline * 1e9), prepare)
         return Done(latencies, time.perf_counter())
-
-    def _prepare(self, place: int) -> None:
-        """Choose what a place of the ring does next, and make its content new."""
-        reads = self._work.pattern.endswith("mix") and self._random.random() < 0.5
-        self._ring.operate(place, READ if reads else WRITE)
-        if not reads:
-            self._stamp(place)
 
     def _offsets(self) -> Iterator[list[int]]:
         """Yield offsets, for ever: in each round every block of the file, or of the share, once."""
@@ -301,12 +295,6 @@ class _Worker:
                 if self._work.writes:
                     os.fdatasync(self._fd)
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _transfers(self, num: int) -> Iterator[_Transfer]:
-        if self._work.pattern.endswith("mix"):
-            both = (self._read, self._write)
-            return iter([both[choice] for choice in self._random.integers(0, 2, num).tolist()])
-        return repeat(self._write if self._work.writes else self._read)
 
     def _stamp(self, place: int) -> None:
         """Make every 4 KiB of a buffer unique: storage that deduplicates would look too fast."""

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -27,8 +26,6 @@ def write_report(cells: Sequence[Cell], folder: Path) -> bool:
     write_text(folder / "paths.csv", render_csv(cells))
     rows = [asdict(cell) for cell in cells]
     write_text(folder / "paths.json", json.dumps(rows, indent=1) + "\n")
-    if has_several_places(cells):
-        write_text(folder / "targets.csv", render_targets_csv(cells))
     try:
         _plot(cells, folder / "paths")
     except ModuleNotFoundError:
@@ -44,7 +41,6 @@ def path_name(path: str, modes: set[str]) -> str:
     return {
         "host_buffered": "page cache",
         "host_direct": "O_DIRECT",
-        "host_threads": "O_DIRECT, threads",
         "host_io_uring": "io_uring",
         "host_direct_gpu_copy": "CPU path (O_DIRECT + copy to GPU)",
     }[path]
@@ -165,14 +161,13 @@ def _places(cells: Sequence[Cell]) -> dict[tuple[str, int | None], str]:
     }
 
 
-_SHAPE = ("pattern", "workers", "queue_depth", "path")
-
-
 def render_targets(cells: Sequence[Cell]) -> str:
     """Return GB/s by block size with a column for each target, a table for each path."""
     tables = []
     places = _places(cells)
-    for (pattern, _, depth, path), group in _grouped(cells, *_SHAPE).items():
+    for (pattern, _, depth, path), group in _grouped(
+        cells, "pattern", "workers", "queue_depth", "path"
+    ).items():
         found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
         sizes = sorted({cell.io_size for cell in group})
         blocks = [["I/O size", "KiB", *map(_in_kib, sizes)]]
@@ -184,22 +179,6 @@ def render_targets(cells: Sequence[Cell]) -> str:
         head = f"{name}: {pattern}, {counted(group[0].workers, 'worker')}, queue depth {depth}"
         tables.append(f"{head}\n{_side_by_side(blocks)}")
     return "\n\n".join(tables)
-
-
-def render_targets_csv(cells: Sequence[Cell]) -> str:
-    """Return the same as CSV, in GiB/s, a row for each block size, as the published tables."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    places = _places(cells)
-    names = [re.sub(r"\W+", "_", name).strip("_") for name in places.values()]
-    writer.writerow([*_SHAPE, "io_size_KiB", *(f"{name}_GiBps" for name in names)])
-    for shape, group in _grouped(cells, *_SHAPE).items():
-        found = {(cell.target, cell.queues, cell.io_size): cell for cell in group}
-        for size in sorted({cell.io_size for cell in group}):
-            rates = [found.get((*place, size)) for place in places]
-            shown = ["" if cell is None else f"{cell.gib_per_second:.2f}" for cell in rates]
-            writer.writerow([*shape, _in_kib(size), *shown])
-    return text.getvalue()
 
 
 def _in_kib(num_bytes: int) -> str:
@@ -271,8 +250,6 @@ _PATTERNS: Mapping[Pattern, str] = {
     "random_read": "random reads",
     "seq_write": "sequential writes",
     "random_write": "random writes",
-    "seq_mix": "sequential reads and writes",
-    "random_mix": "random reads and writes",
 }
 
 

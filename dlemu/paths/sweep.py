@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.terminal import is_verbose
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
 from dlemu.world.ending import last_act
@@ -46,7 +47,7 @@ _SMALLEST_FILE = 16 << 20
 
 _TO_GPU = ("host_direct_gpu_copy", "cufile")
 """Paths that end in a GPU's memory; not looked at on a host without one, unless named."""
-_AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_threads", "host_io_uring")
+_AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_io_uring")
 """Paths to compare where queue depths are asked for."""
 SECTOR = 512
 """Smallest logical block of a drive."""
@@ -182,6 +183,31 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
 
     `on_event` gets lines of text, `on_begin` what is done next.
     """
+    with ExitStack() as held:
+        for target in sweep.targets:
+            held.enter_context(_alone_in(target, sweep.output))
+        return _run_alone(sweep, on_event, on_begin)
+
+
+@contextmanager
+def _alone_in(target: Path, output: Path) -> Iterator[None]:
+    """Keep other sweeps out of a target: their files have the same names."""
+    if target.resolve() == output.resolve():
+        yield  # the results hold it
+        return
+    try:
+        lock = lock_folder(target)
+    except BlockingIOError:
+        raise WorkloadError(
+            f"target {target} is in use by another dlemu; wait for its end, or name another"
+        ) from None
+    try:
+        yield
+    finally:
+        unlock_folder(lock)
+
+
+def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]:
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
@@ -239,11 +265,8 @@ def _alike_elsewhere(known: dict[Asked, Cell], asked: Sequence[Asked]) -> Iterat
 
 
 def _written(cell: Cell) -> int:
-    """Return the bytes that a cell wrote; of a mix it is half, as its blocks are drawn."""
-    num_bytes = cell.num_ios * cell.io_size
-    if cell.pattern.endswith("mix"):
-        return num_bytes // 2
-    return num_bytes if cell.pattern.endswith("write") else 0
+    """Return the bytes that a cell wrote."""
+    return cell.num_ios * cell.io_size if cell.pattern.endswith("write") else 0
 
 
 _CELL = TypeAdapter(Cell)
@@ -262,8 +285,8 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
     usable = []
     wanted = sweep.paths or (DATA_PATHS if sweep.queue_depths is None else _AT_DEPTHS)
     if sweep.paths is None and sweep.queue_depths is None:
-        deep = {*_AT_DEPTHS} - {"host_direct"}  # with one block in flight they say nothing new
-        hidden = deep if lists_gpu() else deep | {*_TO_GPU}
+        # With one block in flight, io_uring says nothing new.
+        hidden = ("host_io_uring", *(() if lists_gpu() else _TO_GPU))
         wanted = tuple(path for path in DATA_PATHS if path not in hidden)
     for path in wanted:
         problem = path_problem(path, target)

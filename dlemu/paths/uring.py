@@ -17,7 +17,7 @@ from pathlib import Path
 from dlemu.errors import RunError
 from dlemu.paths.latency import Latencies
 
-READ, WRITE = 22, 23
+_READ, _WRITE = 22, 23
 """Operations of an entry: IORING_OP_READ, IORING_OP_WRITE."""
 
 _SETUP, _ENTER = 425, 426  # numbers of the system calls, the same on all but alpha
@@ -42,8 +42,12 @@ _call.restype = ctypes.c_long
 class Ring:
     """A queue for one open file, used by one thread of a process that has no others."""
 
-    def __init__(self, file: int, *, depth: int, size: int, address: int) -> None:
+    def __init__(
+        self, file: int, *, depth: int, size: int, address: int, writes: bool = False
+    ) -> None:
         """Set up the queue: place i has `size` bytes of memory from `address` + i x `size` on.
+
+        It reads into this memory, or writes from it.
 
         Raises:
             RunError: the kernel has no io_uring, or does not permit it.
@@ -61,14 +65,11 @@ class Ring:
         self._completions = cq[5] // 4
         self._entries = mmap.mmap(self._file, _ENTRY_BYTES * submissions, offset=_ENTRIES)
         self._offsets = memoryview(self._entries).cast("Q")
+        operation = _WRITE if writes else _READ
         for place in range(depth):
             # opcode, flags, ioprio, fd, off, addr, len, rw_flags, user_data
-            fields = (READ, 0, 0, file, 0, address + place * size, size, 0, place)
+            fields = (operation, 0, 0, file, 0, address + place * size, size, 0, place)
             struct.pack_into("<BBHiQQIIQ", self._entries, _ENTRY_BYTES * place, *fields)
-
-    def operate(self, place: int, operation: int) -> None:
-        """Let a place READ or WRITE from now on."""
-        self._entries[_ENTRY_BYTES * place] = operation
 
     def run(
         self,

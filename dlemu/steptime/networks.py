@@ -204,7 +204,7 @@ def bytes_of_step(net: Network, batch: int) -> int:
     weights, their gradients and momentum, and the gradients of the largest tensor. Processes took
     0.7 to 1.3 times as much, so a third more is returned.
     """
-    kept = {}
+    kept: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
@@ -217,7 +217,7 @@ def bytes_of_step(net: Network, batch: int) -> int:
         net.loss(model(net.input(data, torch.contiguous_format)), net.target(batch, "meta"))
     sizes = [int(storage.nbytes()) for storage in kept.values()]
     weights = sum(weight.untyped_storage().nbytes() for weight in model.parameters())
-    return (sum(sizes) + 3 * weights + 2 * max(sizes)) * 4 // 3
+    return int(sum(sizes) + 3 * weights + 2 * max(sizes)) * 4 // 3
 
 
 class Training:

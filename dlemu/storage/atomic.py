@@ -1,6 +1,7 @@
 """Atomic writes: a file gets its name when it is whole; if its writing fails, nothing changes."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -8,6 +9,8 @@ from pathlib import Path
 
 PARTIAL = ".partial"
 """Suffix of the temporary name, which lies beside the file."""
+_REMOVED = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
+"""What may be in the way of a new file; unlink(2) says what is wrong with a folder."""
 
 
 def partial_path(path: Path) -> Path:
@@ -27,6 +30,8 @@ def create(path: str | Path, flags: int = 0) -> int:
     try:
         return os.open(path, flags, 0o666)
     except FileExistsError:
+        if stat.S_IFMT(os.lstat(path).st_mode) not in _REMOVED:
+            raise
         os.unlink(path)
     return os.open(path, flags, 0o666)
 

@@ -63,3 +63,12 @@ def test_an_error_of_one_rank(tmp_path: Path, culprit: int) -> None:
     assert status == 1
     assert lines[-1].startswith(f"dlemu: rank {culprit} on host ") and str(path) in lines[-1]
     assert sum(line.startswith("dlemu: ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("words", ["paths .", "load files=one", "try ."])
+def test_a_command_that_measures_on_one_rank_refuses_several(tmp_path: Path, words: str) -> None:
+    (tmp_path / "one").write_text("x")
+    status, lines = on_ranks(2, *words.split(), cwd=tmp_path)
+    line = "this command measures from one process, and 2 ranks were started: start it without"
+    assert status == 1 and sum(line in each for each in lines) == 1
+    assert sorted(os.listdir(tmp_path)) == ["one"], "nothing was measured"

@@ -1,5 +1,6 @@
 """A link planted under the temporary name of a file: the file that it leads to stays as it is."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_of_checkpoints(tmp_path: Path, victim: Path) -> None:
     out = f"output.folder={tmp_path / 'out'}"
     assert run(["checkpoint", *SMALL, *words, out, "checkpoint.num_checkpoints_write=1"]) == 0
     assert victim.read_text() == TEXT
+
+
+def test_only_files_and_links_are_removed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileExistsError):
+        create(tmp_path / "fifo")
+    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_a_name_that_is_taken_again_at_once_is_refused(

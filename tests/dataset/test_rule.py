@@ -225,6 +225,20 @@ def test_a_dataset_is_asked_for_with_more_accelerators_in_view(expected: float, 
     assert asked_for(quick, 4, expected=expected) == 10 * 5 * 7 * ahead
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_dataset_in_a_bucket_is_not_extended_but_written_anew(quick: bool) -> None:
+    small = enough(10, size__quick=quick, dataset__data_folder="s3://bucket/d")
+    with pytest.raises(DatasetError) as refused:
+        small.check(4, expected=1.0)
+    for said in (str(refused.value), small.describe_bound(1.0)):
+        assert "extend" not in said
+        assert re.search(
+            r"in a bucket, write another one: dlemu datagen .*"
+            r"dataset.data_folder=s3://bucket/d_(\d+) dataset.num_files_train=\1",
+            said,
+        )
+
+
 def test_the_smallest_dataset_that_is_enough_is_taken() -> None:
     for quick, least in ((False, 500 * 7 * 4), (True, 10 * 5 * 7 * 4)):
         enough(least, size__quick=quick).check(4, expected=1000)

@@ -122,6 +122,38 @@ def test_a_share_of_less_than_a_page_a_file_is_refused(load: Load) -> None:
     assert load.target is not None and not any(load.target.iterdir())
 
 
+def test_kept_files_of_another_scale_stay(load: Load) -> None:
+    assert load.target is not None
+    folder = load.target / "dlemu_load.tiny"
+    load = replace(load, ways=("odirect",), readers=(2,))
+    measure(replace(load, scale=0.5, keep=True), lambda _: None)
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+
+    with pytest.raises(RunError, match=r"it was kept with another scale, .*; give its scale, or r"):
+        measure(replace(load, scale=0.2), lambda _: None)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
+
+    first, *others = sorted(kept)
+    first.unlink()
+    measure(replace(load, scale=0.5), lambda _: None)
+    assert sorted(folder.iterdir()) == others, "it was written for this command alone"
+
+
+def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    (tmp_path / "link").symlink_to(files[0])
+    os.link(files[0], tmp_path / "hard")
+    names = (files[0], files[0], tmp_path / "link", tmp_path / "hard", files[1])
+    events: list[str] = []
+    plan = Load(files=names, ways=("pread",), readers=(1,), drive=find_drive("d3_s4520"))
+
+    answer = measure(plan, events.append)
+
+    assert (answer.num_files, answer.num_bytes) == (2, SIZES[0] + SIZES[1])
+    assert events[0] == "5 names of 2 files: read once"
+
+
 def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load.target is not None
     huge = replace(MODEL, files=(1 << 50,))

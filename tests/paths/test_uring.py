@@ -13,7 +13,7 @@ import pytest
 
 from dlemu.errors import RunError
 from dlemu.paths import uring
-from dlemu.paths.uring import WRITE, Ring
+from dlemu.paths.uring import Ring
 from dlemu.storage.buffers import aligned_buffer
 
 BLOCK = 4096
@@ -30,10 +30,10 @@ def content(tmp_path: Path) -> Iterator[tuple[int, bytes]]:
     os.close(file)
 
 
-def ring_and_memory(file: int, depth: int) -> tuple[Ring, memoryview]:
+def ring_and_memory(file: int, depth: int, *, writes: bool = False) -> tuple[Ring, memoryview]:
     memory = aligned_buffer(depth * BLOCK)
     address = np.frombuffer(memory, np.uint8).ctypes.data
-    return Ring(file, depth=depth, size=BLOCK, address=address), memory
+    return Ring(file, depth=depth, size=BLOCK, address=address, writes=writes), memory
 
 
 @needs_ring
@@ -64,9 +64,9 @@ def test_each_place_holds_the_block_that_was_asked_for(
 @needs_ring
 def test_a_place_writes_where_it_was_told(content: tuple[int, bytes]) -> None:
     file, data = content
-    ring, memory = ring_and_memory(file, 2)
+    ring, memory = ring_and_memory(file, 2, writes=True)
     memory[:] = b"x" * len(memory)
-    ring.run(iter([0, 5 * BLOCK]).__next__, 0, lambda place: ring.operate(place, WRITE))
+    ring.run(iter([0, 5 * BLOCK]).__next__, 0)
     ring.close()
 
     now = os.pread(file, 32 * BLOCK, 0)
