@@ -96,7 +96,7 @@ def test_all_is_offered() -> None:
     assert {*all_keys()} <= offered
     of_tools = {"paths": "queue_depths=", "load": "readers=", "wear": "wear.years=", "try": "keep="}
     assert all(word in words[name] for name, word in of_tools.items())
-    assert {"--trace", "--series"} <= {*words["report"]}
+    assert {"--trace", "--html"} <= {*words["report"]}
     assert values_of_keys()["reader.odirect"] == ["true", "false", "auto"]
 
 
