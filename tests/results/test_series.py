@@ -27,8 +27,10 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         time=time,
         label=None,
         devices={
-            "sda": DeviceCounters(reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0),
-            "sdb": DeviceCounters(0, 0, 0, 0, 0),
+            "sda": DeviceCounters(
+                reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0, 0
+            ),
+            "sdb": DeviceCounters(0, 0, 0, 0, 0, 0),
         },
         network_read_bytes=None,
         host=HostCpu(time, 3 * time, 0, 0),
@@ -148,16 +150,3 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"{name} is damaged: "):
         write_series(tmp_path, tmp_path / "s.csv")
     assert not (tmp_path / "s.csv").exists()
-
-
-def test_an_observation_of_an_older_run_is_read(tmp_path: Path) -> None:
-    lines = [asdict(observation(t, 0, 0)) for t in (0.0, 1.0)]
-    for line in lines:
-        del line["page_cache_bytes"]
-    head = {"time": 0.0, "unix_time": 0.0}
-    text = "".join(json.dumps(line) + "\n" for line in (head, *lines))
-    (tmp_path / "host.0.jsonl").write_text(text)
-    (tmp_path / "summary.json").write_text("{}")
-    write_series(tmp_path, tmp_path / "s.csv")
-    (row,) = rows_of(tmp_path / "s.csv")
-    assert (row["page_cache_bytes"], row["au_percent"], row["epoch"]) == ("", "", "")
