@@ -40,14 +40,14 @@ FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
 _ENTRIES_AT_ONCE = 1 << 16
 Origin = Annotated[str, Field(max_length=4096)]
-"""made_from of the workload that wrote the dataset; versions before 0.2 did not keep it."""
+"""made_from of the workload that wrote the dataset."""
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
 
 
 class _StoredManifest(Section):
     """`dlemu.json`."""
 
-    manifest: Annotated[int, Field(ge=1, le=VERSION)]
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
     dataset: StoredRecipe
     num_samples: Count
     num_bytes: Count
@@ -59,7 +59,7 @@ class _StoredManifest(Section):
 class _StoredPlan(Section):
     """The recipe of an unfinished dataset."""
 
-    manifest: Annotated[int, Field(ge=1, le=VERSION)]
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
     dataset: StoredRecipe
     extends: Count | None
     workload: Origin | None = None
@@ -108,7 +108,7 @@ class Manifest:
     def to_json(self) -> bytes:
         """Return the content of dlemu.json."""
         tree = {
-            "manifest": self.recipe.version,
+            "manifest": VERSION,
             "dataset": self.recipe.to_tree(),
             "num_samples": self.layout.num_samples,
             "num_bytes": self.num_bytes,
@@ -157,7 +157,7 @@ def read_manifest(
         return None
     try:
         stored = _StoredManifest.model_validate(tree)
-        recipe = Recipe.stored(stored.dataset, stored.manifest)
+        recipe = Recipe.stored(stored.dataset)
         if stored.num_samples != recipe.layout.num_samples or stored.num_bytes < stored.num_samples:
             raise ValueError("num_samples or num_bytes is not that of the files")
     except ValueError as error:
@@ -211,7 +211,7 @@ class Plan:
     def to_json(self) -> bytes:
         """Return it as it is written."""
         tree = {
-            "manifest": self.recipe.version,
+            "manifest": VERSION,
             "dataset": self.recipe.to_tree(),
             "extends": self.extends,
             **_known(self.workload),
@@ -228,13 +228,11 @@ def read_plan(path: Path, access: Access | None = None) -> Plan | None:
     tree = _read_json(path, access)
     if tree is None:
         return None
-    if "dataset" not in tree:  # the first version
-        tree = {"manifest": 1, "dataset": tree, "extends": None}
     try:
         stored = _StoredPlan.model_validate(tree)
         if stored.extends is not None and stored.extends >= stored.dataset.num_files:
             raise ValueError(f"{stored.extends} files are not extended to fewer")
-        recipe = Recipe.stored(stored.dataset, stored.manifest)
+        recipe = Recipe.stored(stored.dataset)
         return Plan(recipe, stored.extends, stored.workload)
     except ValueError as error:
         raise _damaged(path, error) from None
@@ -295,8 +293,11 @@ def _read_json(path: Path, access: Access | None) -> dict[str, Any] | None:
     if not isinstance(tree, dict):
         raise _damaged(path, ValueError("it holds no JSON object"))
     version = tree.get("manifest")
-    if isinstance(version, int) and version > VERSION:
-        raise DatasetError(f"{path} is of version {version}; update dlemu to read it")
+    if isinstance(version, int) and version != VERSION:
+        raise DatasetError(
+            f"{path} is of version {version}, this dlemu reads version {VERSION} alone; take the "
+            "dlemu that wrote it, or generate the dataset anew in another dataset.data_folder"
+        )
     return tree
 
 

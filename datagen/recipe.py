@@ -18,7 +18,6 @@ from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import (
-    BARE,
     INDEXED,
     MOST_AXES,
     ColumnSection,
@@ -28,8 +27,7 @@ from dlemu.workload.sections import (
 )
 
 VERSION = 3
-"""Of the manifest. 2: HDF5 files in which `records` leads to the samples as well. 3: bare samples,
-Parquet, sizes of another than the normal distribution."""
+"""Of the manifest: it changes with the bytes of any file. Others are not read."""
 _SAMPLES_AT_ONCE = 1 << 16
 _MOST_SAMPLES = 1 << 34
 _MOST_SAMPLE_BYTES = 1 << 42
@@ -53,9 +51,6 @@ _KEYS = {
     "row_group_size": "dataset.parquet.row_group_size",
 }
 """The workload's keys by the fields that they decide."""
-_NEWER = {"distribution": "normal", "listed": [], "columns": [], "row_group_size": 0}
-"""Fields of version 3 with the values that they have in earlier versions, which do not store them.
-"""
 
 
 class StoredRecipe(Section):
@@ -72,10 +67,10 @@ class StoredRecipe(Section):
     num_subfolders: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
     element_type: str
     dims: Annotated[tuple[Count, ...], Field(strict=False, max_length=MOST_AXES)]
-    distribution: Literal["normal", "lognormal", "listed"] = "normal"
-    listed: Annotated[tuple[Count, ...], Field(strict=False, max_length=100_000)] = ()
-    columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
-    row_group_size: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)] = 0
+    distribution: Literal["normal", "lognormal", "listed"]
+    listed: Annotated[tuple[Count, ...], Field(strict=False, max_length=100_000)]
+    columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)]
+    row_group_size: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -95,27 +90,22 @@ class Recipe:
     layout: Layout
     element_type: str
     dims: tuple[int, ...]
-    version: int = 1
-    """See VERSION: datasets of earlier versions stay as they are."""
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
         """Return the recipe of a workload's dataset."""
         dataset = workload.dataset
         layout = layout_of(workload)
-        version = min(2, VERSION) if dataset.format == "hdf5" else 1
-        if dataset.format in (*BARE, "parquet") or layout.distribution != "normal":
-            version = 3
         # Bytes are counted there, not elements.
         if layout.columns or layout.element_bytes != dataset.element_bytes:
-            return cls(layout, "uint8", (), version)
-        return cls(layout, dataset.record_element_type, dataset.record_dims, version)
+            return cls(layout, "uint8", ())
+        return cls(layout, dataset.record_element_type, dataset.record_dims)
 
     def file_samples(self, file: int) -> FileSamples:
         """Return the samples of one file."""
         dtype = np.dtype(self.element_type)
         samples = self.layout.samples_of(file)
-        return FileSamples(samples, self.sizes(file), dtype, self.dims, self.version > 1)
+        return FileSamples(samples, self.sizes(file), dtype, self.dims)
 
     def sizes(self, file: int) -> Samples:
         """Return the payload bytes of a file's samples, int64 (samples,)."""
@@ -176,12 +166,10 @@ class Recipe:
         tree = dataclasses.asdict(self.layout)
         tree["listed"] = list(self.layout.listed)
         tree["columns"] = [column.model_dump() for column in self.layout.columns]
-        if self.version < 3:
-            tree = {name: value for name, value in tree.items() if name not in _NEWER}
         return tree | {"element_type": self.element_type, "dims": list(self.dims)}
 
     @classmethod
-    def stored(cls, stored: StoredRecipe, version: int) -> Self:
+    def stored(cls, stored: StoredRecipe) -> Self:
         """Return the recipe that `to_tree` has stored.
 
         Raises:
@@ -207,7 +195,7 @@ class Recipe:
             check_layout(layout)
         except (WorkloadError, ArithmeticError) as error:
             raise ValueError(str(error)) from None
-        return cls(layout, element_type, dims, version)
+        return cls(layout, element_type, dims)
 
     def of_files(self, num_files: int) -> "Recipe":
         """Return the recipe of a dataset with more or fewer files of the same samples."""
@@ -216,7 +204,7 @@ class Recipe:
 
     def differing(self, wanted: Mapping[str, Any]) -> list[str]:
         """Return the fields that have another value in a tree; those that it lacks fit."""
-        own, wanted = _NEWER | self.to_tree(), _plain(wanted)
+        own, wanted = self.to_tree(), _plain(wanted)
         names = [name for name in _KEYS if name in wanted and own[name] != wanted[name]]
         if "element_type" in wanted and "element_bytes" in names:
             names.remove("element_bytes")  # it follows from the type
@@ -230,7 +218,7 @@ class Recipe:
         names = self.differing(wanted)
         if not names:
             return
-        own = _NEWER | self.to_tree()
+        own = self.to_tree()
         differences = ", and ".join(
             f"{_KEYS[name]} is {own[name]}, the workload's is {wanted[name]}" for name in names
         )
@@ -247,7 +235,7 @@ class Recipe:
 
     def _keys_of(self, names: list[str]) -> dict[str, Any]:
         """Return the workload's keys, with values, that make these fields fit this recipe."""
-        own, keys = _NEWER | self.to_tree(), set(names)
+        own, keys = self.to_tree(), set(names)
         sizes = {"dims", "mean_bytes", "stdev_bytes"}
         if self.dims and keys & sizes:
             keys = keys - sizes | {"dims"}  # which decide the sizes
@@ -270,12 +258,11 @@ class Recipe:
 
 
 def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields as `to_tree` has them, those of version 3 included."""
+    """Return the fields as `to_tree` has them."""
     columns = [
-        column if isinstance(column, dict) else column.model_dump()
-        for column in tree.get("columns", ())
+        column if isinstance(column, dict) else column.model_dump() for column in tree["columns"]
     ]
-    return {**_NEWER, **tree, "columns": columns, "listed": list(tree.get("listed", ()))}
+    return {**tree, "columns": columns, "listed": list(tree["listed"])}
 
 
 def _files_at_once(layout: Layout) -> int:

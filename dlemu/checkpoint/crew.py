@@ -139,7 +139,7 @@ class Movement:
         if not self._devices:
             return _unwritten_bytes()
         counted = [device.counters() for device in self._devices]
-        return sum((each.written_bytes or 0) for each in counted if each is not None)
+        return sum(each.written_bytes for each in counted if each is not None)
 
 
 def _unwritten_bytes() -> int:

@@ -259,7 +259,7 @@ class RunCheckpoints:
             last = device.counters()
             if first is not None and last is not None:
                 self._report.read_bytes += last.read_bytes - first.read_bytes
-                self._report.written_bytes += (last.written_bytes or 0) - (first.written_bytes or 0)
+                self._report.written_bytes += last.written_bytes - first.written_bytes
         if self._section.asynchronous:
             newest = [] if self._under_way is None else [self._under_way.span]
             mark_writing(steps, [*self._spans, *newest])

@@ -103,9 +103,8 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 
 def _wear(summary: Summary) -> list[str]:
-    """Return the line on wear; results of the first versions have none."""
-    wear = summary.get("measured", {}).get("wear")
-    return [wear_line(wear)] if wear is not None and belongs_to(wear) else []
+    wear = summary["measured"]["wear"]
+    return [wear_line(wear)] if belongs_to(wear) else []
 
 
 def _mean(entries: Sequence[Entry]) -> float:

@@ -12,7 +12,7 @@ from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.reports.rows import render_rows
 from dlemu.reports.stored import Result, find_results, read_result
-from dlemu.results.records import SUMMARY, plain, read_summary
+from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
 
@@ -25,12 +25,11 @@ it takes the newest result below outputs/. metric.edition=v2.0 applies the other
 Several results end with one table of all.
 
   --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
-  --series FILE the table of one run over time, as series.csv in its folder: for older runs
   --json        what summary.json would say, as one JSON object a folder
   --trace FILE  steps, waits and barriers for Perfetto (ui.perfetto.dev): trace.json.gz
 """
 
-WORDS = ("--html", "--json", "--trace", "--series")
+WORDS = ("--html", "--json", "--trace")
 KEYS = ("metric.au", "metric.edition")
 _OUTPUTS = Path("outputs")
 
@@ -38,16 +37,10 @@ _OUTPUTS = Path("outputs")
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
     words = parse(arguments, WORDS)
-    as_json, trace, series = (
-        "--json" in words.options,
-        words.path("--trace"),
-        words.path("--series"),
-    )
+    as_json, trace = "--json" in words.options, words.path("--trace")
     folders = list(map(Path, words.others))
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
-    if series is not None:
-        return _series(folders, series)
     return report_folders(
         folders or [_newest(as_json=as_json)],
         {key: _metric_value(key, text) for key, text in words.values.items()},
@@ -55,19 +48,6 @@ def main(arguments: Sequence[str]) -> int:
         trace=trace,
         as_json=as_json,
     )
-
-
-def _series(folders: Sequence[Path], path: Path) -> int:
-    """Write the series of the one run; return the exit status."""
-    from dlemu.results.series import write_series
-
-    if len(folders) != 1:
-        raise WorkloadError("--series takes one run: dlemu report FOLDER --series FILE")
-    folder = folders[0]
-    read_summary(folder)  # of no run, it names what is missing
-    write_series(folder, path)
-    say(f"series: {shown_line(str(path))}")
-    return 0
 
 
 def _newest(*, as_json: bool) -> Path:

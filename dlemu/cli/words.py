@@ -35,7 +35,6 @@ OPTIONS: dict[str, Option] = {
     "--csv": Option("append a row to a table", "FILE"),
     "--label": Option("the row's label", "TEXT"),
     "--trace": Option("write steps, waits and barriers for Perfetto", "FILE"),
-    "--series": Option("write what the hosts did over time as a table", "FILE"),
     "--quiet": Option("print the verdict or the answer only, and errors", short="-q"),
     "--verbose": Option("print what is decided on the way", short="-v"),
     "--help": Option("show this", short="-h"),

@@ -42,8 +42,6 @@ class FileSamples:
     dtype: np.dtype[np.generic]
     dims: tuple[int, ...] = ()
     """Shape of a sample in elements; empty: (n, 1), where its bytes make n elements."""
-    older_name: bool = True
-    """HDF5: whether `records`, DLIO's older name, is a link to the samples."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ def check_head(head: bytes, file_bytes: int) -> None:
 
 def write(sink: Sink, file: FileSamples) -> None:
     first, *rest = file.sample_shape
-    head = _template(len(file.samples), tuple(rest), file.dtype, file.older_name)
+    head = _template(len(file.samples), tuple(rest), file.dtype)
     for unit in (1, int(file.sizes.sum()) // first):
         head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
     at = _END_AT[head[8]]
@@ -83,9 +83,7 @@ def _u64(value: int) -> bytes:
 
 
 @functools.cache
-def _template(
-    num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic], older_name: bool
-) -> bytes:
+def _template(num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
     """Return the bytes that HDF5 writes before the payload, with _SIDE as a sample's first side.
 
     The library itself writes them, into a sparse file. Its oldest layout has no checksums, so sizes
@@ -111,8 +109,7 @@ def _template(
             h5py.h5s.create_simple((num_samples, _SIDE, *rest)),
             contiguous,
         )
-        if older_name:
-            file.id.links.create_hard(_RECORDS[1], file.id, _RECORDS[0])
+        file.id.links.create_hard(_RECORDS[1], file.id, _RECORDS[0])
         assert dataset.get_offset() == PAGE_BYTES
         file.flush()
         return os.pread(sparse.fileno(), PAGE_BYTES, 0)

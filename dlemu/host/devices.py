@@ -59,8 +59,7 @@ class DeviceCounters:
     number of requests in flight."""
     in_flight: int
     """Requests in flight at this moment."""
-    written_bytes: int | None = None
-    """None in observations of older runs."""
+    written_bytes: int
 
 
 @dataclass(frozen=True)

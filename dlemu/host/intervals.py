@@ -34,10 +34,10 @@ class Observation:
     throttling: Throttling | None
     pss_bytes: int | None
     """Memory of the processes; None in most observations, because measuring it is slow."""
-    page_cache_bytes: int | None = None
-    """Memory of the host that holds files, tmpfs included; None in observations of older runs."""
-    network: NetworkCounters | None = None
-    """Of the interfaces that `network.find_links` names; None in observations of older runs."""
+    page_cache_bytes: int | None
+    """Memory of the host that holds files, tmpfs included."""
+    network: NetworkCounters | None
+    """Of the interfaces that `network.find_links` names."""
 
 
 @dataclass(frozen=True, slots=True)

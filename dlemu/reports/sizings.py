@@ -131,7 +131,7 @@ def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
     name = f"{answer['workload']} accelerator"
     asked = f"at AU {answer['threshold']:.2f}% or more"
     line = f"{answer['target']}: {least}{counted(number, name)} {asked}{_real(answer)}"
-    if failed := answer.get("fewest_failed"):
+    if failed := answer["fewest_failed"]:
         line += f"; {failed} reached {mean_au(points, failed):.2f}%"
     if answer["at_least"]:
         line += f": {why_more(answer)}"
@@ -140,7 +140,7 @@ def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
     where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"
     drives = answer["drives"]
     lines.append(f"{where}, {counted(drives, 'drive')}" if drives else where)
-    if answer["at_least"] and answer.get("bound"):
+    if answer["at_least"] and answer["bound"]:
         lines.append(f"bound: {answer['bound']}")
     if answer["quick"]:
         share = answer["read_ahead_share"] or 0.0
@@ -159,7 +159,7 @@ def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
 
 def why_more(answer: Answer) -> str:
     """Return why an answer is a lower bound."""
-    if answer.get("fewest_failed", 1) is None:
+    if answer["fewest_failed"] is None:
         return "no number that was tried failed, so the storage may feed more"
     return "the storage was not the limit, so it may feed more"
 

@@ -12,7 +12,7 @@ from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
 
 Summary = Mapping[str, Any]
-"""summary.json of a run. Runs of earlier versions lack fields, so each may be missing here."""
+"""summary.json of a run. One that did not end lacks fields, so each may be missing here."""
 
 
 def facts_of(summary: Summary, workload: Workload | None = None) -> Iterator[tuple[str, str]]:

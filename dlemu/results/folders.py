@@ -18,7 +18,6 @@ _TRIES = 20
 """A folder may vanish while it is being opened: another command removes the empty ones it made."""
 _EMPTY_RUN = re.compile(
     r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
-    r"|\..+\.part"  # temporary files of earlier versions
 )
 _RECORDS = re.compile(r"steps\.\d+\.npy|series\.csv|(run|warmup)\.\d+(\.attempt-\d+)?")
 

@@ -61,8 +61,6 @@ STEP = np.dtype(
 
 Steps = NDArray[np.void]
 """A structured array of STEP, any shape."""
-_LATER_FIELDS = {"num_reads", "overhead", "stall", "writing"}
-"""Runs of earlier versions have no such fields; there they are 0."""
 
 
 def write_config(folder: Path, workload: Workload) -> None:
@@ -177,12 +175,11 @@ def _map(path: Path) -> Steps:
         part: Steps = np.lib.format.open_memmap(path, mode="r")
     except (*DAMAGE, TokenError) as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    if _LATER_FIELDS.union(part.dtype.names or ()) == set(STEP.names or ()):
-        from numpy.lib.recfunctions import require_fields  # which brings masked arrays
-
-        part = require_fields(part, STEP)
     if part.dtype != STEP:
-        raise RunError(f"{path} holds {part.dtype.names}, not steps of this version")
+        raise RunError(
+            f"{path} holds {part.dtype.names}, not steps of this version of dlemu; take the one "
+            "that wrote it, or run it again"
+        )
     return part.ravel()
 
 

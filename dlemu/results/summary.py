@@ -165,8 +165,7 @@ class Measured(TypedDict, total=False):
     """Really read by the loaders, all epochs. This and what follows come from the steps alone."""
     read_bytes_per_second: float
     num_reads: int
-    """Calls that read them, all epochs; older runs and data_loader=dali do not have it, nor the
-    next one."""
+    """Calls that read them, all epochs; data_loader=dali does not count them, nor the next one."""
     reads_per_second: float
     whole_epoch_au_percentage: Sequence[float]
     """AU of each epoch with its first step, 0 to 100."""
@@ -189,7 +188,7 @@ class Summary(TypedDict, total=False):
     """reader.data_loader, and reader.decode."""
     decode: str
     loop: str
-    """train.loop; older runs do not have it, nor the next one."""
+    """train.loop."""
     hand_over: str
     """"batch" or "none"."""
     num_accelerators: int
@@ -198,12 +197,12 @@ class Summary(TypedDict, total=False):
     hostname: str
     """Of rank 0."""
     place: PlaceFields
-    """The storage and the host; older runs do not have it, nor `dataset`."""
+    """The storage and the host."""
     dataset: DatasetFields
     system: Sequence[Mapping[str, Any]]
-    """The fields of System, of each host; older runs do not have it."""
+    """The fields of System, of each host."""
     num_files_train: int
-    """This and the next seven by DLIO's names and types; older runs do not have them."""
+    """This and the next seven by DLIO's names and types."""
     num_files_eval: int
     """Always 0."""
     num_samples_per_file: int
@@ -285,7 +284,7 @@ class RunsSummary(TypedDict, total=False):
     start: str
     runs: Sequence[RunRow]
     notes: Sequence[str]
-    """Rules of the division that hold only under a condition; older series do not have it."""
+    """Rules of the division that hold only under a condition."""
     error: str
     verdict: Verdict
     passed: bool

@@ -38,7 +38,7 @@ class Calibration(BaseModel):
     error: Share = ERROR
     """Relative error of what is predicted from these figures."""
     overhead_limit: str | None = None
-    """Limit of the run that gave the overhead, as in summary.json; None: not recorded."""
+    """Limit of the run that gave the overhead, as in summary.json; None: it had none."""
     host_limit: str | None = None
     """Limit of the run that gave the host's rate; if not the host, the host may move more."""
     drive_limit: str | None = None
@@ -50,8 +50,7 @@ class CalibrationFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1, 2] = 2
-    """Version 1 recorded no limits."""
+    version: Literal[2] = 2
     host: str
     calibrations: tuple[Calibration, ...]
 
@@ -59,7 +58,7 @@ class CalibrationFile(BaseModel):
     def parse(cls, text: str | bytes, *, path: str) -> Self:
         """Return the calibrations in a file's text; errors name `path`."""
         try:
-            file = cls.model_validate_json(text)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
@@ -67,14 +66,6 @@ class CalibrationFile(BaseModel):
                 f"{path} is not a calibration{f', {key}' if key else ''}: {first['msg']}; "
                 "write it with dlemu calibrate"
             ) from None
-        if file.version > 1:
-            return file
-        # Version 1 wrote the residual of the fit, 0.2.
-        known = tuple(
-            each.model_copy(update={"error": ERROR}) if each.error == 0.2 else each
-            for each in file.calibrations
-        )
-        return file.model_copy(update={"calibrations": known})
 
     def find(self, *, workload: str, loader: str, odirect: bool) -> Calibration:
         """Return the calibration of exactly this job; a host's rates do not hold for another."""

@@ -171,11 +171,11 @@ class CheckpointSection(Section):
     @model_validator(mode="after")
     def _reach_the_writer(self) -> Self:
         for name in ("odirect", "piece_bytes", "io_depth", "verify"):
-            if self.writer == "dcp" and name in self.model_fields_set:
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"checkpoint.{name}={value} has no effect with checkpoint.writer=dcp, "
-                        "where torch opens and writes the files; leave one of them out"
-                    )
+            value = getattr(self, name)
+            if self.writer == "dcp" and value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"checkpoint.{name}={str(value).lower()} has no effect with "
+                    "checkpoint.writer=dcp, where torch opens and writes the files; leave one of "
+                    "them out"
+                )
         return self

@@ -62,7 +62,7 @@ def test_datagen_and_verify_take_a_folder_too(
 def test_an_unfinished_dataset_is_continued(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (data / ".dlemu").mkdir()
     tree = json.loads((data / "dlemu.json").read_text())
-    plan = {"manifest": 1, "dataset": tree["dataset"], "extends": None, "workload": "unet3d_h100"}
+    plan = {"manifest": 3, "dataset": tree["dataset"], "extends": None, "workload": "unet3d_h100"}
     (data / ".dlemu" / "recipe.json").write_text(json.dumps(plan))
     (data / "dlemu.json").unlink()
 

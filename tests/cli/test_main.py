@@ -65,6 +65,7 @@ WRONG_WORDS = [
     (["run", "--repair"], "unknown option --repair (dlemu --help lists them)"),
     (["verify", "--ful"], "unknown option --ful; did you mean --full?"),
     (["verify", "--full=yes"], "--full has no value"),
+    (["verify", "x", "--dry-run"], "unknown option --dry-run (dlemu --help lists them)"),
     (["verify"], "one data folder is needed: dlemu verify FOLDER"),
     (["verify", "a", "b"], "one data folder is needed: dlemu verify FOLDER"),
     (["verify", "a", *SMALL], "'a' is no override; write key=value"),
@@ -117,6 +118,14 @@ WRONG_WORDS = [
     (["report", "/dev/null"], "/dev/null is no folder; name the folder of a run"),
     (["paths", "target=/nosuch"], "target /nosuch is not a folder; create or mount it"),
     (["doctor", "/nosuch"], "/nosuch is not a folder; create or mount it"),
+    (["completion", "tcsh"], "name a shell: dlemu completion bash|zsh"),
+    (["help", "reader.odirct"], "no help on reader.odirct; did you mean reader.odirect?"),
+    (["help", "odirect"], "no help on odirect; did you mean reader.odirect?"),
+    (["help", "siz"], "no help on siz; did you mean size?"),
+    (
+        ["help", "xyzzy"],
+        "no help on xyzzy; dlemu help keys lists all keys, dlemu --help all commands",
+    ),
 ]
 
 WRONG_OVERRIDES = [
@@ -455,31 +464,10 @@ def test_datasize_shows_both_terms(capsys: pytest.CaptureFixture[str]) -> None:
     assert "as given" in text and "3,822.9 GiB" in text
 
 
-def test_verify_names_what_is_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = generate(tmp_path)
-    files = sorted((tmp_path / "data" / "train").iterdir())
-    assert run(["verify", *SMALL, data, "--full"]) == 0
-    assert capsys.readouterr().out.endswith(": no bad files; sizes and content were checked\n")
-    files[3].unlink()
-    with files[5].open("r+b") as file:
-        file.seek(9000)
-        file.write(b"!")
-    assert run(["verify", *SMALL, data]) == 1
-    assert capsys.readouterr().out == (
-        f"train/{files[3].name}: is missing\n{tmp_path / 'data'}: 1 bad file; sizes were checked\n"
-    )
-    assert run(["verify", "--full", *SMALL, data]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines[:2]] == [
-        f"train/{files[3].name}",
-        f"train/{files[5].name}",
-    ]
-
-
-def test_verify_needs_only_the_folder_and_repairs_it(
+def test_verify_names_what_is_bad_and_repairs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generate(tmp_path)
+    data = generate(tmp_path)
     folder = tmp_path / "data"
     files = sorted((folder / "train").iterdir())
     whole = [file.read_bytes() for file in files]
@@ -487,9 +475,12 @@ def test_verify_needs_only_the_folder_and_repairs_it(
     with files[5].open("r+b") as file:
         file.seek(9000)
         file.write(b"!!!!")
-    (folder / "train" / ".DS_Store").touch()
     capsys.readouterr()
-
+    assert run(["verify", *SMALL, data]) == 1
+    assert capsys.readouterr().out == (
+        f"train/{files[3].name}: is missing\n{folder}: 1 bad file; sizes were checked\n"
+    )
+    (folder / "train" / ".DS_Store").touch()
     assert run(["verify", str(folder), "--full", "--repair"]) == 0
     assert capsys.readouterr().out == (
         "train/.DS_Store: does not belong to the dataset; nothing reads it\n"

@@ -18,7 +18,6 @@ import pytest
 import tfrecord
 
 from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify, write
-from dlemu.datagen import recipe as recipe_module
 from dlemu.datagen.manifest import FILE_TYPE, write_manifest
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
@@ -39,7 +38,7 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
 
     file_bytes = (tmp_path / "train" / "img_0_of_3.npz").stat().st_size
     assert tree == {
-        "manifest": 1,
+        "manifest": 3,
         "dataset": {
             "format": "npz",
             "num_files": 3,
@@ -50,6 +49,10 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
             "seed": 5,
             "prefix": "img",
             "num_subfolders": 0,
+            "distribution": "normal",
+            "listed": [],
+            "columns": [],
+            "row_group_size": 0,
             "element_type": "uint8",
             "dims": [10, 20],
         },
@@ -79,7 +82,14 @@ def test_there_is_none(tmp_path: Path) -> None:
         ("{", "dlemu.json is damaged"),
         ("{}", "dlemu.json is damaged"),
         ("[]", "dlemu.json is damaged .it holds no JSON object"),
-        ('{"manifest": 4}', "is of version 4; update dlemu"),
+        (
+            '{"manifest": 2}',
+            "is of version 2, this dlemu reads version 3 alone; take the dlemu that",
+        ),
+        (
+            '{"manifest": 4}',
+            "is of version 4, this dlemu reads version 3 alone; take the dlemu that",
+        ),
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
@@ -162,18 +172,10 @@ def test_it_names_no_file_outside_of_the_folder(tmp_path: Path) -> None:
 def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
     workload = workload_of(tmp_path)
     (tmp_path / ".dlemu").mkdir()
-    for damage in ("", "{", "[]", "{}", '{"format": 3}', '{"manifest": 1, "dataset": {}}'):
+    for damage in ("", "{", "[]", "{}", '{"format": 3}', '{"manifest": 3, "dataset": {}}'):
         (tmp_path / ".dlemu" / "recipe.json").write_text(damage)
         with pytest.raises(DatasetError, match=r"recipe.json is damaged \("):
             generate(workload, world=Alone())
-
-
-def test_a_plan_of_the_first_version_is_continued(tmp_path: Path) -> None:
-    workload = workload_of(tmp_path, format="hdf5")
-    (tmp_path / ".dlemu").mkdir()
-    older = replace(Recipe.of(workload), version=1)
-    (tmp_path / ".dlemu" / "recipe.json").write_text(json.dumps(older.to_tree()))
-    assert generate(workload, world=Alone()).recipe == older
 
 
 def test_another_layout_does_not_fit(tmp_path: Path) -> None:
@@ -335,34 +337,6 @@ def test_repair_waits_for_a_datagen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pytest.raises(DatasetError, match="is being written by another datagen; wait for it"),
     ):
         verify(tmp_path, full=False, repair=True, world=Alone())
-
-
-def test_a_dataset_of_the_first_version_stays_as_it_is(tmp_path: Path) -> None:
-    """Its HDF5 files have no second name of their samples, in headers of the same size."""
-    workload = workload_of(tmp_path / "new", format="hdf5", num_samples_per_file=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "VERSION", 1)
-        generate(workload.with_keys({"dataset.data_folder": str(tmp_path / "old")}), world=Alone())
-    generate(workload, world=Alone())
-    old, new = read_manifest(tmp_path / "old"), read_manifest(tmp_path / "new")
-    assert old is not None and new is not None
-    assert (old.recipe.version, new.recipe.version) == (1, 2)
-    assert old.files["bytes"].tolist() == new.files["bytes"].tolist()
-    assert (old.files["crc32c"] != new.files["crc32c"]).all()
-    assert verify(tmp_path / "old", full=True, world=Alone()) == []
-    with h5py.File(tmp_path / "old" / "train" / "img_0_of_6.hdf5") as file:
-        assert list(file) == ["labels", "records_0"]
-    with h5py.File(tmp_path / "new" / "train" / "img_0_of_6.hdf5") as file:
-        assert list(file) == ["labels", "records", "records_0"]
-        assert file["records"] == file["records_0"], "one dataset, not a copy"
-
-    lost = tmp_path / "old" / "train" / "img_2_of_6.hdf5"
-    whole = lost.read_bytes()
-    lost.unlink()
-    words = {"dataset.data_folder": str(tmp_path / "old"), "dataset.num_files_train": 8}
-    generate(workload.with_keys(words), world=Alone())
-    assert (tmp_path / "old" / "train" / "img_2_of_8.hdf5").read_bytes() == whole
-    assert verify(tmp_path / "old", full=True, world=Alone()) == []
 
 
 PROGRAM = """

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -22,7 +21,7 @@ import pytest
 
 from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
-from dlemu.datagen.manifest import to_entries
+from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
 from dlemu.errors import DatasetError, RunError
@@ -231,7 +230,7 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "dlemu.json").unlink()
     work = tmp_path / ".dlemu"
     work.mkdir()
-    (work / "recipe.json").write_text(json.dumps(Recipe.of(workload).to_tree()))
+    Plan(Recipe.of(workload)).write(work / "recipe.json")
     entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])

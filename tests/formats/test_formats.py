@@ -60,6 +60,7 @@ class TestHdf5(FormatContract):
             assert file["labels"][:].tolist() == [0] * num_samples
             assert records.id.get_offset() == PAGE_BYTES
             assert records.chunks is None and records.shape[0] == num_samples
+            assert file["records"] == records, "DLIO's older name, a link and no copy"
             return [records[index].tobytes() for index in range(num_samples)]
 
 

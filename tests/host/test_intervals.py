@@ -18,8 +18,12 @@ FIRST = Observation(
     time=100.0,
     label="epoch 0 start",
     devices={
-        "nvme0n1": DeviceCounters(10, 1000, busy_ms=500, queue_ms=2**32 - 1000, in_flight=1),
-        "nvme1n1": DeviceCounters(0, 0, busy_ms=2**32 - 100, queue_ms=0, in_flight=0),
+        "nvme0n1": DeviceCounters(
+            10, 1000, busy_ms=500, queue_ms=2**32 - 1000, in_flight=1, written_bytes=0
+        ),
+        "nvme1n1": DeviceCounters(
+            0, 0, busy_ms=2**32 - 100, queue_ms=0, in_flight=0, written_bytes=0
+        ),
     },
     network_read_bytes=None,
     host=HostCpu(busy=50.0, idle=900.0, iowait=7.0, steal=1.0),
@@ -27,15 +31,20 @@ FIRST = Observation(
     processes=ProcessCounters(3, 10.0, 5000, 4000, 1.5, 70, 30),
     throttling=Throttling(3, 1.0),
     pss_bytes=None,
+    page_cache_bytes=None,
     network=NetworkCounters({"eth0": NicCounters(100, 50)}, 10, 20, 0, 1),
 )
 LAST = Observation(
     time=110.0,
     label="epoch 0 end",
     devices={
-        "nvme0n1": DeviceCounters(30, 21000, busy_ms=8000, queue_ms=39000, in_flight=2),
-        "nvme1n1": DeviceCounters(5, 10000, busy_ms=900, queue_ms=5000, in_flight=0),
-        "plugged in since": DeviceCounters(9, 9, 9, 9, 9),
+        "nvme0n1": DeviceCounters(
+            30, 21000, busy_ms=8000, queue_ms=39000, in_flight=2, written_bytes=0
+        ),
+        "nvme1n1": DeviceCounters(
+            5, 10000, busy_ms=900, queue_ms=5000, in_flight=0, written_bytes=0
+        ),
+        "plugged in since": DeviceCounters(9, 9, 9, 9, 9, 9),
     },
     network_read_bytes=None,
     host=HostCpu(busy=70.0, idle=915.0, iowait=6.99, steal=6.0),
@@ -43,6 +52,7 @@ LAST = Observation(
     processes=ProcessCounters(4, 24.0, 45000, 36000, 2.0, 170, 35),
     throttling=Throttling(5, 1.25),
     pss_bytes=None,
+    page_cache_bytes=None,
     network=NetworkCounters({"eth0": NicCounters(1100, 80)}, 30, 50, 2, 5),
 )
 NOTHING = ProcessCounters(0, None, None, None, None, None, None)

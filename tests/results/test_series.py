@@ -27,8 +27,10 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         time=time,
         label=None,
         devices={
-            "sda": DeviceCounters(reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0),
-            "sdb": DeviceCounters(0, 0, 0, 0, 0),
+            "sda": DeviceCounters(
+                reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0, 0
+            ),
+            "sdb": DeviceCounters(0, 0, 0, 0, 0, 0),
         },
         network_read_bytes=None,
         host=HostCpu(time, 3 * time, 0, 0),
@@ -125,27 +127,16 @@ def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
     write_series(tmp_path, tmp_path / "s.csv")
     rows = rows_of(tmp_path / "s.csv")
     assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
-    assert {row["host"] for row in rows} == {"of rank 0"}, "an older run does not name its host"
+    assert {row["host"] for row in rows} == {"of rank 0"}, "the summary names no host"
 
 
-def test_a_run_leaves_its_series_and_a_report_makes_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_leaves_its_series(tmp_path: Path) -> None:
     words = [*QUICK, generate(tmp_path), "train.computation_time=0.1"]
     folder = tmp_path / "run"
     assert run(["run", *words, f"output.folder={folder}"]) == 0
-    written = (folder / "series.csv").read_bytes()
     (row, *_) = rows_of(folder / "series.csv")
     assert row["epoch"] == "1" and 0 < float(row["au_percent"]) <= 100
     assert int(row["page_cache_bytes"]) > 0
-    (folder / "series.csv").unlink()
-    again = tmp_path / "again.csv"
-    capsys.readouterr()
-    assert run(["report", str(folder), "--series", str(again)]) == 0
-    assert capsys.readouterr().out == f"series: {again}\n"
-    assert again.read_bytes() == written
-    assert run(["report", str(tmp_path), "--series", str(again)]) == 1
-    assert capsys.readouterr().err.endswith("holds no summary.json; is it a run's folder?\n")
 
 
 @pytest.mark.parametrize(
@@ -159,16 +150,3 @@ def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"{name} is damaged: "):
         write_series(tmp_path, tmp_path / "s.csv")
     assert not (tmp_path / "s.csv").exists()
-
-
-def test_an_observation_of_an_older_run_is_read(tmp_path: Path) -> None:
-    lines = [asdict(observation(t, 0, 0)) for t in (0.0, 1.0)]
-    for line in lines:
-        del line["page_cache_bytes"]
-    head = {"time": 0.0, "unix_time": 0.0}
-    text = "".join(json.dumps(line) + "\n" for line in (head, *lines))
-    (tmp_path / "host.0.jsonl").write_text(text)
-    (tmp_path / "summary.json").write_text("{}")
-    write_series(tmp_path, tmp_path / "s.csv")
-    (row,) = rows_of(tmp_path / "s.csv")
-    assert (row["page_cache_bytes"], row["au_percent"], row["epoch"]) == ("", "", "")

@@ -184,22 +184,23 @@ def test_a_host_that_was_held_back_may_move_more(
     assert "limit: loader\n" in out
 
 
-def test_a_file_of_the_first_version_is_read(
+def test_a_file_of_another_version_is_refused(
     calibration: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It does not record limits, and its band was the residual of a fit."""
     file = json.loads(calibration.read_text())
-    for key in ("overhead_limit", "host_limit", "drive_limit"):
-        del file["calibrations"][0][key]
-    file["version"], file["calibrations"][0]["error"] = 1, 0.2
-    calibration.write_text(json.dumps(file))
+    calibration.write_text(json.dumps(file | {"version": 1}))
+    assert run(calibrated(calibration)) == 1
+    assert capsys.readouterr().err == (
+        f"dlemu: {calibration} is not a calibration, version: Input should be 2; write it with "
+        "dlemu calibrate\n"
+    )
 
-    assert run(calibrated(calibration)) == 0
-    out = capsys.readouterr().out
-    assert "accelerators                      3   2 to 4   (N* 3.5)\n" in out
-    assert "AU at 3 (%)                   97.57   67.15 to 98.78" in out, "36 %, not 20"
 
-    file["calibrations"][0]["error"] = 0.02  # set by hand: taken as it is
+def test_an_error_that_was_set_by_hand_is_taken_as_it_is(
+    calibration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = json.loads(calibration.read_text())
+    file["calibrations"][0]["error"] = 0.02
     calibration.write_text(json.dumps(file))
     assert run(calibrated(calibration)) == 0
     assert "accelerators                      3   3 to 3   (N* 3.5)\n" in capsys.readouterr().out
