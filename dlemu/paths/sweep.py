@@ -31,7 +31,14 @@ from dlemu.results.records import JsonLines, check_writable
 from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
+from dlemu.units import (
+    PAGE_BYTES,
+    counted,
+    format_bytes,
+    format_left,
+    format_rate,
+    format_seconds,
+)
 from dlemu.world.ending import last_act
 
 CELLS = "cells.jsonl"
@@ -209,7 +216,7 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
                         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
                         f"{cell.workers}{_deep(cell)}: {format_rate(cell.bytes_per_second)}, p99 "
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
-                        f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
+                        f"CPU-s/GB{format_left(num_left * sweep.seconds, before='; ')}"
                     )
                     known[each] = cell
                     store.append(asdict(cell))

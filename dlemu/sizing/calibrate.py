@@ -49,7 +49,9 @@ _MEMORY_BYTES = 8 << 30
 _MEMORY_SHARE = 0.25
 _WORTH_SAYING, _MOST_CACHED = 0.05, 0.5
 """Shares of the target's bytes that memory served. Above the second, no rate of a drive is told."""
-_UNCACHED = "reader.odirect=true reads past the page cache, output.drop_caches=true empties it first"
+_UNCACHED = (
+    "reader.odirect=true reads past the page cache, output.drop_caches=true empties it first"
+)
 _LEAST_STEPS = 20
 _LEAST_BATCHES = 4
 _MOST_EPOCHS = 50
