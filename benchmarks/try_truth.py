@@ -78,7 +78,7 @@ def _try(scaled: Scaled, rate: int, drive: Path, results: Path) -> dict[str, Any
     with throttled_reads(drive, rate) as group:
         dlemu("try", str(drive), *words, enter=group.enter)
     found: dict[str, Any] = json.loads((results / "sizing.json").read_text())
-    return found | found["first"]
+    return {**found, **found["first"]}
 
 
 if __name__ == "__main__":
