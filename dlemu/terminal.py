@@ -102,8 +102,8 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 
 def detail(text: str) -> None:
-    """Print to stderr what was decided on the way, in the verbose mode only."""
-    if _mode.verbose:
+    """Print to stderr what was decided on the way, in the verbose mode only; "" is nothing."""
+    if _mode.verbose and text:
         _append(text)
         _print(text, to_stderr=True)
 

@@ -116,6 +116,15 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_left(seconds: float, *, before: str = "") -> str:
+    """Return the time that is left, behind `before`: "0:18 left"; "" under half a second."""
+    if seconds < 0.5:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    clock = f"{minutes}:{rest:02}" if minutes < 60 else format_seconds(seconds)
+    return f"{before}{clock} left"
+
+
 def counted(number: int, noun: str) -> str:
     """Return "1 file", "2 files"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
     "world",
     "training": "datagen dataset gpu loaders results workload world",
-    "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
+    "sizing": "checkpoint datagen dataset host loaders reports results run storage tier workload "
+    "world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
     "steptime": "host results workload",

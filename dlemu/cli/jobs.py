@@ -4,8 +4,9 @@ The docstring of a command is the first line of its help. What only one command 
 when it is called.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from dlemu.cli.scripts import (
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.run.live import Live
-from dlemu.terminal import Answer, answer, say, shown_line
+from dlemu.terminal import Answer, answer, detail, say, shown_line
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.compose import known_models
@@ -52,6 +53,25 @@ def datasize(workload: Workload, world: World, words: Words) -> int:
 
 def datagen(workload: Workload, world: World, words: Words) -> int:
     """write the dataset; killed at any moment and started again, it continues"""
+    with _interrupted(lambda: "this goes on after the files so far", "datagen", words, world):
+        return _generate(workload, world)
+
+
+@contextmanager
+def _interrupted(what: Callable[[], str], name: str, words: Words, world: World) -> Iterator[None]:
+    """After Ctrl-C, have rank 0 say which command goes on, and `what` that does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        ranks = "" if world.num_ranks == 1 else f"mpirun -n {world.num_ranks} --bind-to none "
+        if world.rank == 0:
+            command = shlex.join(["dlemu", name, *words.as_typed])
+            say(f"interrupted; {what()}: {ranks}{command}")
+        raise
+
+
+def _generate(workload: Workload, world: World) -> int:
+    """Write the dataset; return the exit status."""
     from dlemu.cli.wear import watched
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
@@ -129,6 +149,18 @@ def _found(faults: Sequence[Any]) -> str:
 
 def run(workload: Workload, world: World, words: Words) -> int:
     """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
+    live = Live()
+
+    def what() -> str:
+        there = "" if live.folder is None else f"its records are in {live.folder}; "
+        return f"{there}this runs it again"
+
+    with _interrupted(what, "run", words, world):
+        return _run(workload, world, words, live)
+
+
+def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
+    """Write the dataset if that is asked for, and run; return the exit status."""
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
@@ -143,12 +175,11 @@ def run(workload: Workload, world: World, words: Words) -> int:
     if workload.workflow.generate_data:
         if workload.workflow.train:
             check_job(workload, world)
-        datagen(workload, world, words)
+        _generate(workload, world)
     if not workload.workflow.train:
         if world.rank == 0 and not workload.workflow.generate_data:
             say("nothing was done: workflow.train and workflow.generate_data are false")
         return 0
-    live = Live()
     if workload.division == "closed" or workload.runs > 1 or workload.warmup:
         from dlemu.run.protocol import run_protocol
 
@@ -177,7 +208,7 @@ def size(workload: Workload, world: World, words: Words) -> int:
 
     script = world.on_first(lambda: Script.of(words, SIZE))
     if world.rank == 0:
-        _say_what_it_stands_for(workload)
+        detail(what_it_stands_for(workload))
 
     def tell(answers: list[Any]) -> None:
         script.tell(as_json(answers), [size_row(answer) for answer in answers])
@@ -202,7 +233,7 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     each = [cached.cold, cached.warm] if cached else [foretell(workload)]
     found = cached or each[0]
     say(Answer(str(found)))
-    _say_what_it_stands_for(workload)
+    detail(what_it_stands_for(workload))
     script.tell(found.fields, list(map(predict_row, each)))
     return 0
 
@@ -231,12 +262,6 @@ def calibrate(workload: Workload, world: World, words: Words) -> int:
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
         return calibrate_host(workload, world, say, live)
-
-
-def _say_what_it_stands_for(workload: Workload) -> None:
-    line = what_it_stands_for(workload)
-    if line:
-        say(line)
 
 
 def checkpoint(workload: Workload, world: World, words: Words) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dlemu.datagen.work import FileProgress
 from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
-from dlemu.units import format_bytes, format_rate, format_seconds
+from dlemu.units import format_bytes, format_left, format_rate, format_seconds
 from dlemu.world.ending import last_act
 from dlemu.world.world import World
 
@@ -131,7 +131,7 @@ def _describe_files(progress: FileProgress) -> Shown:
             f"{progress.files_done:,}/{progress.files_total:,} files",
             f"{format_bytes(done)} of {format_bytes(total)}",
             format_rate(rate),
-            _left((total - done) / rate if rate else None),
+            format_left((total - done) / rate) if rate else "",
         ),
         first_dropped=(1, 2),
         share=done / total if total else None,
@@ -153,20 +153,13 @@ def _describe_run(now: "RunProgress") -> Shown:
             "" if drive is None else f"drive {format_rate(drive)}",
             "" if cached is None else f"{100 * cached:.0f}% cached",
             now.checkpoint,
-            _left(now.seconds_left),
+            "" if now.seconds_left is None else format_left(now.seconds_left),
             "" if now.num_ranks == 1 else f"rank 0 of {now.num_ranks:,}",
         ),
         first_dropped=(5, 8, 3, 4),
         above=now.job,
         share=now.share,
     )
-
-
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02} left" if minutes < 60 else f"{format_seconds(seconds)} left"
 
 
 class _Place(Protocol):

@@ -41,7 +41,7 @@ SIZE = (
     *(*_FIRST, "target", "drives", "num_accelerators", "at_least", "real_accelerators"),
     *("interval_low", "interval_high", "threshold_percent", "au_percent", "samples_per_second"),
     *("read_MB_per_second", "limit", "quick", "runs", "seconds"),
-    *_LAST,
+    *(*_LAST, "remarks", "first"),
 )
 PREDICT = (
     *(*_FIRST, "drive", "drives", "num_accelerators", "low", "high", "at_least"),
@@ -149,7 +149,7 @@ def size_row(answer: "Sized") -> Row:
     """Return the row of one target and workload."""
     low, high = answer.interval or (None, None)
     here = asdict(find_system(Path(answer.target.folder)))
-    same = ("num_accelerators", "at_least", "real_accelerators", "samples_per_second", "limit")
+    same = ("num_accelerators", "at_least", "real_accelerators", "limit")
     return {
         **_common(answer.workload, answer.folder.resolve(), answer.target.name),
         **{name: getattr(answer, name) for name in same},
@@ -158,8 +158,11 @@ def size_row(answer: "Sized") -> Row:
         "interval_low": low,
         "interval_high": high,
         "threshold_percent": answer.threshold,
-        "au_percent": fmean(answer.au_percentages),
-        "read_MB_per_second": answer.read_bytes_per_second / 1e6,
+        "au_percent": fmean(answer.au_percentages) if answer.shown else None,
+        "samples_per_second": answer.samples_per_second if answer.shown else None,
+        "read_MB_per_second": answer.read_bytes_per_second / 1e6 if answer.shown else None,
+        "remarks": "; ".join(answer.remarks),
+        "first": answer.first is not None,
         "quick": answer.workload.size.quick,
         "runs": len(answer.points),
         "seconds": answer.seconds,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dlemu.cli.scripts import SIZE, Script, size_row
 from dlemu.cli.values import (
     Read,
     key_of_workload,
@@ -12,43 +13,50 @@ from dlemu.cli.values import (
     read_values,
     truth,
 )
-from dlemu.cli.words import parse
+from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
+from dlemu.sizing.answers import as_json
 from dlemu.sizing.first import WORKLOADS, Trial, load_workloads, try_storage
-from dlemu.terminal import Answer, say
+from dlemu.terminal import Answer, keep_stdout, say
 from dlemu.units import parse_bytes
 
 HELP = """\
 dlemu try FOLDER [key=value ...]
 
 A first answer for the storage under a folder, in three minutes: how many accelerators of each of
-three workloads it feeds, with an interval, and the commands of the full measurement. The files that
+three workloads it feeds, what limits them, and the command of a full measurement. The files that
 are read lie in FOLDER/dlemu-try and are removed in the end; a dataset of dlemu's that is in FOLDER,
-or one level below it, is read instead where it fits.
+or one level below it, is read instead where it fits. dlemu report shows the answer again.
 
   seconds=180          about how long it may take, 10 to 3600
   max_bytes=8GiB       most bytes of files that are written; less where space is short
   keep=true            leave the files for another try
   workloads=A,B        unet3d_h100,resnet50_h100,cosmoflow_h100
-  output.folder=NAME   for try.json and the runs; outputs/try/<date>-<time>
+  output.folder=NAME   for sizing.json, the tables and the runs; outputs/try/<date>-<time>
   reader.… train.…     any key of a workload, for all of them: reader.data_loader=threads
+
+  --json               the answers as JSON
+  --csv FILE           a row for each answer, as of dlemu size; --label TEXT is its column label
 """
+
+WORDS = FOR_SCRIPTS
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu try` with its arguments; return the exit status."""
-    trial = parse_trial(arguments)
-    found = try_storage(trial, say)
-    say(Answer(f"\n{found}\n"))
-    if trial.keep:
-        say(f"kept: {trial.folder / 'dlemu-try'}")
-    say(f"results: {found.results}")
+    words = parse(arguments, WORDS)
+    trial, script = trial_of(words), Script.of(words, SIZE)
+    with keep_stdout(script.as_json):
+        found = try_storage(trial, say)
+        if trial.keep:
+            say(f"kept: {trial.folder / 'dlemu-try'}")
+        say(Answer(f"\n{found}"))
+        script.tell(as_json(found.answers), list(map(size_row, found.answers)))
     return 0
 
 
-def parse_trial(arguments: Sequence[str]) -> Trial:
-    """Return what command-line arguments ask for."""
-    words = parse(arguments)
+def trial_of(words: Words) -> Trial:
+    """Return what the words of a command line ask for."""
     folder = one_folder(words.others)
     if folder is None:
         raise WorkloadError("one folder is needed, on the storage: dlemu try FOLDER")

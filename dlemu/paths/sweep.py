@@ -34,7 +34,14 @@ from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.terminal import is_verbose
-from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds
+from dlemu.units import (
+    PAGE_BYTES,
+    counted,
+    format_bytes,
+    format_left,
+    format_rate,
+    format_seconds,
+)
 from dlemu.world.ending import last_act
 
 CELLS = "cells.jsonl"
@@ -237,7 +244,7 @@ def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]
                         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
                         f"{cell.workers}{_deep(cell)}: {format_rate(cell.bytes_per_second)}, p99 "
                         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
-                        f"CPU-s/GB; {format_seconds(num_left * sweep.seconds)} left"
+                        f"CPU-s/GB{format_left(num_left * sweep.seconds, before='; ')}"
                     )
                     known[each] = cell
                     store.append(asdict(cell))

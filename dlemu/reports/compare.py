@@ -267,6 +267,8 @@ def _of_one(outcome: Outcome) -> tuple[dict[str, Figure], str]:
 
 def _sizing(folder: Path, tree: Mapping[str, Any]) -> Result:
     points = tree["confirmations"] or tree["points"][-1:]
+    if not points:
+        raise RunError(f"{folder}: no run of {tree['workload']} was made, so nothing is compared")
     names = ("au_percentage", "samples_per_second", "read_bytes_per_second", "page_cache_share")
     figures = _over([{name: point.get(name) for name in names} for point in points])
     if tree["real_accelerators"] is not None and tree["interval"] is not None:

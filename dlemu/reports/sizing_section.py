@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dlemu.reports.drawing import Axis, Bands, Plot, Series, dotted, level
 from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
-from dlemu.reports.sizings import Answer, Run, answer_lines, mean_au, why_more
+from dlemu.reports.sizings import Answer, Run, answer_lines, sentence
 from dlemu.results.facts import Summary, facts_of, runs_of
 from dlemu.results.metrics import passes
 from dlemu.units import counted, rate_unit
@@ -14,11 +14,13 @@ from dlemu.units import counted, rate_unit
 def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
     """Yield the parts of one answer's section."""
     number, runs = answer["num_accelerators"], answer["points"]
-    verdict = "FAIL" if number == 0 else "NO VERDICT" if answer["at_least"] else "PASS"
-    yield render_verdict(sentence(answer), verdict)
+    unsure = answer["at_least"] or answer.get("first") or answer.get("remarks")
+    verdict = "FAIL" if number == 0 else "NO VERDICT" if unsure else "PASS"
+    yield render_verdict(f"This storage {sentence(answer)}.", verdict)
     yield render_lines(answer_lines(answer))
     yield render_facts(facts_of(measured_as(folder, answer)))
-    yield from _runs(runs, answer)
+    if runs:
+        yield from _runs(runs, answer)
 
 
 def render_unfinished(folder: Path, name: str, runs: Sequence[Run]) -> Iterable[str]:
@@ -28,22 +30,6 @@ def render_unfinished(folder: Path, name: str, runs: Sequence[Run]) -> Iterable[
     yield render_facts(facts_of(_of_runs(runs_of(folder, name))))
     if runs:
         yield from _runs(runs, {})
-
-
-def sentence(answer: Answer) -> str:
-    """Return the answer in one sentence."""
-    number, threshold = answer["num_accelerators"], f"{answer['threshold']:g}%"
-    name = f"{answer['workload']} accelerator"
-    if number == 0:
-        least = min(run["num_accelerators"] for run in answer["points"])
-        reached = mean_au(answer["points"], least)
-        tried = "one alone reaches" if least == 1 else f"{least} reach"
-        more = f"; {why_more(answer)}" if answer["at_least"] else ""
-        return f"Not one {name} is fed: {tried} {reached:.2f}%, {threshold} is asked{more}."
-    fed = f"{counted(number, name)} at a utilisation of {threshold} or more"
-    if answer["at_least"]:
-        return f"At least {fed}: {why_more(answer)}."
-    return f"This storage feeds {fed}."
 
 
 def measured_as(folder: Path, answer: Answer) -> Summary:

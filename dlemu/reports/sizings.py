@@ -1,6 +1,7 @@
-"""Stored sizings: the answers of `dlemu size`, and searches that did not end."""
+"""Sizings: the answers of `dlemu size` and `dlemu try` in words, and searches that did not end."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,16 @@ from typing import Any
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.reports.rows import ResultRow
+from dlemu.results.metrics import passes
 from dlemu.storage.regular import read_regular
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 ANSWER = "sizing.json"
+FIRST_NOTE = (
+    "a first answer, not by the benchmark's rule: small files were read again and again with "
+    "O_DIRECT, so a cache in the drive, its controller or a server may have answered for it"
+)
+"""What is to be known of an answer of `dlemu try`."""
 _LOG = "*.jsonl"
 
 Answer = Mapping[str, Any]
@@ -41,7 +48,8 @@ class StoredSizing:
         """As `dlemu size` exits: 2 if one accelerator alone fails; 1 if a search did not end."""
         if self.unfinished:
             return 1
-        return 2 if any(answer["num_accelerators"] == 0 for answer in self.answers) else 0
+        by_rule = [answer for answer in self.answers if not answer.get("first")]
+        return 2 if any(answer["num_accelerators"] == 0 for answer in by_rule) else 0
 
     @property
     def text(self) -> str:
@@ -57,7 +65,7 @@ class StoredSizing:
     @property
     def rows(self) -> Sequence[ResultRow]:
         """A row for each answer."""
-        return [row_of(self.folder, answer) for answer in self.answers if answer["points"]]
+        return [row_of(self.folder, answer) for answer in self.answers]
 
 
 def is_sizing(folder: Path) -> bool:
@@ -125,43 +133,129 @@ def _named(answers: Sequence[Answer], unfinished: Mapping[str, object]) -> str:
 
 
 def answer_lines(answer: Answer, *, with_runs: bool = False) -> list[str]:
-    """Return the answer, what limits it and what it rests on; `with_runs` also a table of them."""
-    number, points = answer["num_accelerators"], answer["points"]
-    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
-    name = f"{answer['workload']} accelerator"
-    asked = f"at AU {answer['threshold']:.2f}% or more"
-    line = f"{answer['target']}: {least}{counted(number, name)} {asked}{_real(answer)}"
-    if failed := answer["fewest_failed"]:
-        line += f"; {failed} reached {mean_au(points, failed):.2f}%"
-    if answer["at_least"]:
-        line += f": {why_more(answer)}"
-    evidence = [p["evidence"] for p in points if p["limit"] == answer["limit"] and p["evidence"]]
-    lines = [line, ". ".join([f"limit: {answer['limit']}", *evidence[-1:]])]
-    where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"
-    drives = answer["drives"]
-    lines.append(f"{where}, {counted(drives, 'drive')}" if drives else where)
-    if answer["at_least"] and answer["bound"]:
-        lines.append(f"bound: {answer['bound']}")
-    if answer["quick"]:
-        share = answer["read_ahead_share"] or 0.0
+    """Return the answer and what it rests on, each limit with its run; `with_runs`: all runs."""
+    first, points = answer.get("first"), answer["points"]
+    lines = [f"{answer['target']}: {sentence(answer) if first else _headline(answer)}"]
+    lines += _deciding_lines(answer)
+    if any(point.get("au_with_stalls_percentage") is not None for point in points):
         lines.append(
-            "quick: the dataset is smaller than the rule asks for; AU may be too high by "
-            f"{share:.1%}"
+            "checkpoints: each run wrote its own; the rule's AU leaves out the stalls, in which "
+            "all accelerators waited for a checkpoint"
         )
+    if not answer["at_least"] and answer["real_accelerators"] is None:
+        lines.append("no N*: the runs do not agree on where AU meets the threshold")
     if with_runs:
+        where = f"dataset: {format_bytes(answer['dataset_bytes'])} in {answer['data_folder']}"
+        drives = answer["drives"]
+        where = f"{where}, {counted(drives, 'drive')}" if drives else where
+        lines.append(f"{where}, written for this" if first and first["written"] else where)
+    if first:
+        lines.append(FIRST_NOTE)
+    elif (share := answer["read_ahead_share"]) is not None:
+        memory = "and was read with O_DIRECT"
+        if "://" in answer["data_folder"]:
+            memory = "and the server may have it in memory"
+        lines.append(
+            f"quick: the dataset is smaller than the rule asks for, {memory}; up to {share:.1%} of "
+            "it is read inside the step that is left out, and so much may AU be too high"
+        )
+    if with_runs and points:
         lines += _points(points)
-    if confirmed := answer["confirmations"]:
-        runs = ", ".join(f"{point['au_percentage']:.2f}" for point in confirmed)
-        lines.append(f"confirmed by {counted(len(confirmed), 'run')} in a row: AU {runs}%")
-    lines.append(f"{counted(len(points), 'run')} in {format_seconds(answer['seconds'])}")
+    if points:
+        lines.append(f"{counted(len(points), 'run')} in {format_seconds(answer['seconds'])}")
     return lines
 
 
+def sentence(answer: Answer) -> str:
+    """Return the answer in one sentence: "feeds 7 H100s of ResNet-50; limit: the drive, 1.5 GB/s".
+
+    It begins with the verb, and has no full stop.
+    """
+    number, first = answer["num_accelerators"], answer.get("first")
+    what = _plain(answer["workload"])
+    least = "at least " if answer["at_least"] and number else ""
+    amount = f"{number:,} {what[0]}{'' if number == 1 else 's'}" if number else f"no {what[0]}"
+    band = ""
+    if first and first["high"] not in (None, first["low"]):
+        band = f" ({first['low']} to {first['high']})"
+    parts = [f"feeds {least}{amount} of {what[1]}{band}{_limits(answer)}"]
+    if not first and answer["quick"]:
+        parts.append("quick: the dataset is smaller than the rule asks for")
+    return "; ".join([*parts, *answer.get("remarks", ())])
+
+
+def _limits(answer: Answer) -> str:
+    """Return what a sentence says of the limits: ": one needs ..." or "; limit: the drive, ..."."""
+    if enough := _needed(answer):
+        return f": {enough}"
+    runs = _deciding(answer)
+    if answer.get("fewest_failed") is None:
+        return "; nothing that was tried failed, so it may feed more"
+    named = []
+    for run in runs:
+        rate = format_rate(run["read_bytes_per_second"])
+        storage = "the drive" if answer.get("first") and answer["drives"] == 1 else "the storage"
+        limit = f"{storage}, {rate}" if run["limit"] == "storage" else run["limit"]
+        at = f" at {run['num_accelerators']}" if len(runs) > 1 else ""
+        named.append(f"limit{at}: {limit}")
+    more = ", so the storage may feed more" if answer["at_least"] else ""
+    return f"; {'; '.join(named)}{more}"
+
+
+def _needed(answer: Answer) -> str:
+    """Return why a storage feeds none: "one needs 2.86 GB/s, this storage gives 1.86 GB/s"."""
+    demand, real = answer.get("demand_bytes_per_second"), answer["real_accelerators"]
+    if answer["num_accelerators"] or answer["at_least"] or demand is None or real is None:
+        return ""
+    needs = demand * answer["threshold"] / 100
+    return f"one needs {format_rate(needs)}, this storage gives {format_rate(real * needs)}"
+
+
+_NETWORKS = {"unet3d": "3D U-Net", "resnet50": "ResNet-50", "cosmoflow": "CosmoFlow"}
+_GPU = re.compile(r"(.+)_([abhv]\d+)")
+
+
+def _plain(workload: str) -> tuple[str, str]:
+    """Return accelerator and network of a workload: "resnet50_h100" is an "H100" of "ResNet-50"."""
+    if (found := _GPU.fullmatch(workload)) is None:
+        return "accelerator", workload
+    return found[2].upper(), _NETWORKS.get(found[1], found[1])
+
+
+def _headline(answer: Answer) -> str:
+    """Return the answer with its threshold; N* only where the storage was the limit."""
+    number, asked = answer["num_accelerators"], f"{answer['threshold']:.2f}%"
+    name, failed = f"{answer['workload']} accelerator", answer.get("fewest_failed")
+    real = f" (N* {real_text(answer)})" if real_text(answer) else ""
+    passed = f"{counted(number, name)} at AU {asked} or more"
+    if number == 0:
+        reached = mean_au(answer["points"], min(p["num_accelerators"] for p in answer["points"]))
+        whole = f"0 {name}s: one alone reaches {reached:.2f}%, under the {asked} asked{real}"
+        why = why_more(answer) if answer["at_least"] else _needed(answer)
+        parts = [whole, why] if why else [whole]
+    elif not answer["at_least"]:
+        parts = [f"{passed}{real}"]
+    elif failed is not None:
+        reached = mean_au(answer["points"], failed)
+        parts = [f"at least {passed}: {why_more(answer)} ({failed} reached {reached:.2f}%)"]
+    elif answer.get("bound"):
+        parts = [f"at least {passed}: {answer['bound']}"]
+    else:
+        parts = [
+            f"at least {passed}: nothing failed up to {number}, so the storage may feed more; "
+            "raise size.max_accelerators"
+        ]
+    return "; ".join([*parts, *answer.get("remarks", ())])
+
+
 def why_more(answer: Answer) -> str:
-    """Return why an answer is a lower bound."""
-    if answer["fewest_failed"] is None:
-        return "no number that was tried failed, so the storage may feed more"
-    return "the storage was not the limit, so it may feed more"
+    """Return why the number is not the storage's."""
+    no_limit = {
+        "unclear": "what the limit was is unclear",
+        "none": "almost nothing held the accelerators back",
+    }
+    why = no_limit.get(answer["limit"], f"the limit was {answer['limit']}")
+    return f"{why}, so the storage may feed more"
 
 
 def mean_au(runs: Sequence[Run], number: int) -> float:
@@ -169,11 +263,53 @@ def mean_au(runs: Sequence[Run], number: int) -> float:
     return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == number)
 
 
-def _real(answer: Answer) -> str:
+def real_text(answer: Answer) -> str:
+    """Return N* with its interval; empty where there is none."""
     if answer["real_accelerators"] is None or answer["interval"] is None:
         return ""
     low, high = answer["interval"]
-    return f" (N* {answer['real_accelerators']:.2f}, 95% interval {low:.2f} to {high:.2f})"
+    return f"{answer['real_accelerators']:.2f}, 95% interval {low:.2f} to {high:.2f}"
+
+
+def _deciding(answer: Answer) -> list[Run]:
+    """Return the failing run whose limit is the answer's, and the nearest if it had another.
+
+    Of several the one with the fewest accelerators, and of those the last.
+    """
+    threshold = answer["threshold"]
+    failed = [run for run in answer["points"] if not passes(run["au_percentage"], threshold)]
+    nearest = sorted(reversed(failed), key=lambda run: int(run["num_accelerators"]))
+    own = [run for run in nearest if run["limit"] == answer["limit"]]
+    return [*own[:1], *(run for run in nearest[:1] if run["limit"] != answer["limit"])]
+
+
+def _deciding_lines(answer: Answer) -> list[str]:
+    """Return the runs that decided: "at 3: limit storage, AU 63.20%. ...", "at 2: PASS, ..."."""
+    lines = []
+    for run in _deciding(answer):
+        head = f"at {run['num_accelerators']}: limit {run['limit']}, AU {au_text(run)}"
+        lines.append(". ".join(filter(None, [head, run["evidence"]])))
+    if passed := answer["confirmations"]:
+        rate = fmean(run["read_bytes_per_second"] for run in passed)
+        samples = fmean(run["samples_per_second"] for run in passed)
+        line = (
+            f"at {passed[-1]['num_accelerators']}: PASS, AU {', '.join(map(au_text, passed))}, "
+            f"{format_rate(rate)}, {samples:.1f} samples/s"
+        )
+        if not lines:  # nothing failed
+            limit = f"{line}; limit {answer['limit']}"
+            line = ". ".join(filter(None, [limit, passed[-1]["evidence"]]))
+        lines.append(line)
+    if not answer["points"]:
+        lines.append(answer["first"]["evidence"])
+    return lines
+
+
+def au_text(run: Run) -> str:
+    """Return the AU of a run, and with its stalls where checkpoints were taken."""
+    whole = run.get("au_with_stalls_percentage")
+    stalls = "" if whole is None else f" ({whole:.2f}% with stalls)"
+    return f"{run['au_percentage']:.2f}%{stalls}"
 
 
 def _points(points: Sequence[Run]) -> list[str]:
@@ -195,20 +331,21 @@ def _point(point: Run) -> str:
 
 
 def row_of(folder: Path, answer: Answer) -> ResultRow:
-    """Return an answer's row: of the runs that confirm it, or of the last run."""
-    shown = answer["confirmations"] or answer["points"][-1:]
-    least = "at least " if answer["at_least"] and answer["num_accelerators"] else ""
-    au = fmean(point["au_percentage"] for point in shown)
+    """Return an answer's row: of the runs that passed with its number; for 0 of the last."""
+    number = answer["num_accelerators"]
+    shown = answer["confirmations"] or ([] if number else answer["points"][-1:])
+    least = "at least " if answer["at_least"] and number else ""
+    au = fmean(point["au_percentage"] for point in shown) if shown else None
     return ResultRow(
         name=f"{folder} {answer['target']}",
         tool="dlemu",
         workload=answer["workload"],
-        num_accelerators=shown[-1]["num_accelerators"],
+        num_accelerators=shown[-1]["num_accelerators"] if shown else number,
         au_percentage=au,
         told_au_percentage=au,
         whole_au_percentage=None,
-        samples_per_second=fmean(point["samples_per_second"] for point in shown),
+        samples_per_second=fmean(point["samples_per_second"] for point in shown) if shown else None,
         nominal_MB_per_second=None,
         first_step_seconds=None,
-        verdict=f"feeds {least}{answer['num_accelerators']}",
+        verdict=f"feeds {least}{number}",
     )

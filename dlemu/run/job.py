@@ -154,6 +154,7 @@ class _Run:
         self._prepare(layout)
         world, watchdog = self._world, self._watchdog
         with self._shared_folder() as self._folder:
+            self._live.folder = self._live.folder or self._folder
             self._is_first = not self._live.introduced
             if self._is_first:  # of several runs
                 self._live.introduced = True

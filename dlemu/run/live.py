@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.records import Steps
@@ -72,6 +73,8 @@ class Live:
     def __init__(self) -> None:
         self.job = ""
         """What the next runs are a part of."""
+        self.folder: Path | None = None
+        """Of the run, or of several; None: not known yet."""
         self.introduced = False
         """Whether workload, dataset, storage and host have been printed."""
         self.checkpoint: Callable[[], str] = lambda: ""

@@ -70,6 +70,7 @@ class _Runs:
     ) -> None:
         self._folder, self._workload, self._world, self._say = folder, workload, world, say
         self._live = live
+        live.folder = folder
         self._summary = RunsSummary(
             status="incomplete",
             label=LABEL,

@@ -2,12 +2,14 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dlemu.reports.sizings import answer_lines, au_text, real_text
 from dlemu.sizing.search import Event, Point, Sizing
 from dlemu.sizing.targets import Target
 from dlemu.units import counted, format_rate, format_seconds, html_table, text_table
@@ -15,6 +17,27 @@ from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
 
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
+FIRST = "first answers of dlemu try, from some short runs: not by the benchmark's rule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """What an answer of `dlemu try` has beside that of a search."""
+
+    low: int
+    high: int | None
+    """None: something other than the storage held the runs back."""
+    evidence: str
+    data_loader: str
+    """What read the files."""
+    instead_of: str
+    """What the workload asks for; the same where that is installed."""
+    written: bool
+    """Whether they were written for this, and removed."""
+    commands: tuple[str, ...]
+    """Of the full measurement, the dataset's first; empty: there is no room for it."""
+    full: str
+    """What that needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +59,13 @@ class Sized(Sizing):
     is as large as the rule asks for."""
     bound: str = ""
     """Why the search lowered size.max_accelerators; empty: it did not."""
+    first: First | None = None
+    """Of an answer of `dlemu try`."""
 
     @property
     def shown(self) -> tuple[Point, ...]:
-        """The runs that the answer shows: those that confirm it, or the last if none passed."""
-        return self.confirmations or self.points[-1:]
+        """The runs that the answer shows: those that passed with its number; for 0 the last."""
+        return self.confirmations or (() if self.num_accelerators else self.points[-1:])
 
     @property
     def samples_per_second(self) -> float:
@@ -58,36 +83,45 @@ class Sized(Sizing):
         return [point.au_percentage for point in self.shown]
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the verdicts of the shown runs say as well; the last where only numbers differ."""
+        runs = self.shown or self.points
+        found = [remark for point in runs for remark in point.remarks]
+        if self.first is not None and self.first.data_loader != self.first.instead_of:
+            took = f"read by {self.first.data_loader}, which take less CPU time than"
+            found.append(f"{took} {self.first.instead_of}: that is not installed")
+        return tuple({re.sub(r"[\d.]+", "", remark): remark for remark in found}.values())
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The object of sizing.json."""
+        same = ("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval")
+        return {
+            "workload": self.workload.name,
+            "target": self.target.name,
+            "data_folder": self.target.folder,
+            "drives": self.target.num_drives,
+            **{name: getattr(self, name) for name in (*same, "threshold", "limit")},
+            "bound": self.bound,
+            "quick": self.workload.size.quick,
+            "demand_bytes_per_second": self.workload.demand,
+            "remarks": self.remarks,
+            "read_ahead_share": self.read_ahead_share,
+            "dataset_bytes": self.dataset_bytes,
+            "seconds": self.seconds,
+            "points": [asdict(point) for point in self.points],
+            "confirmations": [asdict(point) for point in self.confirmations],
+            "first": None if self.first is None else asdict(self.first),
+        }
+
+    @property
     def line(self) -> str:
         """The answer in one line."""
-        return f"{self.target.name}: {_answer(self)}"
+        return answer_lines(self.document)[0]
 
     def __str__(self) -> str:
         """Return the answer, what it rests on, and what to know about it."""
-        runs = ", ".join(f"{p.au_percentage:.2f}%{_with_stalls(p)}" for p in self.shown)
-        which = "confirming runs" if self.confirmations else "last run"
-        evidence = [p.evidence for p in self.points if p.limit == self.limit and p.evidence]
-        lines = [
-            self.line,
-            f"at {self.shown[-1].num_accelerators}: {format_rate(self.read_bytes_per_second)}, "
-            f"{self.samples_per_second:.1f} samples/s, AU of the {which} {runs}",
-            ". ".join([f"limit: {self.limit}", *evidence[-1:]]),
-        ]
-        if self.workload.workflow.checkpoint:
-            lines.append(
-                "checkpoints: each run wrote its own; the rule's AU leaves out the stalls, in "
-                "which all accelerators waited for a checkpoint"
-            )
-        if not self.at_least and self.real_accelerators is None:
-            lines.append("no N*: the runs do not agree on where AU meets the threshold")
-        if self.read_ahead_share is not None:
-            lines.append(
-                f"quick: the dataset is smaller than the rule asks for, {_who_caches(self)}; "
-                f"up to {self.read_ahead_share:.1%} of it is read inside the step that is left "
-                "out, and so much may AU be too high"
-            )
-        lines.append(f"{counted(len(self.points), 'run')} in {format_seconds(self.seconds)}")
-        return "\n".join(lines)
+        return "\n".join(answer_lines(self.document))
 
     def _repr_html_(self) -> str:
         """Return the answer as a table, for notebooks."""
@@ -95,7 +129,7 @@ class Sized(Sizing):
             [
                 (self.workload.name, self.target.name),
                 ("accelerators", _number(self)),
-                ("N*", _real(self) or "-"),
+                ("N*", real_text(self.document) or "-"),
                 ("AU (%)", " ".join(f"{au:.2f}" for au in self.au_percentages)),
                 ("threshold (%)", f"{self.threshold:.2f}"),
                 ("read", format_rate(self.read_bytes_per_second)),
@@ -114,60 +148,13 @@ def describe_event(event: Event) -> str:
         cached = f", {share:.0%} from memory" if share >= 0.05 else ""
         number, noun = counted(point.num_accelerators, "accelerator").split()
         lines.append(
-            f"{number:>4} {noun}: AU {point.au_percentage:6.2f}%{_with_stalls(point)}, "
+            f"{number:>4} {noun}: AU {au_text(asdict(point)):>7}, "
             f"{point.samples_per_second:.1f} samples/s, "
             f"{format_rate(point.read_bytes_per_second)}{cached}, limit: {point.limit}, "
             f"{format_seconds(point.seconds)}"
         )
     lines.append(f"     {'done' if event.next is None else f'next {event.next}'}: {event.reason}")
     return "\n".join(lines)
-
-
-def _with_stalls(point: Point) -> str:
-    """Return what the rule leaves out where checkpoints were taken: " (81.20% with stalls)"."""
-    whole = point.au_with_stalls_percentage
-    return "" if whole is None else f" ({whole:.2f}% with stalls)"
-
-
-def _answer(sized: Sized) -> str:
-    """Return the answer in one line; N* only where the storage was the limit."""
-    name = f"{sized.workload.name} accelerator"
-    number, asked = sized.num_accelerators, f"{sized.threshold:.2f}%"
-    real = f" (N* {_real(sized)})" if _real(sized) else ""
-    reached = f"{sized.failed_au_percentage or 0.0:.2f}%"
-    if number == 0:
-        why = f"; {_not_the_storage(sized)}" if sized.at_least else ""
-        return f"0 {name}s: one alone reaches {reached}, under the {asked} asked{real}{why}"
-    passed = f"{counted(number, name)} at AU {asked} or more"
-    if not sized.at_least:
-        return f"{passed}{real}"
-    if sized.fewest_failed is not None:
-        failed = f"{sized.fewest_failed} reached {reached}"
-        return f"at least {passed}: {_not_the_storage(sized)} ({failed})"
-    if sized.bound:
-        return f"at least {passed}: {sized.bound}"
-    return (
-        f"at least {passed}: nothing failed up to size.max_accelerators="
-        f"{sized.workload.size.max_accelerators}, so the storage may feed more; raise it"
-    )
-
-
-def _real(sizing: Sizing) -> str:
-    """Return N* with its interval; empty where there is none."""
-    if sizing.real_accelerators is None or sizing.interval is None:
-        return ""
-    low, high = sizing.interval
-    return f"{sizing.real_accelerators:.2f}, 95% interval {low:.2f} to {high:.2f}"
-
-
-def _not_the_storage(sizing: Sizing) -> str:
-    """Return why the number is not the storage's."""
-    no_limit = {
-        "unclear": "what the limit was is unclear",
-        "none": "almost nothing held the accelerators back",
-    }
-    why = no_limit.get(sizing.limit, f"the limit was {sizing.limit}")
-    return f"{why}, so the storage may feed more"
 
 
 _COLUMNS = ("workload", "target", "drives", "accelerators", "dataset GiB", "AU (%)", "MB/s")
@@ -183,19 +170,14 @@ def render_table(sized: Sequence[Sized], *, markdown: bool = False) -> str:
         notes.append(f"quick: a dataset smaller than the rule asks for{how}")
     if any(each.at_least for each in sized):
         notes.append(AT_LEAST)
+    notes += dict.fromkeys(remark for each in sized for remark in each.remarks)
+    notes += [FIRST] * any(each.first for each in sized)
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def _is_objects(sized: Sized) -> bool:
     """Return whether the data lay in a bucket."""
     return in_bucket(sized.workload.data_folder)
-
-
-def _who_caches(sized: Sized) -> str:
-    """Return which memory a small dataset was, or may have been, read from."""
-    if _is_objects(sized):
-        return "and the server may have it in memory"
-    return "and was read with O_DIRECT"
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
@@ -220,7 +202,7 @@ def _cells(sized: Sized) -> tuple[str, ...]:
         _number(sized),
         f"{sized.dataset_bytes / 2**30:.3g}",
         " ".join(f"{au:.2f}" for au in sized.au_percentages),
-        f"{_nominal_rate(sized) / 1e6:.2f}",
+        _nominal_rate(sized),
     )
 
 
@@ -228,7 +210,7 @@ def render_csv(sized: Sequence[Sized]) -> str:
     """Return the table of drives as CSV, with a column for the AU of each run."""
     runs = max((len(each.au_percentages) for each in sized), default=0)
     head = ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
-    head += [f"AU_{run + 1}" for run in range(runs)] + ["throughput_MiBps", "limit"]
+    head += [f"AU_{run + 1}" for run in range(runs)] + ["nominal_MB_per_second", "limit", "remarks"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
@@ -237,33 +219,18 @@ def render_csv(sized: Sequence[Sized]) -> str:
         row = [each.workload.name, each.target.name, each.target.num_drives, each.num_accelerators]
         row += [str(flag).lower() for flag in (each.at_least, each.workload.size.quick)]
         row += [f"{each.dataset_bytes / 2**30:.3g}", *au, *[""] * (runs - len(au))]
-        writer.writerow([*row, f"{_nominal_rate(each) / 2**20:.2f}", each.limit])
+        writer.writerow([*row, _nominal_rate(each), each.limit, "; ".join(each.remarks)])
     return out.getvalue()
 
 
 def as_json(sized: Sequence[Sized]) -> Any:
     """Return the content of sizing.json: one object, or a list where there are several answers."""
-    same = ("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval")
-    answers = [
-        {
-            "workload": each.workload.name,
-            "target": each.target.name,
-            "data_folder": each.target.folder,
-            "drives": each.target.num_drives,
-            **{name: getattr(each, name) for name in (*same, "threshold", "limit")},
-            "bound": each.bound,
-            "quick": each.workload.size.quick,
-            "read_ahead_share": each.read_ahead_share,
-            "dataset_bytes": each.dataset_bytes,
-            "seconds": each.seconds,
-            "points": [asdict(point) for point in each.points],
-            "confirmations": [asdict(point) for point in each.confirmations],
-        }
-        for each in sized
-    ]
+    answers = [each.document for each in sized]
     return answers[0] if len(answers) == 1 else answers
 
 
-def _nominal_rate(sized: Sized) -> float:
-    """Return bytes/s as published tables compute them: samples/s x record_length_bytes."""
-    return sized.samples_per_second * sized.workload.dataset.mean_bytes
+def _nominal_rate(sized: Sized) -> str:
+    """Return MB/s as published tables compute them: samples/s x record_length_bytes."""
+    if not sized.shown:
+        return ""
+    return f"{sized.samples_per_second * sized.workload.dataset.mean_bytes / 1e6:.2f}"

@@ -1,15 +1,18 @@
 """Predicts a storage with a cache before it: cold and warm epochs, from closed forms of its hits.
 
-    cold = min(origin, what the cache can be written with)
-    warm = min(origin / (1 - h), cache / h)             readers of both overlap
+    cold = min(origin, what the cache can be written with)      policy keep: until the cache is full
+    warm = min(origin / (1 - h), cache / h)                     readers of both overlap
 
-h is the hit share along a warm epoch (`tier.shares`): it is highest at the begin, so `warm` is the
-supply at which the whole epoch has the AU that is asked. It takes the drive's place in `formula`.
+h is the hit share along a warm epoch (`tier.shares`): it is highest at the begin. So both hold for
+a part of an epoch, and what takes the drive's place in `formula` is the rate at which the whole
+epoch has the AU that is asked.
 """
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
@@ -17,26 +20,27 @@ from dlemu.results.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import PredictionInput
 from dlemu.sizing.predict import Predicted, needed_rates
-from dlemu.tier.shares import profile, supply
+from dlemu.tier.shares import Shares, au_at, profile, rate_at, seconds_a_byte
 from dlemu.units import format_rate
 from dlemu.workload.model import Drive, Workload
 
 
 @dataclass(frozen=True)
 class Supply:
-    """Bytes per second that an origin and the cache before it give together."""
+    """What an origin and the cache before it give together."""
 
     hits: float
     """Share (0-1) of a warm epoch's bytes that the cache serves."""
-    cold: float
-    warm: float
+    cold: Shares
+    """Least seconds for a byte, along the epoch in equal parts of its reads."""
+    warm: Shares
     cold_limit: str
     """Which of the rates decides: "origin", "cache writes" or "cache"."""
     warm_limit: str
 
 
 def supply_of(workload: Workload, *, origin: float, reads: float, writes: float) -> Supply:
-    """Return what an origin and a cache with these rates give, in bytes per second.
+    """Return what an origin and a cache with these rates, in bytes per second, give.
 
     `math.inf` is a rate that is no limit.
     """
@@ -45,15 +49,20 @@ def supply_of(workload: Workload, *, origin: float, reads: float, writes: float)
     hits = profile(cache.policy, capacity_share(workload), shuffled=shuffled)
     if cache.fill == "off" or cache.policy == "none":
         writes = math.inf
-    slower = "cache writes" if writes < origin else "origin"
-    # Each miss is written, unless the cache keeps what it has.
-    misses_by = (origin, "origin") if cache.policy == "keep" else (min(origin, writes), slower)
+    filling, slower = min(origin, writes), "cache writes" if writes < origin else "origin"
+    cold, misses_by = np.full(hits.size, 1 / filling), (filling, slower)
+    if cache.policy == "keep":  # it is written until it is full, and not again
+        full = round(capacity_share(workload) * hits.size)
+        cold[full:] = 1 / origin
+        if cold[:full].sum() < cold[full:].sum():
+            slower = "origin"
+        misses_by = origin, "origin"
     share = float(hits.mean())
     by_misses = (1 - share) / misses_by[0] > share / reads
     return Supply(
         hits=share,
-        cold=min(origin, writes),
-        warm=supply(hits, origin=misses_by[0], cache=reads, au=workload.metric.au),
+        cold=cold,
+        warm=seconds_a_byte(hits, origin=misses_by[0], cache=reads),
         cold_limit=slower,
         warm_limit=misses_by[1] if by_misses else "cache",
     )
@@ -92,15 +101,16 @@ class CachedPrediction:
             f"{'':<12}{'hits (%)':>10}{'supply':>12}{'accelerators':>14}   {'range':<12}"
             f"{'AU (%)':>8}   limit",
         ]
-        for name, found, hits, limit in (
-            ("cold epoch", self.cold, 0.0, self.supply.cold_limit),
-            ("warm epoch", self.warm, self.supply.hits, self.supply.warm_limit),
+        given = self.supply
+        for name, found, slowest, hits, limit in (
+            ("cold epoch", self.cold, given.cold, 0.0, given.cold_limit),
+            ("warm epoch", self.warm, given.warm, given.hits, given.warm_limit),
         ):
             high = "or more" if found.high is None else f"to {found.high}"
             decides = limit if found.limit == "storage" else found.limit
-            supply = workload.drives * (found.drive.read_bandwidth or 0)
+            supply = format_rate(1 / float(slowest.mean()))
             lines.append(
-                f"{name:<12}{100 * hits:>10.1f}{format_rate(supply):>12}"
+                f"{name:<12}{100 * hits:>10.1f}{supply:>12}"
                 f"{found.num_accelerators:>14}   {f'{found.low} {high}':<12}"
                 f"{found.au_percentage:>8.2f}   {decides}"
             )
@@ -156,7 +166,7 @@ def predict_cached(workload: Workload) -> CachedPrediction:
         reads=workload.drives * drive.read_rate,
         writes=workload.drives * (drive.write_bandwidth or math.inf),
     )
-    cold, warm = (_predicted(workload, drive, rate) for rate in (given.cold, given.warm))
+    cold, warm = (_predicted(workload, drive, slowest) for slowest in (given.cold, given.warm))
     found = CachedPrediction(workload, drive, given, cold, warm)
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
@@ -164,11 +174,20 @@ def predict_cached(workload: Workload) -> CachedPrediction:
     return found
 
 
-def _predicted(workload: Workload, drive: Drive, supply: float) -> Predicted:
-    """Return the prediction for a storage that gives so many bytes per second in all."""
-    each = max(1, round(supply / workload.drives))
+def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
+    """Return the prediction for a storage that takes so many seconds a byte along an epoch."""
+    drives = workload.drives
+    supply = rate_at(slowest, workload.metric.au)
+    each = max(1, round(supply / drives))
     stands_for = Drive.model_construct(name=f"{drive.name} as a cache", read_bandwidth=each)
     _, calibration = needed_rates(workload)
     job = replace(PredictionInput.of(workload, drive), drive_read_bytes_per_second=each)
-    prediction = formula.predict(job, calibration)
-    return Predicted(**vars(prediction), workload=workload, drive=stands_for)
+    found = formula.predict(job, calibration)
+    # That rate holds where AU is at the threshold. With this number of accelerators AU is another.
+    running = max(1, found.num_accelerators)
+    demand = running * job.demand
+    got = au_at(slowest, demand) * demand
+    there = replace(job, accelerators=running, drive_read_bytes_per_second=got / drives)
+    reached = vars(formula.predict(there, calibration))
+    at_it = {key: reached[key] for key in reached if key.startswith(("au_", "read_"))}
+    return Predicted(**(vars(found) | at_it), workload=workload, drive=stands_for)

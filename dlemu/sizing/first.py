@@ -27,17 +27,25 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.folders import hold
 from dlemu.results.header import place_lines
-from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job, run_job
+from dlemu.sizing.answers import Sized
 from dlemu.sizing.estimate import Estimate, conclude
-from dlemu.sizing.first_answer import FirstAnswer, FirstAnswers, Full
+from dlemu.sizing.first_answer import Full, Tried, answer_of
 from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
-from dlemu.sizing.measured import point_of
+from dlemu.sizing.measured import point_of, write_answers
 from dlemu.sizing.search import Goal, Point, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
+from dlemu.sizing.targets import names_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say, silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
+from dlemu.units import (
+    ceil_div,
+    counted,
+    format_bytes,
+    format_left,
+    format_rate,
+    format_seconds,
+)
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
@@ -79,8 +87,8 @@ class Trial:
                 raise WorkloadError(f"train.computation_time of {workload.name} must be above 0")
 
 
-def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
-    """Find a first answer for each workload; write try.json and the runs; return the answers.
+def try_storage(trial: Trial, say: Say = say) -> Tried:
+    """Find a first answer for each workload; write them as `dlemu size` does; return them.
 
     Raises:
         DatasetError: the folder cannot be used.
@@ -96,17 +104,28 @@ def try_storage(trial: Trial, say: Say = say) -> FirstAnswers:
         say(place_lines(trial.folder, host=Alone().host))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
-        answers = []
+        (target,) = names_of([str(trial.folder)])
+        answers: list[Sized] = []
         for number, files in enumerate(datasets):
             share = (end - time.perf_counter()) / (len(datasets) - number)
-            one = _Try(files, time.perf_counter() + share, results, end, say)
+            runs = results / "runs" / f"{target}.{files.workload.name}"
+            one = _Try(files, time.perf_counter() + share, runs, end, say)
             say(f"{number + 1}/{len(datasets)} {one.describe()}")
             estimate = one.run()
             full = Full.of(trial.folder, files, estimate, write_rate=rate, own=own)
-            answers.append(FirstAnswer(estimate, files, tuple(one.points), full))
-        found = FirstAnswers(trial.folder, tuple(answers), time.perf_counter() - begin, results)
-        write_json(results / "try.json", found.as_json())
-        return found
+            answers.append(
+                answer_of(
+                    files,
+                    one.points,
+                    estimate,
+                    full,
+                    folder=trial.folder,
+                    results=results,
+                    asked=trial.workloads[number],
+                )
+            )
+            write_answers(answers)
+        return Tried(trial.folder, tuple(answers), time.perf_counter() - begin, results)
 
 
 def _write_rate(own: Path) -> float:
@@ -159,9 +178,10 @@ class _TimeIsUp(Exception):
 class _Try:
     """One workload: writes its files where they are missing, probes, and makes the runs."""
 
-    def __init__(self, files: Files, until: float, results: Path, end: float, say: Say) -> None:
+    def __init__(self, files: Files, until: float, runs: Path, end: float, say: Say) -> None:
+        """`runs`: how the folders of its runs begin."""
         self._files, self._workload = files, files.workload
-        self._until, self._end, self._results, self._say = until, end, results, say
+        self._until, self._end, self._runs, self._say = until, end, runs, say
         self._seconds = until - time.perf_counter()
         self._in_memory = lies_in_memory(self._workload.data_folder.parent)
         self.points: list[Point] = []
@@ -172,7 +192,7 @@ class _Try:
         layout, folder = self._files.layout, self._workload.data_folder
         what = f"{layout.num_files:,} files, {format_bytes(self._files.num_bytes)}"
         done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
-        return f"{self._workload.name}: {done}; {self._left()}"
+        return f"{self._workload.name}: {done}{self._left()}"
 
     def run(self) -> Estimate:
         """Return the answer for the workload."""
@@ -227,23 +247,25 @@ class _Try:
         if self.points and begin + takes > self._until:
             raise _TimeIsUp
         files = self._num_files(steps, number)
-        name = f"{workload.name}.{len(self.points) + 1:02}"
+        name = f"{self._runs.name}.{len(self.points) + 1:02}.n{number}"
         keys = {
             "dataset.num_files_train": files,
             "num_accelerators": number,
             "train.total_training_steps": steps,
             "train.seed": workload.train.seed + len(self.points),
             "workflow.checkpoint": False,
-            "output.folder": str(self._results / "runs" / f"{name}.n{number}"),
+            "output.folder": str(self._runs.with_name(name)),
         }
+        job = workload.with_keys(keys)
         outcome = run_job(
-            workload.with_keys(keys),
+            job,
             world=Alone(),
             say=silent,
             layout=Repeated.of(self._files.layout, files),
         )
         assert outcome is not None
-        point = point_of(outcome, time.perf_counter() - begin, in_memory=self._in_memory)
+        seconds = time.perf_counter() - begin
+        point = point_of(job, outcome, seconds, in_memory=self._in_memory)
         self.points.append(point)
         self._tell(
             f"{counted(number, 'accelerator')}: AU {point.au_percentage:.2f}%, "
@@ -259,7 +281,7 @@ class _Try:
         return files + streams
 
     def _left(self) -> str:
-        return f"{format_seconds(max(1.0, self._end - time.perf_counter()))} left"
+        return format_left(self._end - time.perf_counter(), before="; ")
 
     def _tell(self, text: str) -> None:
-        self._say(f"     {text}; {self._left()}")
+        self._say(f"     {text}{self._left()}")

@@ -1,17 +1,22 @@
-"""The answers of `dlemu try` as text and JSON, each with the commands of the full measurement."""
+"""The answers of `dlemu try`, each with the commands of the full measurement."""
 
 import shutil
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
+from dlemu.host.devices import devices_under
+from dlemu.reports.sizings import FIRST_NOTE, sentence
+from dlemu.results.metrics import passes
+from dlemu.sizing.answers import First, Sized
 from dlemu.sizing.estimate import Estimate
 from dlemu.sizing.first_files import Files
 from dlemu.sizing.search import Point
 from dlemu.sizing.start import START_SECONDS
-from dlemu.units import format_bytes, format_seconds, text_table
+from dlemu.sizing.targets import Target, names_of
+from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
@@ -68,10 +73,13 @@ class Full:
         needs = format_bytes(self.num_bytes)
         if not self.commands:
             return f"{needs} even for a quick search, {format_bytes(self.free_bytes)} are free"
-        kind = "quick, for the rule asks for more than is free: " if self.quick else ""
+        kind = (
+            " (quick: the dataset of the benchmark's rule has no room here)" if self.quick else ""
+        )
+        writing = f"writes {needs} in about {format_seconds(self.write_seconds)}, then "
         return (
-            f"{kind}{needs} more, about {format_seconds(self.write_seconds)} to write, and about "
-            f"{format_seconds(self.search_seconds)} to measure"
+            f"{writing if self.num_bytes else ''}measures for about "
+            f"{format_seconds(self.search_seconds)}{kind}"
         )
 
 
@@ -133,83 +141,84 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
+def answer_of(
+    files: Files,
+    points: Sequence[Point],
+    estimate: Estimate,
+    full: Full,
+    *,
+    folder: Path,
+    results: Path,
+    asked: Workload,
+) -> Sized:
+    """Return the answer for a workload, in the form of a search's.
+
+    `folder` is the one that was tried, `asked` the workload before its loader was replaced.
+    """
+    workload, threshold = files.workload, 100 * files.workload.metric.au
+    passed = [p for p in points if passes(p.au_percentage, threshold)]
+    failed = [p.num_accelerators for p in points if p not in passed]
+    number = estimate.num_accelerators
+    (name,) = names_of([str(folder)])
+    return Sized(
+        num_accelerators=number,
+        real_accelerators=estimate.real_accelerators,
+        at_least=estimate.at_least,
+        fewest_failed=min(failed, default=None),
+        threshold=threshold,
+        points=tuple(points),
+        confirmations=tuple(p for p in passed if p.num_accelerators == number),
+        interval=estimate.interval,
+        limit=estimate.limit,
+        target=Target(name, str(workload.data_folder), len(devices_under(folder))),
+        workload=workload,
+        folder=results,
+        dataset_bytes=files.num_bytes,
+        first=First(
+            low=estimate.low,
+            high=estimate.high,
+            evidence=estimate.evidence,
+            data_loader=workload.reader.data_loader,
+            instead_of=asked.reader.data_loader,
+            written=files.written,
+            commands=full.commands,
+            full=str(full),
+        ),
+    )
+
+
 @dataclass(frozen=True)
-class FirstAnswer:
-    """The first answer for one workload."""
-
-    estimate: Estimate
-    files: Files
-    points: tuple[Point, ...]
-    full: Full
-
-    @property
-    def workload(self) -> Workload:
-        """As it was read."""
-        return self.files.workload
-
-    def cells(self) -> tuple[str, ...]:
-        """Return its row of the table."""
-        found = self.estimate
-        number = f"at least {found.low}" if found.at_least else f"{found.num_accelerators}"
-        band = f"{found.low} or more" if found.high is None else f"{found.low} to {found.high}"
-        real = ""
-        if found.real_accelerators is not None and found.interval is not None:
-            low, high = found.interval
-            real = f"{found.real_accelerators:.2f} ({low:.2f} to {high:.2f})"
-        return self.workload.name, number, band, real, found.limit
-
-    def full_lines(self) -> list[str]:
-        """Return what the full measurement needs, and its commands."""
-        return [f"{self.workload.name}: {self.full}", *(f"  {c}" for c in self.full.commands)]
-
-
-_HEAD = ("workload", "accelerators", "interval", "N*", "limit")
-
-
-@dataclass(frozen=True)
-class FirstAnswers:
+class Tried:
     """What `dlemu try` found; `str` gives the text that it shows."""
 
     folder: Path
-    answers: tuple[FirstAnswer, ...]
+    answers: tuple[Sized, ...]
     seconds: float
     results: Path
 
     def __str__(self) -> str:
-        table = text_table([_HEAD, *(answer.cells() for answer in self.answers)], ruled=True)
-        total = format_bytes(sum(answer.files.num_bytes for answer in self.answers))
         return "\n".join(
             [
-                f"first answer for {self.folder}: from {format_seconds(self.seconds)} of writing "
-                "and of reading with O_DIRECT, not by the benchmark's rule",
-                "",
-                table,
-                "",
-                *(f"{a.workload.name}: {a.estimate.evidence}" for a in self.answers),
-                f"the files were small ({total} in all) and were read many times: a cache in the "
-                "drive, its controller or a server may have answered for it",
-                "",
-                "the full measurement:",
-                *(line for answer in self.answers for line in answer.full_lines()),
+                f"{self.folder}, after {format_seconds(self.seconds)}:",
+                *(f"  {sentence(answer.document)}" for answer in self.answers),
+                FIRST_NOTE,
+                f"results: {self.results}",
+                *self._next(),
             ]
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of try.json."""
-        return {
-            "folder": str(self.folder),
-            "seconds": self.seconds,
-            "answers": [
-                {
-                    "workload": answer.workload.name,
-                    "data_loader": answer.workload.reader.data_loader,
-                    **asdict(answer.estimate),
-                    "at_least": answer.estimate.at_least,
-                    "dataset_bytes": answer.files.num_bytes,
-                    "written": answer.files.written,
-                    "points": [asdict(point) for point in answer.points],
-                    "full": asdict(answer.full),
-                }
-                for answer in self.answers
-            ],
-        }
+    def _next(self) -> list[str]:
+        """Return the one command that comes next: a full measurement that there is room for.
+
+        It is that of the first workload that the storage limits; else that of the first.
+        """
+        firsts = [(answer, answer.first) for answer in self.answers if answer.first is not None]
+        possible = [(answer, first) for answer, first in firsts if first.commands]
+        if not possible:
+            return [f"the full measurement of {a.workload.name}: {f.full}" for a, f in firsts[:1]]
+        telling = [each for each in possible if each[0].num_accelerators and not each[0].at_least]
+        answer, first = (telling or possible)[0]
+        return [
+            f"next, the full measurement of {answer.workload.name}: {first.full}",
+            f"  {' && '.join(first.commands)}",
+        ]

@@ -17,7 +17,7 @@ from dlemu.sizing.search import Point
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
-_SECTIONS = ("dataset", "reader", "train", "metric", "dali")
+_SECTIONS = ("dataset", "reader", "train", "metric", "dali", "cache", "origin")
 # A search may ask for a larger dataset; another threshold needs no other runs.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
 
@@ -61,7 +61,12 @@ class SearchLog:
 def settings_of(workload: Workload, world: World) -> dict[str, Any]:
     """Return, by dotted key, what the runs of a search depend on."""
     tree = workload.model_dump(mode="json", include=set(_SECTIONS))
-    settings: dict[str, Any] = {"num_ranks": world.num_ranks, "num_hosts": world.num_hosts}
+    settings: dict[str, Any] = {
+        "num_ranks": world.num_ranks,
+        "num_hosts": world.num_hosts,
+        "host_memory": workload.host_memory,
+        "output.drop_caches": workload.output.drop_caches,
+    }
     if workload.workflow.checkpoint:
         settings["workflow.checkpoint"] = True
         tree |= workload.model_dump(mode="json", include={"model", "checkpoint"})

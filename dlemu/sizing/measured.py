@@ -28,7 +28,7 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.header import introduction
-from dlemu.results.judgement import cached_too_much
+from dlemu.results.judgement import cached_too_much, judge_run
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import check_writable, write_json, write_text
@@ -132,8 +132,9 @@ def _size_all(
                 live.job = ""
                 if world.rank == 0:
                     on_answer(answers[-1])
+                    write_answers(answers)
                     with live.doing("drawing the plots"):
-                        _write(answers, say)
+                        _draw(answers, say)
         except KeyboardInterrupt:
             say(f"interrupted; this goes on after the runs so far: {go_on(kept.folder)}")
             raise
@@ -259,7 +260,8 @@ class _Search:
         outcome = self._carry_out(keys)
         assert outcome is not None
         in_memory = lies_in_memory(self._workload.data_folder)
-        return point_of(outcome, time.perf_counter() - begin, in_memory=in_memory)
+        seconds = time.perf_counter() - begin
+        return point_of(self._workload, outcome, seconds, in_memory=in_memory)
 
     def _state(self, number: int) -> str:
         """Return how far the search is: "run 3 of about 8, trying 12 accelerators, ..."."""
@@ -347,7 +349,7 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     return workload, manifest.layout, bound
 
 
-def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
+def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     metrics, found = outcome.metrics, outcome.summary["limit"]
     cost = metrics.checkpoints
@@ -364,21 +366,26 @@ def point_of(outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
+        remarks=judge_run(workload, metrics, outcome.summary).remarks,
     )
 
 
-def _write(answers: list[Sized], say: Say) -> None:
-    """Write the answers so far; the last one is new."""
-    answer = answers[-1]
-    folder = answer.folder
+def write_answers(answers: Sequence[Sized]) -> None:
+    """Write the answers so far, as JSON and as tables."""
+    folder = answers[-1].folder
     write_json(folder / _ANSWER, as_json(answers))
     write_text(folder / "table.md", render_table(answers, markdown=True))
     write_text(folder / "table.csv", render_csv(answers))
+
+
+def _draw(answers: Sequence[Sized], say: Say) -> None:
+    """Draw the last answer, and the table of all."""
+    answer = answers[-1]
     try:
         from dlemu.sizing.plots import plot_sizing, plot_table
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
         return
-    plot_sizing(answer, folder / f"{answer.target.name}.{answer.workload.name}")
+    plot_sizing(answer, answer.folder / f"{answer.target.name}.{answer.workload.name}")
     if len(answers) > 1:
-        plot_table(answers, folder / "table")
+        plot_table(answers, answer.folder / "table")

@@ -62,6 +62,8 @@ class Point:
     """Share of the bytes that came from memory, 0 to 1; None: the kernel does not tell."""
     au_with_stalls_percentage: float | None = None
     """AU with all waiting for checkpoints counted; None: the run took none."""
+    remarks: tuple[str, ...] = ()
+    """What the run's verdict says as well, such as how much came from memory."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class _History:
             return last, "within the noise of the threshold: once more"
         if last < self.fewest_failed <= last + self._resolution(last):
             if passed < self.confirm:
-                return last, f"confirm: {passed} of {self.goal.confirm} passed"
+                return last, f"confirming run {passed + 1} of {self.confirm}"
             return None, f"{counted(passed, 'consecutive run')} passed"
         feeds = self._feeds(self._near(self.counted))
         if feeds is None and self.fewest_failed - self.most_passed > 1:
@@ -229,7 +231,7 @@ class _History:
         fits = min(max(math.floor(feeds or 0), self.most_passed), self.fewest_failed - 1)
         resolution = self._resolution(fits)
         if fits > 0 and fits + resolution >= self.fewest_failed:
-            return fits, f"confirm: 0 of {self.goal.confirm} passed"
+            return fits, f"confirming run 1 of {self.confirm}"
         return fits + resolution, f"the runs say {feeds:.2f}: this should be the first to fail"
 
     def result(self) -> Sizing:

@@ -16,6 +16,7 @@ from dlemu.sizing.targets import Target
 from dlemu.storage.probe import probe_rate, probe_writing
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes, has_tier
+from dlemu.tier.shares import rate_at
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
@@ -90,7 +91,7 @@ def _with_cache(workload: Workload, origin: float, cached: float) -> float:
     if not origin or (warm and not reads):  # nothing tells more than the origin does
         return origin
     given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes)
-    return given.warm if warm else given.cold
+    return rate_at(given.warm if warm else given.cold, workload.metric.au)
 
 
 def probed_rate(dataset: Dataset) -> float:

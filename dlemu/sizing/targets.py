@@ -75,7 +75,7 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
             raise WorkloadError(
                 f"{name} must have one value for each target ({len(folders)}), got {len(values)}"
             )
-    names = size.names or _names_of(folders)
+    names = size.names or names_of(folders)
     for number, name in enumerate(names):
         if name in names[:number]:
             raise WorkloadError(f"size.targets names {name} twice; give each a name: size.names")
@@ -122,7 +122,7 @@ def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
     return workload.with_keys({"dataset.data_folder": place, "storage.storage_root": "./"})
 
 
-def _names_of(folders: Sequence[str]) -> tuple[str, ...]:
+def names_of(folders: Sequence[str]) -> tuple[str, ...]:
     """Return the last parts of the folders' paths: as few as make the names different."""
     parts = [Path(folder).absolute().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):

@@ -35,25 +35,31 @@ def profile(policy: CachePolicy, capacity: float, *, shuffled: bool = True) -> S
     return np.maximum(0.0, 1 - (1 - capacity) / (1 - at))
 
 
-def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
-    """Return the bytes per second that origin and cache give together where AU is `au` (0-1).
+def seconds_a_byte(hits: Shares, *, origin: float, cache: float) -> Shares:
+    """Return the least seconds for a byte, along an epoch with these hit shares.
 
-    `hits`: shares along the epoch, as `profile` has them. In each part the slower of both decides,
-    or the accelerators; what one part leaves idle, no other part can use. With the same share all
-    along it is min(origin / (1 - hits), cache / hits).
+    `origin` and `cache`: bytes per second. In each part the slower of both decides; what one part
+    leaves idle, no other part can use.
     """
-    slowest = np.maximum((1 - hits) / origin, hits / cache)  # seconds a byte
+    return np.maximum((1 - hits) / origin, hits / cache)
+
+
+def rate_at(slowest: Shares, au: float) -> float:
+    """Return the demand, bytes per second, x AU at which AU is `au` (0-1).
+
+    `slowest`: of `seconds_a_byte`. With one share all along it is the rate of the slower of both.
+    """
     if not slowest.any():
         return math.inf
     low, high = 0.0, 1.0 / float(slowest.max())  # a part that waits for nothing has no bound
-    while _au(slowest, high) > au:
+    while au_at(slowest, high) > au:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _au(slowest, middle) > au else (low, middle)
+        low, high = (middle, high) if au_at(slowest, middle) > au else (low, middle)
     return au * high
 
 
-def _au(slowest: Shares, demand: float) -> float:
-    """Return the AU (0-1) at a demand in bytes per second."""
+def au_at(slowest: Shares, demand: float) -> float:
+    """Return the AU (0-1) at a demand in bytes per second; `slowest`: of `seconds_a_byte`."""
     return 1 / float(np.maximum(1.0, slowest * demand).mean())

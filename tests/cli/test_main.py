@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -507,11 +508,34 @@ def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path)
         time.sleep(0.02)
     time.sleep(0.2)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
+    assert out.splitlines()[-1] == (
+        "interrupted; its records are in run; this runs it again: "
+        f"{shlex.join(['dlemu', 'run', *words])}"
+    )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "incomplete"
     done = dlemu("report", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "dlemu: run: no verdict (incomplete), no whole epoch of all accelerators: interrupted\n"
     )
+
+
+def test_an_interrupted_datagen_says_which_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = [*QUICK, f"dataset.data_folder={tmp_path / 'a b'}", "dataset.num_files_train=3"]
+    with monkeypatch.context() as patch:
+        patch.setattr("dlemu.datagen.generate", interrupted)
+        assert run(["datagen", *words]) == 130
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line.startswith("interrupted; this goes on after the files so far: dlemu datagen ")
+        # Of a run that writes its dataset first it is the run that goes on, and is said once.
+        assert run(["run", *words, "workflow.generate_data=true"]) == 130
+        (again,) = (text for text in capsys.readouterr().out.splitlines() if "interrupted" in text)
+        assert again.startswith("interrupted; this runs it again: dlemu run ")
+    assert run(shlex.split(line.partition(": dlemu ")[2])) == 0

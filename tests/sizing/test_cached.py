@@ -19,10 +19,15 @@ from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes
-from dlemu.tier.shares import profile, supply
+from dlemu.tier.shares import Shares, profile, rate_at, seconds_a_byte
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.lab.published import read_caches
+
+
+def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
+    return rate_at(seconds_a_byte(hits, origin=origin, cache=cache), au)
+
 
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=2"]
 
@@ -61,11 +66,44 @@ def test_predict_answers_for_cold_and_warm(
     assert run([*PS1010, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split()[:6] == ["cold", "epoch", "0.0", "10", "GB/s", "3"]
-    assert lines[4].split()[:6] == ["warm", "epoch", "47.8", "13.2", "GB/s", "4"]
+    assert lines[4].split()[:6] == ["warm", "epoch", "47.8", "18.8", "GB/s", "4"]
     told = json.loads((tmp_path / "new" / "predict.json").read_text())
     assert told["hit_share"] == pytest.approx(0.478, abs=1e-3)
     assert (told["cold_supply_limit"], told["warm_supply_limit"]) == ("origin", "origin")
     assert told["cold"]["num_accelerators"] == 3
+
+
+def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
+    """A tenth of the cold epoch goes at 2 MB/s, the rest at the origin's 20."""
+    keys = {
+        "cache.capacity": 0.1,
+        "cache.policy": "keep",
+        "dataset.record_length_bytes": 200_000,
+        "dataset.record_length_bytes_stdev": 0,
+        "reader.batch_size": 2,
+        "train.computation_time": 0.05,
+        "origin.read_bandwidth": "20MB",
+        "drive.read_bandwidth": "100MB",
+        "drive.write_bandwidth": "2MB",
+        "predict.accelerators": 1,
+    }
+    found = predict_cached(load_workload("unet3d_h100", keys))
+    assert "cold epoch         0.0   10.5 MB/s " in str(found), "1 / (0.1 / 2 + 0.9 / 20)"
+    # One asks for 8 MB/s: a tenth of the epoch takes 4 times as long as its steps.
+    assert found.cold.au_percentage == pytest.approx(100 / (0.1 * 4 + 0.9), abs=0.01)
+    assert found.supply.cold_limit == "cache writes"
+    faster = predict_cached(load_workload("unet3d_h100", keys | {"drive.write_bandwidth": "10MB"}))
+    assert faster.supply.cold_limit == "origin"
+
+
+def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
+    """4 ask for 12.7 GB/s: the hits at the begin of an epoch are more than they can take."""
+    keys = {"drive": "d7_ps1010", "origin.read_bandwidth": "10GB", "cache.capacity": 0.8}
+    warm = predict_cached(load_workload("unet3d_h100", keys)).warm
+    assert (warm.num_accelerators, round(warm.au_percentage, 2)) == (4, 92.14)
+    assert warm.read_bytes_per_second == pytest.approx(
+        4 * warm.au_percentage / 100 * warm.workload.demand
+    )
 
 
 def test_what_is_missing_is_said() -> None:
@@ -95,7 +133,12 @@ def test_a_server_is_no_drive_that_holds_a_cache() -> None:
         ({"cache.warm": True, "cache.capacity": 1}, 9e9, 9e9),
         ({"cache.warm": True, "origin.read_bandwidth": 10**8}, 9e9, 5e8),
         ({"cache.warm": False}, 0.0, 1e9),
-        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 0.0, 1e8),
+        # Its first four fifths are written: at this rate AU is 90 % as they wait for the cache.
+        (
+            {"cache.warm": False, "drive.write_bandwidth": 10**8},
+            0.0,
+            0.9 * 1e8 * (1 / 0.9 - 0.2) / 0.8,
+        ),
         ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 0.0, 1e8),
     ],
 )

@@ -206,6 +206,23 @@ def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> 
     assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
 
 
+@pytest.mark.parametrize(("cached", "measured"), [(0.3, True), (0.969, False), (1.0, False)])
+def test_a_target_that_memory_served_gives_no_rate_of_a_drive(
+    cached: float, measured: bool, job: Workload, tmp_path: Path
+) -> None:
+    """All runs are made by then: what they found of the host is kept."""
+    said: list[str] = []
+    found = _Runs(job, Alone(), said.append, tmp_path, Live())._conclude(
+        outcome(tmp_path / "one", "none", seconds=0.0021),
+        outcome(tmp_path / "full", "host cpu", seconds=0.002),
+        outcome(tmp_path / "read", "storage", seconds=0.01, cached=cached),
+    )
+    assert said[0].startswith(f"note: {cached:.0%} of the bytes of 3/3 came from memory; reader.")
+    assert (found.drive_read_bytes_per_second is not None) is measured
+    assert found.page_cache_share == (cached if measured else 0.0)
+    assert ("a drive gives       not measured" in render_calibration(job, found)) is not measured
+
+
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
     """Gumbel's distribution has this scale; the first step and one in a hundred are far off."""
     steps = np.zeros(1001, STEP)

@@ -1,11 +1,13 @@
 """`dlemu try` on small files: its answer, its refusals, and what stays in the folder."""
 
+import csv
 import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +17,16 @@ from unittest.mock import Mock
 import pytest
 
 from dlemu.cli.main import run as run_command
-from dlemu.cli.try_ import parse_trial
+from dlemu.cli.try_ import WORDS, trial_of
+from dlemu.cli.words import parse
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.sizing.answers import First, Sized
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
+from dlemu.sizing.first_answer import Tried
 from dlemu.sizing.first_files import scratch_folder
+from dlemu.sizing.search import Point
+from dlemu.sizing.targets import Target
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world import ending
 from dlemu.world.world import Alone
@@ -59,6 +66,10 @@ def trial(drive: Path, tmp_path: Path, *workloads: Workload, **more: Any) -> Tri
     return Trial(folder=drive, workloads=workloads or (tiny(),), **(values | more))
 
 
+def written(found: Tried) -> bool:
+    return all(answer.first is not None and answer.first.written for answer in found.answers)
+
+
 def left(drive: Path) -> set[str]:
     return {path.name for path in drive.iterdir()} - {"lost+found"}
 
@@ -70,41 +81,154 @@ def test_it_answers_for_each_workload_and_leaves_nothing(drive: Path, tmp_path: 
     found = try_storage(trial(drive, tmp_path, unet3d, tiny()), said.append)
 
     assert left(drive) == set()
-    assert [a.estimate.num_accelerators for a in found.answers] == [3, 3]
-    assert all(a.estimate.at_least and a.files.written for a in found.answers)
+    assert [(a.num_accelerators, a.at_least) for a in found.answers] == [(3, True), (3, True)]
     assert [line[:3] for line in said if line[1:3] == "/2"] == ["1/2", "2/2"]
     assert said[1].startswith("storage:  ") and "\nhost:     " in said[1]
-    assert all(line.endswith(" left") for line in said[2:])
-    stored = json.loads((tmp_path / "out" / "try.json").read_text())
-    assert [(a["workload"], a["low"], a["high"]) for a in stored["answers"]] == [
+    assert said[2].endswith(" left")
+    stored = json.loads((tmp_path / "out" / "sizing.json").read_text())
+    assert [(a["workload"], a["first"]["low"], a["first"]["high"]) for a in stored] == [
         ("unet3d_h100", 3, None),
         ("cosmoflow_h100", 3, None),
     ]
-    text = str(found)
-    assert text.startswith(f"first answer for {drive}: from ")
-    assert "with O_DIRECT, not by the benchmark's rule" in text
-    assert "unet3d_h100     at least 3    3 or more" in text
+    assert all(answer["first"]["written"] for answer in stored)
+    lines = str(found).splitlines()
+    assert lines[0].startswith(f"{drive}, after ")
+    for line, network in zip(lines[1:3], ("3D U-Net", "CosmoFlow"), strict=True):
+        assert line.startswith(f"  feeds at least 3 H100s of {network}; nothing that was tried ")
+    assert lines[3].startswith("a first answer, not by the benchmark's rule: ")
     # The runs read the few files again and again: 12 steps for 3 accelerators take more samples.
-    assert (tmp_path / "out" / "runs" / "cosmoflow_h100.01.n3" / "summary.json").is_file()
+    run = tmp_path / "out" / "runs" / f"{drive.name}.cosmoflow_h100.01.n3"
+    assert (run / "summary.json").is_file()
+
+
+def test_its_folder_is_a_result_as_any_other(
+    drive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [f"{key}={value}" for key, value in TINY.items()]
+    words = ["workloads=cosmoflow_h100", "seconds=10", "max_bytes=1MiB"]
+    out, rows = tmp_path / "out", tmp_path / "rows.csv"
+    options = ["--json", f"--csv={rows}", "--label=first", f"output.folder={out}"]
+    assert run_command(["try", str(drive), *words, *options, *keys]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((out / "sizing.json").read_text())
+    assert told["num_accelerators"] == 3 and told["first"]["data_loader"] == "threads"
+    ((row,),) = [list(csv.DictReader(rows.open()))]
+    assert (row["num_accelerators"], row["label"], row["first"]) == ("3", "first", "true")
+    assert "cosmoflow_h100" in (out / "table.csv").read_text()
+    assert "first answers of dlemu try" in (out / "table.md").read_text()
+    page = tmp_path / "page.html"
+    assert run_command(["report", str(out), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "feeds at least 3 H100s of CosmoFlow; " in shown and "at 3: PASS, AU " in shown
+    assert "This storage feeds at least 3 H100s of CosmoFlow" in page.read_text()
+    assert "not by the benchmark&#x27;s rule" in page.read_text()
+    assert run_command(["report", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answers"] == [told]
+    assert run_command(["compare", str(out), str(out)]) == 0
+
+
+SMALL = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "mpi4py", "matplotlib", "nvidia", "cupy", "pynvml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import dlemu.sizing.first as first
+from dlemu.cli.main import run
+first._MOST_ACCELERATORS = 3
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_small_installation_answers_and_says_what_read_instead(
+    drive: Path, tmp_path: Path
+) -> None:
+    """Without torch, MPI and matplotlib: threads read, and the answer is told so."""
+    keys = [f"{key}={value}" for key, value in TINY.items() if key != "reader.data_loader"]
+    words = ["workloads=unet3d_h100", "seconds=10", "max_bytes=1MiB", "reader.batch_size=1"]
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL, "try", drive, *words, *keys, f"output.folder={tmp_path}/out"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "  feeds at least 3 H100s of 3D U-Net; nothing that was tried failed" in done.stdout
+    assert "read by threads, which take less CPU time than pytorch: that is not" in done.stdout
+    assert done.stdout.count("pip install") == 1, "one line says what is missing"
+
+
+def test_one_next_command_is_of_a_workload_that_the_storage_limits(tmp_path: Path) -> None:
+    def answer(name: str, number: int, *, at_least: bool, commands: tuple[str, ...]) -> Sized:
+        first = First(
+            low=number,
+            high=None if at_least else number,
+            evidence="",
+            data_loader="threads",
+            instead_of="threads",
+            written=True,
+            commands=commands,
+            full=f"what {name} needs",
+        )
+        real = None if at_least else float(number)
+        return Sized(
+            num_accelerators=number,
+            real_accelerators=real,
+            at_least=at_least,
+            fewest_failed=number + 1,
+            threshold=90.0,
+            points=(Point(number + 1, 80.0, 1.0, 1e9, "host cpu" if at_least else "storage"),),
+            confirmations=(),
+            interval=None,
+            limit="host cpu" if at_least else "storage",
+            target=Target("d", str(tmp_path), 1),
+            workload=load_workload(name),
+            folder=tmp_path,
+            dataset_bytes=1e9,
+            first=first,
+        )
+
+    none = answer("unet3d_h100", 0, at_least=False, commands=("dlemu a",))
+    host = answer("resnet50_h100", 4, at_least=True, commands=("dlemu b",))
+    drive = answer("cosmoflow_h100", 2, at_least=False, commands=("dlemu c", "dlemu d"))
+
+    def last(*answers: Sized) -> list[str]:
+        return str(Tried(tmp_path, answers, 9.0, tmp_path)).splitlines()[len(answers) + 3 :]
+
+    what = "next, the full measurement of "
+    assert last(none, host, drive) == [
+        f"{what}cosmoflow_h100: what cosmoflow_h100 needs",
+        "  dlemu c && dlemu d",
+    ]
+    assert last(host, none) == [f"{what}resnet50_h100: what resnet50_h100 needs", "  dlemu b"]
+    assert last(answer("unet3d_h100", 1, at_least=False, commands=())) == [
+        "the full measurement of unet3d_h100: what unet3d_h100 needs"
+    ]
 
 
 def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> None:
     found = try_storage(trial(drive, tmp_path), lambda text: None)
 
-    full = found.answers[0].full
-    assert full.quick, "five times this host's memory is no room for here"
-    assert str(full).startswith("quick, for the rule asks for more than is free: ")
+    full = found.answers[0].first
+    assert full is not None
+    assert full.full.startswith("writes ")
+    assert full.full.endswith("(quick: the dataset of the benchmark's rule has no room here)")
     datagen, size = full.commands
+    assert str(found).splitlines()[-1] == f"  {datagen} && {size}"
     assert run_command(shlex.split(datagen)[1:]) == 0
     # All but the search itself, which would take a while.
     assert run_command([*shlex.split(size)[1:], "--cfg", "job"]) == 0
     for line in (datagen, size):
-        assert f"dataset.data_folder={drive}/cosmoflow_h100" in line and line in str(found)
+        assert f"dataset.data_folder={drive}/cosmoflow_h100" in line
     # The dataset that it has written is read by the next try, stays, and is enough.
     again = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
-    assert not again.answers[0].files.written
     assert left(drive) == {"cosmoflow_h100"}
-    assert again.answers[0].full.commands == (size,)
+    now = again.answers[0].first
+    assert now is not None and not now.written and now.commands == (size,)
+    assert now.full.startswith("measures for about ")
 
 
 def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) -> None:
@@ -120,7 +244,8 @@ def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) 
 
     found = try_storage(trial(drive, tmp_path), said.append)
 
-    assert not found.answers[0].files.written and found.answers[0].files.layout.num_files == 20
+    assert found.answers[0].dataset_bytes == pytest.approx(20 * 4096, rel=0.2)
+    assert not written(found)
     assert "data: 20 files, 80.0 KiB, there already; " in "\n".join(said)
     assert sorted(path.name for path in (drive / "data").rglob("*")) == before
     assert left(drive) == {"data"}
@@ -128,13 +253,13 @@ def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) 
 
 def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     first = try_storage(trial(drive, tmp_path, keep=True), lambda text: None)
-    assert first.answers[0].files.written
+    assert written(first)
     assert left(drive) == {"dlemu-try"}
     (drive / "dlemu-try" / "foreign").write_text("not ours")
 
     second = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
 
-    assert not second.answers[0].files.written
+    assert not written(second)
     assert [path.name for path in (drive / "dlemu-try").iterdir()] == ["foreign"]
 
 
@@ -261,11 +386,11 @@ def test_a_folder_that_cannot_be_tried_gets_one_line(
 
 
 def test_its_words() -> None:
-    asked = parse_trial(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"])
+    asked = trial_of(parse(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"]))
 
     assert (asked.folder, asked.seconds, asked.max_bytes) == (Path("/mnt/d"), 60, 2 << 30)
     assert asked.keep and [w.name for w in asked.workloads] == list(WORKLOADS)
-    one = parse_trial(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"])
+    one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
     assert [(w.name, w.reader.data_loader) for w in one.workloads] == [("unet3d_b200", "threads")]
 
 
@@ -288,6 +413,6 @@ def test_its_words() -> None:
 )
 def test_a_wrong_word_gets_one_line(words: list[str], line: str) -> None:
     with pytest.raises(WorkloadError) as refused:
-        parse_trial(words)
+        trial_of(parse(words, WORDS))
 
     assert str(refused.value).startswith(line)

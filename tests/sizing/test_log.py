@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.sizing.log import SearchLog
+from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Point
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
 from tests.results.test_records import in_little_space
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
@@ -62,6 +64,26 @@ def test_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
     written(path, 1)
     with pytest.raises(WorkloadError, match=r"holds runs with num_ranks=1, now it is 2; name"):
         SearchLog(path, SETTINGS | {"num_ranks": 2})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("origin.read_bandwidth", 40 * 10**6),
+        ("cache.policy", "keep"),
+        ("reader.odirect", True),
+        ("host_memory", 1 << 30),
+        ("output.drop_caches", False),
+    ],
+)
+def test_what_changes_a_run_is_a_setting_of_its_search(key: str, value: object) -> None:
+    """Else a search in a named folder would answer with the runs of another storage."""
+    keys: dict[str, object] = {"dataset.data_folder": "/mnt/d1"}
+    before = settings_of(load_workload("unet3d_h100", keys), Alone())
+    after = settings_of(load_workload("unet3d_h100", keys | {key: value}), Alone())
+    assert [name for name in after if before.get(name) != after[name]] == [key]
+    more = {"dataset.num_files_train": 9, "metric.au": 0.5, "size.confirm": 1}
+    assert settings_of(load_workload("unet3d_h100", keys | more), Alone()) == before
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", "3", '{"settings": 3}'])

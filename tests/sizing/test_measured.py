@@ -26,6 +26,7 @@ from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.results.folders import hold
+from dlemu.results.judgement import judge_run
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
@@ -155,12 +156,17 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
         measured={"page_cache_share": 0.25},
     )
 
-    point = point_of(Outcome(tmp_path, measure(steps), summary), 9.0, in_memory=in_memory)
+    given = load_workload("unet3d_h100", {"host_memory": "1GiB"})
+    outcome = Outcome(tmp_path, measure(steps), summary)
+    point = point_of(given, outcome, 9.0, in_memory=in_memory)
 
     # 2 accelerators, 2 steps of 4 s each.
     assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
     assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
     assert (point.limit, point.page_cache_share) == (limit, 0.25)
+    assert point.remarks == judge_run(given, outcome.metrics, summary).remarks
+    assert "host_memory=1.0 GiB as given, not measured" in point.remarks
+    assert "BUT 25% of the bytes came from memory, not from storage" in point.remarks
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -188,7 +194,7 @@ def test_each_run_of_a_search_writes_checkpoints(
     for point in sizing["points"]:  # type: ignore[attr-defined]
         assert 0 < point["au_with_stalls_percentage"] < point["au_percentage"]
         assert (
-            f"AU {point['au_percentage']:6.2f}% ({point['au_with_stalls_percentage']:.2f}%" in said
+            f"AU {point['au_percentage']:.2f}% ({point['au_with_stalls_percentage']:.2f}%" in said
         )
     assert len(list(folder.glob("global_epoch1_step*/*.pt"))) == 4, "of the last run"
     with pytest.raises(WorkloadError, match=r"holds runs with model\.model_size_bytes=100000"):
@@ -227,7 +233,7 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     assert seeds == list(range(123, 123 + len(runs))), "each run reads in an order of its own"
     for line in (
         "3 accelerators: AU",
-        "confirm: 1 of 2 passed",
+        "confirming run 2 of 2",
         "at least 3",
         f"results: {folder}",
     ):
@@ -602,8 +608,8 @@ def test_an_answer_reads_as_it_should() -> None:
     assert str(example()) == (
         "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
         "(N* 8.37, 95% interval 8.28 to 8.46)\n"
-        "at 8: 23.9 GB/s, 163.2 samples/s, AU of the confirming runs 94.31%, 93.96%\n"
-        "limit: storage. seen at 9\n"
+        "at 9: limit storage, AU 83.70%. seen at 9\n"
+        "at 8: PASS, AU 94.31%, 93.96%, 23.9 GB/s, 163.2 samples/s\n"
         "4 runs in 2:00"
     )
     assert str(example(points=example().points[:1])).endswith("\n1 run in 30 s")
@@ -635,7 +641,7 @@ def test_a_line_of_a_search_counts_as_people_do(number: int, start: str) -> None
         (
             {"at_least": True, "limit": "none", "fewest_failed": None, **NO_REAL},
             "at least 8 unet3d_h100 accelerators at AU 90.00% or more: nothing failed up to "
-            "size.max_accelerators=512, so the storage may feed more; raise it",
+            "8, so the storage may feed more; raise size.max_accelerators",
         ),
         (
             {"at_least": True, "limit": "none", **NO_REAL},
@@ -666,7 +672,7 @@ def test_a_line_of_a_search_counts_as_people_do(number: int, start: str) -> None
                 "confirmations": (),
             },
             "0 unet3d_h100 accelerators: one alone reaches 63.00%, under the 90.00% asked "
-            "(N* 0.70, 95% interval 0.65 to 0.75)",
+            "(N* 0.70, 95% interval 0.65 to 0.75); one needs 2.86 GB/s, this storage gives 2 GB/s",
         ),
     ],
 )
@@ -704,12 +710,25 @@ def test_the_table_reads_as_it_should() -> None:
     )
     assert render_csv(answers) == (
         "workload,target,drives,num_accelerators,at_least,quick,dataset_GiB,AU_1,AU_2,"
-        "throughput_MiBps,limit\n"
-        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,22816.99,storage\n"
-        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,22816.99,host cpu\n"
+        "nominal_MB_per_second,limit,remarks\n"
+        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,23925.35,storage,\n"
+        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,23925.35,host cpu,\n"
     )
     assert isinstance(as_json(answers), list)
     assert as_json(answers[:1])["num_accelerators"] == 8
+
+
+def test_every_form_of_an_answer_has_the_remarks_of_its_runs() -> None:
+    """Of two runs with other numbers the last; a run that the answer does not show says nothing."""
+    shares = ("BUT 57% of the bytes came from memory", "BUT 55% of the bytes came from memory")
+    given = "origin emulated at 8 MB/s"
+    runs = [replace(p, remarks=(s, given)) for p, s in zip(example().shown, shares, strict=True)]
+    failed = replace(example().points[0], remarks=("of another run",))
+    answer = example(points=(failed, *runs), confirmations=tuple(runs))
+    assert answer.remarks == (shares[1], given) == tuple(answer.document["remarks"])
+    assert answer.line.endswith(f"; {shares[1]}; {given}") and answer.line in str(answer)
+    assert render_table([answer], markdown=True).endswith(f"\n{shares[1]}\n{given}\n")
+    assert render_csv([answer]).endswith(f",storage,{shares[1]}; {given}\n")
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from dlemu.cli.main import run
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.workload.model import load_workload
-from dlemu.workload.published import what_it_stands_for
 from tests.lab.published_training import fit_efficiency, read_minutes, read_spreads
 
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010"]
@@ -31,7 +30,6 @@ def test_a_datasheet_gives_a_range(capsys: pytest.CaptureFixture[str]) -> None:
         "\n"
         "limit: storage\n"
         "dlemu calibrate measures the host, which is taken as unlimited here\n"
-        f"{what_it_stands_for(load_workload('unet3d_h100'))}\n"
     )
 
 

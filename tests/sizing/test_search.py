@@ -45,8 +45,8 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
         (None, 6, "start"),
         (6, 10, "6 are not held back: more"),
         (10, 9, "the runs say 8.40: this should be the first to fail"),
-        (9, 8, "confirm: 0 of 2 passed"),
-        (8, 8, "confirm: 1 of 2 passed"),
+        (9, 8, "confirming run 1 of 2"),
+        (8, 8, "confirming run 2 of 2"),
         (8, None, "2 consecutive runs passed"),
     ]
     assert [event.point for event in events[1:]] == list(sizing.points)
