@@ -23,7 +23,7 @@ CLOCKED = $(shell grep -rl --include='test_*.py' 'mark\.clock' tests)
 BENCH  := start search events published
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants peers clean
+.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants golden peers clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -86,6 +86,9 @@ fuzz: $(VENV)/test.done ## damaged input for everything that is parsed
 # Do the tests notice mistakes? It needs no root.
 mutants: $(VENV)/test.done ## do the tests notice mistakes?
 	$(BIN)/python -m tests.mutants
+
+golden: $(VENV)/test.done ## what commands print, written anew: read the diff
+	$(BIN)/python -m tests.lab.golden
 
 # DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
 # writes.
