@@ -6,7 +6,10 @@ A file of tests/golden/ holds lines that begin with "$ " and, below each, what i
     $ cat FILE         a file that a command wrote: JSON as flat lines, HTML as its text
     $ render NAME      what a command shows that measures: `RENDERED` of tests/lab/stored.py
 
-`python -m tests.lab.golden` writes all of them anew: the diff is the review.
+tests/refusals.toml holds commands that are refused: a table's name has the first words of all its
+entries, an entry the rest and the one line that is printed.
+
+`python -m tests.lab.golden` writes all of it anew: the diff is the review.
 """
 
 import contextlib
@@ -21,7 +24,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from types import FunctionType
@@ -41,9 +46,11 @@ from dlemu.results import summary
 from dlemu.run import forecast
 from dlemu.run import summary as run_summary
 from dlemu.storage import probe as storage_probe
+from tests.lab.commands import SMALL
 from tests.lab.stored import PLACE, RENDERED, STORED, SYSTEM, VERSIONS, flat
 
 FOLDER = Path(__file__).parents[1] / "golden"
+REFUSALS = FOLDER.with_name("refusals.toml")
 _PROMPT = "$ "
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
 _CHECKS = [
@@ -81,20 +88,74 @@ def commands_of(text: str) -> list[str]:
 def written(text: str) -> str:
     """Return a golden file anew: its commands, run in their order, and what each prints."""
     parts = []
-    with (
-        fixed(),
-        tempfile.TemporaryDirectory(prefix="golden.") as folder,
-        contextlib.chdir(folder),
-    ):
-        named = {word.rpartition("=")[2] for line in commands_of(text) for word in line.split()}
-        for name in named & STORED.keys():
-            STORED[name](Path(name))
+    named = {word.rpartition("=")[2] for line in commands_of(text) for word in line.split()}
+    with prepared(named & STORED.keys()) as folder:
         for line in commands_of(text):
             verb, *words = shlex.split(line.removeprefix(_PROMPT))
             shown = _VERBS[verb](words).replace(folder, "/here").rstrip("\n")
             body = "\n".join(each.rstrip() for each in shown.split("\n"))
             parts.append(f"{line}\n{_LONG_NUMBER.sub(_rounded, body)}\n")
     return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def prepared(names: Iterable[str]) -> Iterator[str]:
+    """Work on the fixed host in a folder that holds these results; yield its name."""
+    with (
+        fixed(),
+        tempfile.TemporaryDirectory(prefix="golden.") as folder,
+        contextlib.chdir(folder),
+    ):
+        for name in names:
+            STORED[name](Path(name))
+        yield folder
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A command that was refused, or should have been."""
+
+    words: Sequence[str]
+    printed: str
+    """As in a golden file."""
+    left: Sequence[str]
+    """What it has made, or changed the name of."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What stderr says, but for keys without effect."""
+        lines = [each[2:] for each in self.printed.splitlines() if each.startswith("! ")]
+        return [each for each in lines if not each.startswith("ignored: ")]
+
+
+def refused(text: str) -> tuple[str, list[Refusal]]:
+    """Return the table of refusals anew, and what each of its commands did."""
+    lines, found, first = [], [], ""
+    with prepared(STORED) as folder:
+        for name in ("empty", "other"):
+            Path(name).mkdir()
+        for name in ("file", "other/x", "empty.yaml"):
+            Path(name).touch()
+        _dlemu(["datagen", *SMALL, "dataset.data_folder=data"])
+        before = _entries()
+        for line in text.splitlines():
+            if line.startswith("["):
+                (first,) = tomllib.loads(line)
+            elif line and not line.startswith("#"):
+                (more,) = tomllib.loads(line)
+                words = shlex.split(f"{first} {more}")
+                printed = _dlemu(words).replace(folder, "/here")
+                now = _entries()
+                found.append(Refusal(words, printed, sorted(now - before)))
+                before |= now
+                told = " ".join(each.removeprefix("dlemu: ") for each in found[-1].lines)
+                line = f"{json.dumps(more)} = {json.dumps(told, ensure_ascii=False)}"
+            lines.append(line)
+    return "\n".join([*lines, ""]), found
+
+
+def _entries() -> set[str]:
+    return set(map(str, Path().rglob("*")))
 
 
 def _rounded(found: re.Match[str]) -> str:
@@ -106,16 +167,12 @@ def _dlemu(words: list[str]) -> str:
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = main.run(words)
-    text = out.getvalue()
-    if "--json" in words and text:
-        head, _, tail = text.partition("{") if not text.startswith("[") else ("", "", text)
-        text = head + "\n".join(map(flat, _documents(f"{_}{tail}")))
-    lines = [
-        *text.rstrip("\n").split("\n"),
-        *(f"! {line}" for line in errors.getvalue().split("\n")),
-    ]
-    lines = [line for line in lines if line != "! "]
-    return "\n".join([*lines, *([f"(exit {status})"] if status else [])])
+    text = out.getvalue().rstrip("\n")
+    if "--json" in words:
+        text = "\n".join(map(flat, _documents(text)))
+    lines = [text, *(f"! {line}" for line in errors.getvalue().splitlines() if line)]
+    lines += [f"(exit {status})"] if status else []
+    return "\n".join(lines if text else lines[1:])
 
 
 def _documents(text: str) -> Iterator[Any]:
@@ -188,7 +245,7 @@ def fixed() -> Iterator[None]:
     drives = tuple(DriveSettings(**each) for each in SYSTEM["drives"])
     of_system = System(**{**SYSTEM, "drives": drives})
     memory: int = PLACE["memory_bytes"]
-    real = importlib.metadata.version
+    real, own = importlib.metadata.version, wear._devices
     fakes: dict[Any, Any] = {
         summary.time_of_day: lambda: "2026-01-02T03:04:05+00:00",
         place.find_place: lambda folder, **_: found,
@@ -202,8 +259,8 @@ def fixed() -> Iterator[None]:
         storage_probe.probe_writing: lambda *_, **__: 2e9,
         datagen_probe.write_rate: lambda *_: 2e9,
         drive_counters.lifetime: lambda device: _LIFETIME,
-        wear._devices: lambda others: [BlockDevice("nvme1n1", ())] if others else [],
         devices.devices_under: lambda folder, **_: [],
+        own: lambda others: [BlockDevice("nvme1n1", ())] if others == ["."] else own(others),
         real: lambda name: "1.2.3" if name == "dlemu" else real(name),
     }
     with pytest.MonkeyPatch.context() as patch, swapped(fakes):
@@ -238,3 +295,4 @@ def _swap(pairs: dict[Any, Any]) -> None:
 if __name__ == "__main__":
     for path in sorted(FOLDER.glob("*.txt")):
         path.write_text(written(path.read_text()))
+    REFUSALS.write_text(refused(REFUSALS.read_text())[0])
