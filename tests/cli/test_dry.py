@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from tests.cli.test_main import refusal
 from tests.lab.commands import QUICK, SMALL
 
 QUICK_SIZE = [*QUICK, "size.quick=true", "size.confirm=0", "reader.prefetch_size=1"]
@@ -156,9 +155,3 @@ def test_a_run_that_ended_is_not_written_over(
     capsys.readouterr()
     assert run([*words, "--dry-run"]) == 1
     assert "holds a run already" in capsys.readouterr().err
-
-
-def test_other_commands_have_no_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(["verify", "x", "--dry-run"], capsys) == (
-        "unknown option --dry-run (dlemu --help lists them)"
-    )

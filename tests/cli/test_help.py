@@ -73,22 +73,6 @@ def test_a_key_is_shown_with_unit_default_and_range(capsys: pytest.CaptureFixtur
     assert said(["help", "keys"], capsys).count("\n  ") > 3 * len(all_keys())
 
 
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        ("reader.odirct", "no help on reader.odirct; did you mean reader.odirect?"),
-        ("odirect", "no help on odirect; did you mean reader.odirect?"),
-        ("siz", "no help on siz; did you mean size?"),
-        ("xyzzy", "no help on xyzzy; dlemu help keys lists all keys, dlemu --help all commands"),
-    ],
-)
-def test_an_unknown_word_gets_one_line(
-    word: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["help", word]) == 1
-    assert capsys.readouterr().err == f"dlemu: {line}\n"
-
-
 def test_a_command_does_not_show_what_only_others_read() -> None:
     shown = {name: {key.name for key in keys_of(name)} for name in USAGES}
     assert not {"size.quick", "drive", "predict.tool"} & shown["run"]

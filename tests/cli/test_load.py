@@ -41,25 +41,6 @@ def test_files_are_measured_and_told_to_scripts(
     assert "probed" in told["drive_source"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model=lama"], "model lama is not known"),
-        ([], "no model; write dlemu load model=llama2_70b, or files=FILE,FILE"),
-        (["/mnt"], "'/mnt' is no key=value; write target=/mnt"),
-        (["model=sdxl", "files=a"], "model and files exclude each other"),
-        (["files=/etc/hostname", "scale=0.1"], "scale has no effect with files=; leave it out"),
-        (["files=/nowhere/*"], "files=/nowhere/*: /nowhere/* matches no file"),
-        (["model=sdxl", "reader=4"], "unknown key reader; did you mean readers?"),
-        (["model=sdxl", "ways=splice"], "ways=splice: splice is none of mmap, pread"),
-        (["model=sdxl", "target=/nosuch"], "target /nosuch is not a folder"),
-        (["model=sdxl", "scale=all"], "scale=all: must be a number"),
-        (["model=sdxl", "--csv", "/tmp/x.csv"], "--csv has a row for each read; name a target"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["load", *words]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1 and told[0].startswith(f"dlemu: {message}"), told
+def test_arithmetic_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["load", "model=sdxl", "--csv", "/tmp/x.csv"]) == 1
+    assert "--csv has a row for each read; name a target" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import yaml
 
 from dlemu.cli.main import run
 from dlemu.cli.spellings import translated
-from dlemu.errors import WorkloadError
 
 
 @pytest.mark.parametrize(
@@ -33,30 +32,6 @@ def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
     assert translated(words.split()) == own.split()
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--model unet3d",
-         "--model unet3d needs --accelerator-type a100 or b200 or h100 or h200; or write "
-         "workload=unet3d_h100"),
-        ("--accelerator-type h100", "--accelerator-type h100 needs --model, or write "
-         "workload=NAME"),
-        ("--results-dir /x", "--results-dir is mlpstorage's; write output.folder=FOLDER, which is "
-         "the folder of this one run"),
-        ("--hosts=a,b", "--hosts is mlpstorage's; start the ranks yourself: mpirun -n RANKS --host "
-         "A,B --bind-to none dlemu run ..."),
-        ("--num-accelerators", "--num-accelerators needs a value"),
-        ("--data-dir --closed", "--data-dir needs a value"),
-        ("--data-dir ~/x", "--data-dir=~/x: a shell expands no ~ behind =; write $HOME/x, or "
-         "./~/x for a folder of that name"),
-    ],
-)  # fmt: skip
-def test_what_means_something_else_gets_one_line(words: str, line: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        translated(words.split())
-    assert str(error.value) == line
-
-
 def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--model unet3d --accelerator-type h100 --num-accelerators 4 --num-client-hosts 1 "
     words += "--client-host-memory-in-gb 64 --data-dir /mnt/unet3d --params reader.read_threads=8"
@@ -69,10 +44,3 @@ def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) 
     )
     assert (tree["num_accelerators"], tree["host_memory"]) == (4, 64 << 30)
     assert tree["dataset"]["data_folder"] == "/mnt/unet3d"
-
-
-def test_a_group_of_commands_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["training", "run"]) == 1
-    assert capsys.readouterr().err == (
-        "dlemu: training is a word of mlpstorage; leave it out: dlemu run ...\n"
-    )

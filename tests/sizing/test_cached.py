@@ -13,7 +13,6 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.sizing import start
-from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.measured import size
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
@@ -72,23 +71,6 @@ def test_predict_answers_for_cold_and_warm(
 def test_the_table_of_hit_shares_needs_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "--hit-shares"]) == 0
     assert "0.478" in capsys.readouterr().out
-
-
-def test_what_is_missing_is_said() -> None:
-    keys: dict[str, object] = {"drive": "d7_ps1010", "cache.capacity": "500GiB"}
-    with pytest.raises(WorkloadError, match=r"origin\.read_bandwidth is not set: a prediction"):
-        predict_cached(load_workload("unet3d_h100", keys))
-    keys |= {"origin.read_bandwidth": 10**9, "dataset.num_files_train": "auto"}
-    with pytest.raises(WorkloadError, match=r"cache\.capacity must be a share of the dataset"):
-        predict_cached(load_workload("unet3d_h100", keys))
-
-
-def test_a_server_is_no_drive_that_holds_a_cache() -> None:
-    keys = {"origin.read_bandwidth": 10**9, "server.read_bandwidth": 10**10, "cache.capacity": 1}
-    with pytest.raises(
-        WorkloadError, match=r"drive is not set: server.read_bandwidth says nothing"
-    ):
-        predict_cached(load_workload("unet3d_h100", keys))
 
 
 @pytest.mark.parametrize(
