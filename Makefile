@@ -83,9 +83,10 @@ SECONDS ?= 600
 fuzz: $(VENV)/test.done ## damaged input for everything that is parsed
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
-# Do the tests notice mistakes? It needs no root.
-mutants: $(VENV)/test.done ## do the tests notice mistakes?
-	$(BIN)/python -m tests.mutants
+# Do the tests notice mistakes? It needs no root. Any mistakes: make mutants RANDOM=50 SEED=1
+SEED ?= 0
+mutants: $(VENV)/test.done ## do the tests notice mistakes? RANDOM=50 draws any
+	$(BIN)/python -m tests.mutants $(if $(RANDOM),--random $(RANDOM) --seed $(SEED))
 
 golden: $(VENV)/test.done ## what commands print, written anew: read the diff
 	$(BIN)/python -m tests.lab.golden
