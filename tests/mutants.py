@@ -33,7 +33,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import IO, Any, NoReturn
@@ -354,7 +354,7 @@ def run(
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(mutations)))]
     for thread in threads:
         thread.start()
     try:
@@ -441,7 +441,12 @@ def main() -> int:
             from tests.random_mutants import draw
 
             drawn = draw(ROOT, asked.random, asked.seed, words)
-            found = run([Mutation(**each, options=("-x",)) for each in drawn], root=ROOT)
+            # First by the tests that start no process, then by all: most are noticed soon.
+            soon = ("-x", "-m", "quick and not root and not gpu")
+            found = run([Mutation(**each, options=soon) for each in drawn], root=ROOT)
+            alive = [each for each, (survived, *_) in found.items() if survived]
+            found = {each: found[each] for each in found if each not in alive}
+            found |= run([replace(each, options=("-x",)) for each in alive], root=ROOT)
             status, told = judge_random(found)
         else:
             listed = read_list(LIST)

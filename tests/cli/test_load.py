@@ -10,15 +10,6 @@ from dlemu.cli.main import run
 from dlemu.host.devices import lies_in_memory
 
 
-def test_without_a_target_it_is_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["load", "model=llama2_70b", "drive=d3_s4520"]) == 0
-    out = capsys.readouterr().out
-    assert "138 GB / 550 MB/s = 251 s" in out and "at load only" in out
-    assert run(["load", "model=llama2_70b", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["by_datasheet"][0]["seconds"] == pytest.approx(9.514, abs=1e-3)
-
-
 def test_files_are_measured_and_told_to_scripts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
