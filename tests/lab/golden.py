@@ -260,6 +260,7 @@ def fixed() -> Iterator[None]:
         datagen_probe.write_rate: lambda *_: 2e9,
         drive_counters.lifetime: lambda device: _LIFETIME,
         devices.devices_under: lambda folder, **_: [],
+        devices.lies_in_memory: lambda *_, **__: False,
         own: lambda others: [BlockDevice("nvme1n1", ())] if others == ["."] else own(others),
         real: lambda name: "1.2.3" if name == "dlemu" else real(name),
     }
