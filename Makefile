@@ -23,7 +23,7 @@ CLOCKED = $(shell grep -rl --include='test_*.py' 'mark\.clock' tests)
 BENCH  := start search events published
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants peers clean
+.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants golden peers clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -83,9 +83,13 @@ SECONDS ?= 600
 fuzz: $(VENV)/test.done ## damaged input for everything that is parsed
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --jobs 2 $(if $(TARGET),--target '$(TARGET)')
 
-# Do the tests notice mistakes? It needs no root.
-mutants: $(VENV)/test.done ## do the tests notice mistakes?
-	$(BIN)/python -m tests.mutants
+# Do the tests notice mistakes? It needs no root. Any mistakes: make mutants RANDOM=50 SEED=1
+SEED ?= 0
+mutants: $(VENV)/test.done ## do the tests notice mistakes? RANDOM=50 draws any
+	$(BIN)/python -m tests.mutants $(if $(RANDOM),--random $(RANDOM) --seed $(SEED))
+
+golden: $(VENV)/test.done ## what commands print, written anew: read the diff
+	$(BIN)/python -m tests.lab.golden
 
 # DLIO in an environment of its own, for the benchmarks to compare with; each reads what the other
 # writes.

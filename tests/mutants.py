@@ -1,12 +1,18 @@
 """Does a test notice? Changes the code as somebody might by mistake, and runs the tests.
 
     python -m tests.mutants [--only WORD ...] [--jobs N]
+    python -m tests.mutants --random N [--seed S] [--only WORD ...]
 
 `mutants.toml` has the list: a file, text that it holds once, what to put in its place, and the
 tests that must fail then. Each job works in a copy of the checkout; there the tests must first pass
 as the code is. No test may need root: its rights are put down.
 
 The exit status is 0 if all changes were noticed but for a few, each with a reason in the list.
+build/kills.json keeps which test noticed which change, and build/candidates.txt the tests that
+two others make up for (`cover`): all changes are noticed twice without them.
+
+--random changes an operator, a condition or a number anywhere in the product instead
+(`random_mutants.py`); 9 of 10 must be noticed.
 """
 
 import argparse
@@ -26,16 +32,20 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from py_compile import PycInvalidationMode
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 
 MOST_SURVIVORS = 5
+REDUNDANCY = 2
+"""So many tests are to notice each change."""
+KEPT = re.compile(r"contract|fault|hang|end_to_end|truth|golden|refusals|fuzz|layers")
+"""Tests that stay whatever changes they notice."""
 _LEAST_SECONDS = 60.0
 """A run of tests may take this long, or twice what all tests took as the code is."""
 _LONGEST_CONTROL = 3600.0
@@ -44,7 +54,7 @@ _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; others say that no test was run, or not to its end."""
 # Random examples must be the same each time, or a change would be noticed by chance.
 _OPTIONS = (
-    *("-x", "-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
+    *("-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
     "--hypothesis-seed=0",
 )
 _PRELOADED = (
@@ -69,6 +79,8 @@ class Mutation:
     """Files or tests, as pytest takes them."""
     reason: str = ""
     """Why no test can notice; empty: one must."""
+    options: tuple[str, ...] = ()
+    """Of pytest: -x where it does not matter which tests notice."""
 
     @property
     def name(self) -> str:
@@ -125,6 +137,8 @@ class Copy:
     def __init__(self, root: Path, folder: Path) -> None:
         self._folder = folder
         self._seconds = 0.0
+        self.tests: list[str] = []
+        """Those that passed as the code is."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         for name in listed.stdout.split("\0"):
@@ -164,13 +178,14 @@ class Copy:
             BrokenList: they do not pass.
         """
         begin = time.monotonic()
-        status, told = self._run(tests, _LONGEST_CONTROL)
+        status, told, outcomes = self._run([*tests], _LONGEST_CONTROL)
+        self.tests = [test for test, passed in outcomes.items() if passed]
         self._seconds = time.monotonic() - begin
         if status != _PASSED:
             raise BrokenList(f"without any change the tests do not pass:\n{told}")
 
-    def survives(self, mutation: Mutation) -> tuple[bool, str]:
-        """Return whether no test noticed, and what was told.
+    def survives(self, mutation: Mutation) -> tuple[bool, str, list[str]]:
+        """Return whether no test noticed, what was told, and the tests that noticed.
 
         Raises:
             BrokenList: the tests could not be run.
@@ -179,25 +194,31 @@ class Copy:
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
         try:
-            status, told = self._run(mutation.tests, max(_LEAST_SECONDS, 2 * self._seconds))
+            words = [*mutation.options, *mutation.tests]
+            status, told, outcomes = self._run(words, max(_LEAST_SECONDS, 2 * self._seconds))
         finally:
             path.write_text(text)
         if status is None:
-            return False, "killed: its tests did not end"
+            return False, "killed: its tests did not end", []
         if status not in (_PASSED, _FAILED):
             raise BrokenList(f"{mutation.name}: the tests could not be run:\n{told}")
-        return status == _PASSED, "survived" if status == _PASSED else "killed"
+        failed = [test for test, passed in outcomes.items() if not passed]
+        return status == _PASSED, "survived" if status == _PASSED else "killed", failed
 
-    def _run(self, tests: Sequence[str], seconds: float) -> tuple[int | None, str]:
-        """Return pytest's exit status (None: it did not end in time) and the end of its words."""
+    def _run(self, words: list[str], seconds: float) -> tuple[int | None, str, dict[str, bool]]:
+        """Run pytest with words.
+
+        Return its exit status (None: it did not end in time), the end of what it printed, and of
+        each test function that was run whether it passed with all its parameters.
+        """
         assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(json.dumps([list(tests), seconds]) + "\n")
+        self._server.stdin.write(json.dumps([words, seconds]) + "\n")
         self._server.stdin.flush()
         line = self._server.stdout.readline()
         if not line:
             raise BrokenList("the process that runs the tests has ended")
-        status, told = json.loads(line)
-        return status, told
+        status, told, outcomes = json.loads(line)
+        return status, told, outcomes
 
 
 def serve() -> None:
@@ -212,7 +233,7 @@ def serve() -> None:
     assert "dlemu" not in sys.modules, "what is to be changed must not be imported yet"
     for line in sys.stdin:
         tests, seconds = json.loads(line)
-        with tempfile.TemporaryFile("w+") as words:
+        with tempfile.TemporaryFile("w+") as words, tempfile.TemporaryFile("w+") as outcomes:
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
@@ -220,24 +241,40 @@ def serve() -> None:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(words.fileno(), 1)
                 os.dup2(words.fileno(), 2)
-                _test(tests)
+                _test(tests, outcomes)
             status = _wait(pid, seconds)
             words.seek(0)
+            outcomes.seek(0)
             told = "\n".join(words.read().splitlines()[-40:])
-        print(json.dumps([status, told]), flush=True)
+            found = json.loads(outcomes.read() or "{}")
+        print(json.dumps([status, told, found]), flush=True)
 
 
-def _test(tests: Sequence[str]) -> NoReturn:
+class _Outcomes:
+    """A plugin of pytest: of each test function, whether it passed with all its parameters."""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        test = report.nodeid.partition("[")[0]
+        if report.when == "call" or report.failed:
+            self.passed[test] = self.passed.get(test, True) and not report.failed
+
+
+def _test(words: Sequence[str], file: IO[str]) -> NoReturn:
     import pytest
 
-    status: int = 3  # pytest's own for what it did not expect
+    outcomes, status = _Outcomes(), 3  # pytest's own for what it did not expect
     try:
         found = importlib.util.find_spec("dlemu")
         if Path("dlemu").is_dir() and not (found and str(found.origin).startswith(os.getcwd())):
             print("the tests would not import the copy that is changed")
         else:
-            status = pytest.main([*_OPTIONS, *tests])
+            status = pytest.main([*_OPTIONS, *words], plugins=[outcomes])
     finally:
+        json.dump(outcomes.passed, file)
+        file.flush()
         sys.stdout.flush()
         os._exit(status)
 
@@ -277,10 +314,15 @@ def _without_root() -> list[str]:
     raise BrokenList("root's rights cannot be put down here; run it as another user")
 
 
+Found = dict[Mutation, tuple[bool, str, list[str]]]
+
+
 def run(
-    mutations: Sequence[Mutation], *, root: Path, jobs: int = 1
-) -> dict[Mutation, tuple[bool, str]]:
-    """Return, for each mutation, whether it survived and what was told.
+    mutations: Sequence[Mutation], *, root: Path, jobs: int = 1, ran: set[str] | None = None
+) -> Found:
+    """Return, for each mutation, whether it survived, what was told and the tests that noticed.
+
+    The tests that pass as the code is are added to `ran`.
 
     Raises:
         BrokenList: the list is out of date, or the tests do not pass as the code is.
@@ -290,7 +332,7 @@ def run(
     left: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
     for mutation in mutations:
         left.put(mutation)
-    found: dict[Mutation, tuple[bool, str]] = {}
+    found: Found = {}
     failures: list[BaseException] = []
     tests = sorted({test for mutation in mutations for test in mutation.tests})
 
@@ -301,6 +343,8 @@ def run(
                 contextlib.closing(Copy(root, Path(folder))) as copy,
             ):
                 copy.control(tests)
+                if ran is not None:
+                    ran.update(copy.tests)
                 while not failures and not left.empty():
                     mutation = left.get_nowait()
                     found[mutation] = copy.survives(mutation)
@@ -310,7 +354,7 @@ def run(
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(mutations)))]
     for thread in threads:
         thread.start()
     try:
@@ -325,39 +369,95 @@ def run(
     return found
 
 
-def judge(found: dict[Mutation, tuple[bool, str]]) -> tuple[int, str]:
+def judge(found: Found) -> tuple[int, str]:
     """Return the exit status, and what is told of the survivors."""
-    survivors = [mutation for mutation, (survived, _) in found.items() if survived]
+    survivors = [mutation for mutation, (survived, *_) in found.items() if survived]
     lines = [f"{len(found)} mutations, {len(survivors)} survived (at most {MOST_SURVIVORS} may)"]
     wrong = len(survivors) > MOST_SURVIVORS
     for mutation in survivors:
         lines.append(f"  {mutation.name}: {mutation.reason or 'NO REASON; add a test'}")
         wrong |= not mutation.reason
-    for mutation, (survived, _) in found.items():
+    for mutation, (survived, *_) in found.items():
         if mutation.reason and not survived:
             lines.append(f"  {mutation.name} was noticed: take its reason off the list")
             wrong = True
     return int(wrong), "\n".join(lines)
 
 
+def judge_random(found: Found) -> tuple[int, str]:
+    """Return the exit status, 1 where more than a tenth survived, and the survivors."""
+    survivors = [f"  {each.name}" for each, (survived, *_) in found.items() if survived]
+    head = f"{len(found)} mutations, {len(survivors)} survived (at most a tenth may)"
+    return int(10 * len(survivors) > len(found)), "\n".join([head, *survivors])
+
+
+def cover(kills: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return tests that notice each change at least twice, or as often as it is noticed at all.
+
+    `kills` has the tests that notice each change. The test that adds most is taken first.
+    """
+    needs = {change: min(REDUNDANCY, len(tests)) for change, tests in kills.items()}
+    changes: dict[str, set[str]] = {}
+    for change, tests in kills.items():
+        for test in tests:
+            changes.setdefault(test, set()).add(change)
+    taken = []
+    while any(needs.values()):
+        best = max(sorted(changes), key=lambda test: sum(needs[c] > 0 for c in changes[test]))
+        taken.append(best)
+        for change in changes.pop(best):
+            needs[change] = max(0, needs[change] - 1)
+    return taken
+
+
+def keep(found: Found, ran: set[str], folder: Path) -> str:
+    """Add what was found to kills.json, write candidates.txt anew, and return a line on them."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "kills.json"
+    known = json.loads(path.read_text()) if path.exists() else {"kills": {}, "ran": []}
+    known["kills"] |= {each.name: tests for each, (_, _, tests) in found.items()}
+    known["ran"] = sorted({*known["ran"], *ran})
+    path.write_text(json.dumps(known, indent=1))
+    spared = {*cover(known["kills"])}
+    left = [test for test in known["ran"] if test not in spared and not KEPT.search(test)]
+    (folder / "candidates.txt").write_text("".join(f"{test}\n" for test in left))
+    return f"{len(left)} of {len(known['ran'])} tests may go: {folder / 'candidates.txt'}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="of these files or changes")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--random", type=int, metavar="N", help="change code anywhere, N times")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is drawn")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies to work in")
     asked = parser.parse_args()
     if asked.serve:
         serve()
         return 0
     try:
-        listed = read_list(LIST)
-        if lines := stale(listed, ROOT):  # all of them, whatever was asked for
-            raise BrokenList("\n".join(lines))
-        words = asked.only or [""]
-        mutations = [each for each in listed if any(word in each.name for word in words)]
-        if not mutations:
-            raise BrokenList(f"no mutation has {' or '.join(words)} in its name")
-        status, told = judge(run(mutations, root=ROOT, jobs=asked.jobs))
+        words, ran = asked.only or [""], set[str]()
+        if asked.random:
+            from tests.random_mutants import draw
+
+            drawn = draw(ROOT, asked.random, asked.seed, words)
+            # First by the tests that start no process, then by all: most are noticed soon.
+            soon = ("-x", "-m", "quick and not root and not gpu")
+            found = run([Mutation(**each, options=soon) for each in drawn], root=ROOT)
+            alive = [each for each, (survived, *_) in found.items() if survived]
+            found = {each: found[each] for each in found if each not in alive}
+            found |= run([replace(each, options=("-x",)) for each in alive], root=ROOT)
+            status, told = judge_random(found)
+        else:
+            listed = read_list(LIST)
+            if lines := stale(listed, ROOT):  # all of them, whatever was asked for
+                raise BrokenList("\n".join(lines))
+            mutations = [each for each in listed if any(word in each.name for word in words)]
+            if not mutations:
+                raise BrokenList(f"no mutation has {' or '.join(words)} in its name")
+            found = run(mutations, root=ROOT, jobs=asked.jobs, ran=ran)
+            status, told = judge(found)
+            told += f"\n{keep(found, ran, ROOT / 'build')}"
     except BrokenList as error:
         print(error, file=sys.stderr)
         return 1

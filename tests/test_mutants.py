@@ -5,7 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import LIST, ROOT, BrokenList, Mutation, judge, read_list, run, stale
+from tests.mutants import (
+    LIST,
+    ROOT,
+    BrokenList,
+    Mutation,
+    cover,
+    judge,
+    judge_random,
+    keep,
+    read_list,
+    run,
+    stale,
+)
+from tests.random_mutants import draw
 
 CODE = "def half(number):\n    return number // 2\n"
 TESTS = """
@@ -43,12 +56,15 @@ def test_the_list_fits_the_code() -> None:
 def test_what_no_test_notices_survives_and_needs_a_reason(project: Path) -> None:
     killed, survivor = mutation("number // 3"), mutation("number >> 1")
     spared = mutation("number / 2", test="::test_half")
-    found = run([killed, survivor, spared], root=project)
-    assert {each: survived for each, (survived, _) in found.items()} == {
+    ran: set[str] = set()
+    found = run([killed, survivor, spared], root=project, ran=ran)
+    assert {each: survived for each, (survived, *_) in found.items()} == {
         killed: False,
         survivor: True,
         spared: True,
     }
+    both = {"tests/test_half.py::test_half", "tests/test_half.py::test_of_any"}
+    assert (ran, {*found[killed][2]}, found[survivor][2]) == (both, both, [])
     assert (project / "half.py").read_text() == CODE, "the change was made in a copy"
     status, told = judge(found)
     assert status == 1 and "half.py: number >> 1: NO REASON; add a test" in told
@@ -57,10 +73,10 @@ def test_what_no_test_notices_survives_and_needs_a_reason(project: Path) -> None
 
 def test_few_survivors_with_reasons_are_accepted() -> None:
     spared = [mutation(str(number), reason="it is the same") for number in range(6)]
-    survived = (True, "survived")
+    survived = (True, "survived", list[str]())
     assert judge(dict.fromkeys(spared[:5], survived))[0] == 0
     assert judge(dict.fromkeys(spared, survived))[0] == 1
-    status, told = judge({spared[0]: (False, "killed")})
+    status, told = judge({spared[0]: (False, "killed", ["test"])})
     assert status == 1 and "half.py: 0 was noticed: take its reason off the list" in told
 
 
@@ -69,7 +85,7 @@ def test_an_endless_test_notices_but_one_that_cannot_run_says_nothing(
 ) -> None:
     monkeypatch.setattr("tests.mutants._LEAST_SECONDS", 0.01)
     monkeypatch.setattr("tests.mutants.Copy.control", lambda copy, tests: None)
-    (survived, told), *_ = run([mutation("__import__('time').sleep(99)")], root=project).values()
+    (survived, told, _), *_ = run([mutation("__import__('time').sleep(99)")], root=project).values()
     assert not survived and told == "killed: its tests did not end"
     monkeypatch.setattr("tests.mutants._LEAST_SECONDS", 60.0)
     with pytest.raises(BrokenList, match="the tests could not be run:\n"):
@@ -126,3 +142,44 @@ def test_a_list_that_says_too_little_is_refused(text: str, told: str, tmp_path: 
     (tmp_path / "list.toml").write_text(text)
     with pytest.raises(BrokenList, match=told):
         read_list(tmp_path / "list.toml")
+
+
+def test_a_cover_notices_each_change_twice() -> None:
+    kills = {"a": ["x", "y", "z"], "b": ["x"], "c": ["y", "z"], "d": []}
+    taken = cover(kills)
+    assert sorted(taken) == ["x", "y", "z"]
+    assert cover({"a": ["x", "y", "z"], "b": ["x", "y"]}) == ["x", "y"]
+
+
+def test_what_adds_nothing_is_a_candidate_but_for_what_stays(tmp_path: Path) -> None:
+    found = {mutation("1"): (False, "killed", ["t.py::a", "t.py::b", "t.py::c"])}
+    ran = {"t.py::a", "t.py::b", "t.py::c", "test_faults.py::d"}
+    assert keep(found, ran, tmp_path).startswith("1 of 4 tests may go: ")
+    assert (tmp_path / "candidates.txt").read_text() == "t.py::c\n"
+    other = {mutation("2"): (False, "killed", ["t.py::c"])}
+    assert keep(other, set(), tmp_path).startswith("1 of 4")
+    assert (tmp_path / "candidates.txt").read_text() == "t.py::b\n", "of all changes so far"
+
+
+def test_changes_are_drawn_by_a_seed_and_are_code() -> None:
+    drawn = draw(ROOT, 40, 1, ["dlemu/results", "dlemu/units"])
+    assert drawn == draw(ROOT, 40, 1, ["dlemu/results", "dlemu/units"])
+    assert drawn != draw(ROOT, 40, 2, ["dlemu/results", "dlemu/units"])
+    mutations = [Mutation(**each) for each in drawn]
+    assert stale(mutations, ROOT) == []
+    assert len({each.name for each in mutations}) == 40
+    for each in mutations:
+        compile(each.new, each.file, "exec")
+        assert each.new != each.old and each.tests[1:3] == (
+            "tests/test_golden.py",
+            "tests/test_refusals.py",
+        )
+
+
+def test_a_tenth_of_them_may_survive() -> None:
+    found = {mutation(str(number)): (number < 1, "", list[str]()) for number in range(10)}
+    assert judge_random(found) == (
+        0,
+        "10 mutations, 1 survived (at most a tenth may)\n  half.py: 0",
+    )
+    assert judge_random({mutation("1"): (True, "survived", [])})[0] == 1

@@ -123,43 +123,6 @@ def test_the_same_command_replaces_its_own_and_reads_may_come_later(
     assert read_record(Path("ck")) == again
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["checkpoint.checkpoint_folder=null"], "checkpoint.checkpoint_folder is not set; add "),
-        (["model.parallelism.tensor=2"], "num_accelerators must be a multiple of 2 "),
-        (["model.model_size_bytes=null"], "model unet3d has no size; write model=llama3_8b"),
-        (
-            ["model.model_size_bytes=900TB", "checkpoint.checkpoint_folder=a/b/ck"],
-            "a/b/ck on host ",
-        ),
-        (["checkpoint.num_checkpoints_write=0"], "ck holds no checkpoints of dlemu; set "),
-        (["checkpoint.checkpoint_folder=file"], "checkpoint.checkpoint_folder file cannot be used"),
-        (["checkpoint.checkpoint_folder=other"], "checkpoint.checkpoint_folder other holds x,"),
-        (["checkpoint.mtbf=soon"], "checkpoint.mtbf: 'soon' is not a duration; write it like 90"),
-        (["model=unet4d"], "no model unet4d; did you mean unet3d?"),
-        (["checkpoint.scale=2"], "checkpoint.scale must be at most 1, got 2"),
-        ([DCP, "checkpoint.odirect=auto"], "checkpoint.odirect=auto has no effect with " + DCP),
-        ([DCP, "checkpoint.piece_bytes=4096"], "checkpoint.piece_bytes=4096 has no effect "),
-        ([DCP, "checkpoint.io_depth=2"], "checkpoint.io_depth=2 has no effect with " + DCP),
-        ([DCP, "--verify"], "checkpoint.verify=true has no effect with " + DCP),
-    ],
-)
-def test_what_cannot_be_is_one_line_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], words: list[str], line: str
-) -> None:
-    Path("file").touch()
-    Path("other").mkdir()
-    Path("other/x").touch()
-    base = [
-        word for word in THREE if words[0].startswith("model=") is False or "=unet3d" not in word
-    ]
-    assert run(["checkpoint", *base, *words]) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith(f"dlemu: {line}") and said.err.count("\n") == 1
-    assert sorted(os.listdir()) == ["file", "other"] and os.listdir("other") == ["x"]
-
-
 def test_compare_names_a_damaged_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoint("output.folder=out") == 0
     told, rates = summary(), "save_bytes_per_second"

@@ -12,7 +12,6 @@ import pytest
 
 from dlemu.checkpoint.in_run import (
     Place,
-    check_checkpoints,
     combine_checkpoints,
     due_after,
     mark_writing,
@@ -180,20 +179,6 @@ def test_an_interrupted_one_leaves_no_half_file(tmp_path: Path) -> None:
         checkpoints.take(0, 2)
         raise KeyboardInterrupt
     assert not list(tmp_path.glob("*/*"))
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"checkpoint_folder": None}, "checkpoint_folder is not set"),
-        ({"writer": "dcp"}, "writer=dcp works in `dlemu checkpoint` only"),
-    ],
-)
-def test_what_cannot_be_written_is_refused_first(
-    tmp_path: Path, keys: dict[str, Any], line: str
-) -> None:
-    with pytest.raises(WorkloadError, match=line):
-        check_checkpoints(job(tmp_path, **keys), 1)
 
 
 def test_none_due_needs_no_folder(tmp_path: Path) -> None:

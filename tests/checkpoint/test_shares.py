@@ -10,9 +10,8 @@ from dlemu.checkpoint.shares import (
     share_of,
     total_bytes,
 )
-from dlemu.errors import WorkloadError
 from dlemu.workload.checkpoint_sections import ModelSection
-from dlemu.workload.compose import known_models, model_keys
+from dlemu.workload.compose import known_models
 from dlemu.workload.model import load_workload
 
 
@@ -155,29 +154,3 @@ def test_a_model_with_fewer_copies() -> None:
     assert share_of(own, 4, "default") == Share(4, 4)
     q = PARAMETERS["llama3_8b"] // 4
     assert files_of_rank(own, 4, 3)[1].num_bytes == 12 * q + 60 * 4096
-
-
-@pytest.mark.parametrize(
-    ("name", "number", "mode", "line"),
-    [
-        ("llama3_70b", 12, "default", "num_accelerators must be a multiple of 8 "),
-        ("llama3_8b", 9, "subset", "num_accelerators must be at most 8"),
-        ("unet3d", None, "subset", "checkpoint.mode=subset needs model.parallelism.data"),
-        ("resnet50_h100", None, "default", "model model has no size; write model=llama3_8b"),
-    ],
-)
-def test_a_number_that_does_not_fit_is_refused(
-    name: str, number: int | None, mode: str, line: str
-) -> None:
-    with pytest.raises(WorkloadError) as refused:
-        share_of(model(name), number, mode)  # type: ignore[arg-type]
-    assert str(refused.value).startswith(line)
-
-
-def test_a_transformer_needs_its_whole_shape() -> None:
-    keys = model_keys("llama3_8b")
-    with pytest.raises(WorkloadError, match=r"needs model\.transformer\.vocab_size"):
-        load_workload("unet3d_h100", {"model": {"num_layers": 4}})
-    with pytest.raises(WorkloadError, match="num_attention_heads must be at most"):
-        load_workload("llama3_8b", {"model.transformer.num_attention_heads": 5000})
-    assert keys["num_layers"] == 32

@@ -230,24 +230,13 @@ def test_a_damaged_run_gets_one_line(
         assert why in said.err and said.err.count("\n") == 1
 
 
-def test_what_cannot_be_compared_gets_one_line(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_result_and_one_of_another_kind_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = str(place / "one")
     answer = str(sizing(tmp_path / "a", 10, 10.4))
     other = sizing(tmp_path / "b", 10, 10.4, workload="resnet50_h100")
     damaged = sizing(tmp_path / "c", 10, 10.4, confirmations=3)
-    (tmp_path / "empty").mkdir()
-    for words, line in (
-        ([one], "needs two folders of results"),
-        ([one, str(tmp_path / "empty")], "holds no summary.json"),
-        ([one, answer], f"{one} holds a run of unet3d_h100, {answer} a sizing of unet3d_h100"),
-        ([answer, str(other)], "a sizing of resnet50_h100; compare results of one kind"),
-        ([answer, str(damaged)], f"{damaged} holds a damaged result"),
-        ([one, one, "compare.max_loss=5"], "compare.max_loss=5: must be 0% to 100%, such as 5%"),
-        ([one, one, "compare.max_loss=101%"], "must be 0% to 100%"),
-        ([one, one, "compare.maxloss=5%"], "did you mean compare.max_loss?"),
-    ):
-        assert run(["compare", *words]) == 1
+    for path, line in ((other, "a sizing of resnet50_h100"), (damaged, f"{damaged} holds a dam")):
+        assert run(["compare", answer, str(path)]) == 1
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and line in said.err

@@ -100,6 +100,6 @@ def test_all_is_offered() -> None:
     assert values_of_keys()["reader.odirect"] == ["true", "false", "auto"]
 
 
-def test_the_script_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "bash"]) == 0
     assert capsys.readouterr().out == script("bash") + "\n"

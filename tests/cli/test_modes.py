@@ -72,11 +72,6 @@ def test_verbose_says_what_is_decided(capsys: pytest.CaptureFixture[str]) -> Non
     assert (plain.out, plain.err) == (said.out, "")
 
 
-def test_both_modes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["datasize", "-q", "-v"]) == 1
-    assert capsys.readouterr().err == "dlemu: -q and -v exclude each other; give one of them\n"
-
-
 def test_the_log_has_the_command_the_time_and_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,14 +89,6 @@ def test_the_log_has_the_command_the_time_and_errors(
     assert log.read_text().startswith(before), "it is appended to"
     log.unlink()
     assert run([*words, "--cfg", "job"]) == 0 and not log.exists()
-
-
-def test_a_log_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["datasize", "workload=unet3d_h100", "output.log=/nosuch/log"]) == 1
-    assert capsys.readouterr().err == (
-        "dlemu: output.log /nosuch/log cannot be written (No such file or directory); name another "
-        "file\n"
-    )
 
 
 def test_version_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:

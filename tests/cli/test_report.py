@@ -147,26 +147,6 @@ def test_a_damaged_folder_has_no_verdict(
     assert not (stored.parent / "page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        (
-            "reader.batch_size=3",
-            "dlemu report computes with other metric.* keys only, got reader.batch_size: the rest "
-            "was run",
-        ),
-        ("metric.edition=v9", "metric.edition must be 'v1.0', 'v2.0' or 'v3.0', got 'v9'"),
-        ("metric.au=[", "override metric.au=[ cannot be parsed; write key=value"),
-        ("metric.au", "metric.au holds no summary.json; is it a run's folder?"),
-    ],
-)
-def test_only_the_metric_can_be_another(
-    override: str, line: str, original: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["report", str(original), override]) == 1
-    assert capsys.readouterr().err == f"dlemu: {line}\n"
-
-
 def age(folder: Path, seconds: int) -> None:
     """Make a result look older."""
     path = next(each for each in (folder / "summary.json", folder / "sizing.json") if each.exists())

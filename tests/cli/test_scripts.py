@@ -162,30 +162,6 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFix
     assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["run", *HOST[:1], "reader.data_loader=threads", "--json"],
-            "dataset.data_folder is not set",
-        ),
-        (["predict", "workload=unet3d_h100", "--json"], "drive is not set"),
-        (["datasize", *HOST, "--label", "x"], "--label is a column of --csv FILE"),
-        (["run", *HOST[:1], "workflow.train=false", "--json"], "workflow.train=false makes none"),
-        (["paths", "/no/such/folder", "--json"], "is not a folder"),
-        (["compare", "/no/a", "/no/b", "--json"], "/no/a holds no summary.json"),
-        (["datasize", *HOST, "--csv"], "--csv needs a value"),
-        (["datagen", *HOST, "--json"], "unknown option --json"),
-    ],
-)
-def test_a_failure_prints_one_line_and_no_document(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(words) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and line in said.err
-
-
 def test_another_table_stops_a_run_before_it_begins(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,28 +71,9 @@ def test_a_folder_s_drives_are_shown(
     assert lines[2].endswith("1.00 drive writes a day"), "of the drive that is there"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "),
-        (["/nosuch"], "/nosuch is not there; name a folder or a drive such as /dev/nvme0n1"),
-        (["/dev/shm"], "no drive is seen under /dev/shm (tmpfs), so nothing counts its wear"),
-        (["/", "/tmp"], "one folder is needed, got /, /tmp"),
-        (["wear.yeers=2"], "unknown key wear.yeers; did you mean wear.years?"),
-        (["drive.nosuch=2"], "unknown key drive.nosuch"),
-        (["wear.duty=110%"], "wear.duty=110%: must be above 0, at most 1"),
-        (["wear.years=0"], "wear.years=0: must be above 0, at most 1000"),
-        (["wear.years=nan"], "wear.years=nan: must be above 0, at most 1000"),
-        (["wear.years=x"], "wear.years=x: must be a number"),
-        (["drive=nosuch"], "drive: no datasheet of drive 'nosuch'; known: d3_s4520"),
-        (["drive.endurance=14"], "drive.endurance=14 is 14 bytes; write 14PB"),
-        (["--csv", "x"], "unknown option --csv"),
-    ],
-)
-def test_what_cannot_be_shown_gets_one_line(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert one_line(words, capsys).startswith(line)
+def test_memory_is_no_drive(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "no drive is seen under /dev/shm (tmpfs), so nothing counts its wear"
+    assert one_line(["/dev/shm"], capsys) == line
 
 
 def test_a_verbose_command_ends_with_what_it_wrote(

@@ -29,22 +29,6 @@ def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["unet"], ""),
-        (["resnet18"], "no workload begins with resnet18; did you mean resnet50_"),
-        (["reader.batch_size=3"], "dlemu workloads takes no keys, got reader.batch_size=3"),
-    ],
-)
-def test_bad_words_get_one_line(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["workloads", *words]) == (1 if line else 0)
-    error = capsys.readouterr().err
-    assert line in error and len(error.splitlines()) == bool(line)
-
-
-@pytest.mark.parametrize(
     ("step", "feels"),
     [
         (100.0, "no: 10.3 MB/s, no drive is felt"),

@@ -12,7 +12,6 @@ from dlemu.errors import WorkloadError
 from dlemu.workload.model import load_workload
 
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
-GIB = 2**30
 
 
 def layout(**changes: object) -> Layout:
@@ -130,34 +129,6 @@ def test_a_shape_decides_the_size() -> None:
     keys = {"dataset.record_dims": [128, 64, 3], "dataset.record_element_type": "float32"}
     files = layout_of(load_workload("unet3d_h100", keys))
     assert set(files.sizes(np.arange(100)).tolist()) == {128 * 64 * 3 * 4}
-
-
-def test_a_stdev_that_cannot_be_is_refused() -> None:
-    keys = {"dataset.record_length_bytes": 1e6, "dataset.record_length_bytes_stdev": 9e5}
-    with pytest.raises(WorkloadError) as error:
-        layout_of(load_workload("unet3d_h100", keys))
-    assert str(error.value) == (
-        "dataset.record_length_bytes_stdev must be at most about 0.7 of the mean 1e+06, "
-        "got 900000: sizes cannot be below zero; set it too, 0 for equal sizes"
-    )
-
-
-def test_samples_of_one_array_must_be_equal() -> None:
-    keys = {"dataset.num_samples_per_file": 4}
-    with pytest.raises(WorkloadError) as error:
-        layout_of(load_workload("unet3d_h100", keys))
-    assert str(error.value) == (
-        "dataset.record_length_bytes_stdev must be 0 where a npz file holds 4 samples, "
-        "got 6.83418e+07: the file is one array, its samples are equal"
-    )
-    keys = keys | {"dataset.record_length_bytes_stdev": 0, "dataset.record_length_bytes": 999}
-    keys |= {"dataset.record_element_type": "int16", "dataset.format": "hdf5"}  # type: ignore[dict-item]
-    with pytest.raises(WorkloadError) as error:
-        layout_of(load_workload("unet3d_h100", keys))
-    assert str(error.value) == (
-        "dataset.record_length_bytes must be a multiple of 2 where a hdf5 file holds 4 samples, "
-        "got 999"
-    )
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**40))

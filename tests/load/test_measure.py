@@ -1,7 +1,6 @@
 """Files are read whole, once, and cold; what was written for it is removed."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,21 +170,3 @@ def test_memory_is_no_drive(load: Load, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "lies_in_memory", lambda _: True)
     with pytest.raises(RunError, match="lies in memory: no drive is read"):
         measure(load, lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Load(scale=0.0), "scale must be above 0 and at most 1, got 0"),
-        (lambda: Load(scale=2.0), "scale must be above 0 and at most 1, got 2"),
-        (lambda: Load(readers=(0,)), "readers must be from 1 to 1024, got 0"),
-        (lambda: Load(readers=()), "readers and ways must not be empty"),
-        (lambda: Load(drives=0), "drives must be at least 1, got 0"),
-        (lambda: Load(target=Path("/nowhere")), "target /nowhere is not a folder"),
-        (lambda: Load(files=(Path("/nowhere"),)), "files: /nowhere is not a file"),
-        (lambda: Load(files=(Path("/proc/version"),)), "files: they hold no bytes"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Callable[[], Load], message: str) -> None:
-    with pytest.raises(WorkloadError, match=f"^{message}"):
-        make()

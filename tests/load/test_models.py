@@ -2,7 +2,6 @@
 
 import pytest
 
-from dlemu.errors import WorkloadError
 from dlemu.load.measure import Load
 from dlemu.load.models import find_drive, find_model, known_drives
 from dlemu.load.text import arithmetic
@@ -40,16 +39,3 @@ def test_a_drive_is_felt_at_load() -> None:
     assert lines[-1].endswith("138 GB / 550 MB/s = 251 s")
     two = Load(drive=find_drive("d3_s4520"), drives=2)
     assert arithmetic("m", 10**9, two)[1:] == ["  2 x D3-S4520     1 GB / 1.1 GB/s = 0.909 s"]
-
-
-@pytest.mark.parametrize(
-    ("find", "name", "message"),
-    [
-        (find_model, "llama2_7b", r"model llama2_7b is not known; did you mean llama2_70b\?"),
-        (find_drive, "d9", "drive d9 is not known"),
-    ],
-)
-def test_an_unknown_name_gets_a_line(find: object, name: str, message: str) -> None:
-    assert callable(find)
-    with pytest.raises(WorkloadError, match=message):
-        find(name)

@@ -61,25 +61,10 @@ def write(folder: Path, answers: list[Sized], unfinished: int = 0) -> Path:
     return folder
 
 
-def test_the_answer_its_runs_and_its_confirmations(tmp_path: Path) -> None:
+def test_an_answer_passes_and_has_one_row(tmp_path: Path) -> None:
     answer = sized(tmp_path)
     sizing = read_sizing(write(tmp_path / "size", [answer]))
     assert sizing.status == 0
-    lines = sizing.text.splitlines()
-    assert lines[0] == f"{tmp_path}/size: sizing of unet3d_h100 on nvme"
-    assert lines[2].startswith(
-        "nvme: 4 unet3d_h100 accelerators at AU 90.00% or more (N* 4.30, 95% interval "
-    )
-    assert lines[3] == "at 5: limit storage, AU 77.40%. vda was busy 99% of the time"
-    assert lines[4] == "at 4: PASS, AU 96.75%, 96.75%, 96.75%, 12 GB/s, 81.3 samples/s"
-    assert "dataset: 1.4 TiB in /mnt/nvme, 1 drive" in lines
-    assert any(
-        line.startswith("quick: the dataset is smaller than the rule asks for, and was read with")
-        and "up to 2.0% of it is read inside the step" in line
-        for line in lines
-    )
-    runs = [line for line in lines if line.endswith("  none") or line.endswith("  storage")]
-    assert len(runs) == len(answer.points)
     (row,) = sizing.rows
     assert (row.num_accelerators, row.verdict) == (4, "feeds 4")
     assert row.au_percentage == pytest.approx(96.75)
@@ -107,11 +92,6 @@ def test_json_is_what_the_sizing_wrote(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_storage_that_feeds_none_fails(tmp_path: Path) -> None:
     sizing = read_sizing(write(tmp_path / "size", [sized(tmp_path, feeds=0.5)]))
     assert sizing.status == 2
-    assert (
-        "nvme: 0 unet3d_h100 accelerators: one alone reaches 45.00%, under the 90.00% asked (N* "
-        "0.50, 95% interval 0.50 to 0.50); one needs 2.86 GB/s, this storage gives 1.43 GB/s\n"
-        "at 1: limit storage, AU 45.00%. vda was busy 99% of the time\n"
-    ) in sizing.text
 
 
 def test_an_interrupted_search_shows_its_runs(

@@ -34,41 +34,6 @@ def metrics_of(*waits: tuple[float, ...], accelerators: int = 16) -> Metrics:
 SLOW = metrics_of((1, 1, 0), (0.5, 0.5, 0.1))
 
 
-def test_a_runs_report() -> None:
-    summary: Summary = {
-        "status": "complete",
-        "limit": {
-            "name": "storage",
-            "evidence": "nvme0n1 gave 6.52 GB/s and was busy 99% of the time",
-            "advice": "use more or faster drives, or fewer accelerators",
-        },
-        "measured": {"page_cache_share": 0.004},
-        "notes": ["ignored: checkpoint.checkpoint_folder"],
-    }
-    assert render_run(WORKLOAD, SLOW, summary) == (
-        """\
-unet3d_h100: 16 emulated accelerators, 2 epochs of 3 steps, batches of 7
-
-per epoch                           mean         min         max
-                              ----------  ----------  ----------
-accelerator utilisation (%)        71.79       66.67       76.92
-  with the first step (%)          66.59       60.00       73.17
-samples/s                          74.58       67.20       81.95
-read, nominal (MB/s)             10932.8      9851.6     12014.1
-read, really (MB/s)              10947.7      9865.0     12030.5
-first step (s)                     1.750       1.500       2.000
-wait for a batch (ms)             400.00      300.00      500.00
-
-FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0); this storage feeds 12 accelerators \
-(12.8)
-hidden: up to 100.0% of the reading may be done in what is left out; with the first step the \
-utilisation is 66.59%
-limit: storage. nvme0n1 gave 6.52 GB/s and was busy 99% of the time
-try: use more or faster drives, or fewer accelerators
-note: ignored: checkpoint.checkpoint_folder"""
-    )
-
-
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
     rows = np.zeros((1, 2, 3), STEP)
     rows["accelerator"], rows["step"] = np.arange(2)[:, None], np.arange(3)
@@ -80,26 +45,6 @@ def test_reads_are_told_where_ranges_or_records_are_read() -> None:
         assert (line in render_metrics(load_workload(name), metrics).splitlines()) is told, name
     rows["num_reads"] = 0  # nobody counted
     assert "reads/s" not in render_metrics(load_workload("dlrm_b200"), measure(rows))
-
-
-def test_a_loops_report() -> None:
-    metrics = metrics_of((0.05, 0, 0.125), accelerators=1)
-    assert render_metrics(WORKLOAD, metrics) == (
-        """\
-unet3d_h100: 1 emulated accelerator, 1 epoch of 3 steps, batches of 7
-
-per epoch                           mean         min         max
-                              ----------  ----------  ----------
-accelerator utilisation (%)        94.12       94.12       94.12
-  with the first step (%)          94.49       94.49       94.49
-samples/s                           6.61        6.61        6.61
-read, nominal (MB/s)               969.6       969.6       969.6
-read, really (MB/s)                971.0       971.0       971.0
-first step (s)                     1.050       1.050       1.050
-wait for a batch (ms)              62.50       62.50       62.50
-
-PASS: utilisation 94.12%, at least 90% wanted (edition v1.0)"""
-    )
 
 
 def network_of(
@@ -171,13 +116,6 @@ def test_without_a_limit_nothing_is_said_about_storage() -> None:
     assert "storage" not in verdict_line(WORKLOAD, SLOW)
     summary = Summary(limit=None, measured={"page_cache_share": None})
     assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
-
-
-def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
-    summary = Summary(measured={"page_cache_share": 0.42})
-    assert verdict_line(WORKLOAD, SLOW, summary).endswith(
-        "; BUT 42% of the bytes came from memory, not from storage"
-    )
 
 
 def test_a_failed_run_has_no_verdict() -> None:

@@ -106,23 +106,6 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
     )
 
 
-def test_what_is_missing_is_said() -> None:
-    keys: dict[str, object] = {"drive": "d7_ps1010", "cache.capacity": "500GiB"}
-    with pytest.raises(WorkloadError, match=r"origin\.read_bandwidth is not set: a prediction"):
-        predict_cached(load_workload("unet3d_h100", keys))
-    keys |= {"origin.read_bandwidth": 10**9, "dataset.num_files_train": "auto"}
-    with pytest.raises(WorkloadError, match=r"cache\.capacity must be a share of the dataset"):
-        predict_cached(load_workload("unet3d_h100", keys))
-
-
-def test_a_server_is_no_drive_that_holds_a_cache() -> None:
-    keys = {"origin.read_bandwidth": 10**9, "server.read_bandwidth": 10**10, "cache.capacity": 1}
-    with pytest.raises(
-        WorkloadError, match=r"drive is not set: server.read_bandwidth says nothing"
-    ):
-        predict_cached(load_workload("unet3d_h100", keys))
-
-
 @pytest.mark.parametrize(
     ("keys", "cached", "rate"),
     [

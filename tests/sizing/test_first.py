@@ -17,10 +17,10 @@ from unittest.mock import Mock
 import pytest
 
 from dlemu.cli.main import run as run_command
-from dlemu.cli.try_ import WORDS, trial_of
+from dlemu.cli.try_ import trial_of
 from dlemu.cli.words import parse
 from dlemu.datagen import generate
-from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError
 from dlemu.sizing.answers import First, Sized
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
 from dlemu.sizing.first_answer import Tried
@@ -392,27 +392,3 @@ def test_its_words() -> None:
     assert asked.keep and [w.name for w in asked.workloads] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
     assert [(w.name, w.reader.data_loader) for w in one.workloads] == [("unet3d_b200", "threads")]
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "one folder is needed, on the storage: dlemu try FOLDER"),
-        (["/a", "second=3"], "unknown key second; did you mean seconds?"),
-        (["/a", "seconds=x"], "seconds=x: must be a number"),
-        (["/a", "/b"], "one folder is needed, got /a, /b"),
-        (["/a", "workloads="], "workloads= names none; write workloads=unet3d_h100,"),
-        (["/a", "reader.batch_size={"], "override reader.batch_size={ cannot be parsed"),
-        (["/a", "seconds=5"], "seconds must be from 10 to 3600, got 5"),
-        (["/a", "keep=1"], "keep=1: 1 is none of true, false"),
-        (["/a", "workloads=unet3d"], "no workload unet3d; did you mean"),
-        (["/a", "reader.odirect=false"], "unknown key reader.odirect; there is seconds"),
-        (["/a", "train.computation_time=0"], "train.computation_time of unet3d_h100 must be"),
-        (["/a", "reader.nothing=1"], "unknown key reader.nothing"),
-    ],
-)
-def test_a_wrong_word_gets_one_line(words: list[str], line: str) -> None:
-    with pytest.raises(WorkloadError) as refused:
-        trial_of(parse(words, WORDS))
-
-    assert str(refused.value).startswith(line)

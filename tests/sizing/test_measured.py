@@ -489,31 +489,6 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     assert len(list(folder.parent.iterdir())) == 3
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"dataset.data_folder": "/nowhere"}, "dataset.data_folder: /nowhere is no folder"),
-        ({"size.targets": ["/nowhere"]}, "size.targets: /nowhere is no folder"),
-        ({"size.names": ["a", "b"]}, "size.names must have one value for each target (1), got 2"),
-        ({"size.drives": [1, 2]}, "size.drives must have one value for each target (1), got 2"),
-        ({"size.targets": ["/", "/"]}, "size.targets names root twice; give each a name"),
-        ({"size.start": 4}, "size.start must be at most size.max_accelerators=3, got 4"),
-        ({"train.computation_time": 0}, "train.computation_time of cosmoflow_h100 must be above 0"),
-        ({"given": ("num_accelerators",)}, "num_accelerators has no place in dlemu size"),
-        ({"size.workloads": ["unet3d"]}, "no workload unet3d; did you mean unet3d"),
-        ({"output.folder": "/proc/x"}, "output.folder /proc/x cannot be written"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    job: Workload, keys: dict[str, object], line: str
-) -> None:
-    with pytest.raises(WorkloadError) as refused:
-        size_storage(job.with_keys(keys), Alone())
-
-    assert str(refused.value).startswith(line)
-    assert "\n" not in str(refused.value)
-
-
 def test_two_searches_never_share_a_folder(job: Workload) -> None:
     with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
         size_storage(job, Alone())

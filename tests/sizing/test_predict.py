@@ -244,51 +244,6 @@ def test_more_cores_move_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ([], "drive is not set; name a datasheet (drive=d7_ps1010), give its rate"),
-        (["drive=d8"], "drive: no datasheet of drive 'd8'; known: d3_s4520, d5_p5336"),
-        (["drive.read_bandwidth=0"], "drive.read_bandwidth must be greater than 0, got 0"),
-        (["drive=d7_ps1010", "metric.au=1.2"], "metric.au must be at most 1, got 1.2"),
-        (["drive=d7_ps1010", "drives=0"], "drives must be at least 1, got 0"),
-        (["predict.accelerators=0"], "predict.accelerators must be at least 1, got 0"),
-        (["predict.calibration=/nowhere"], "predict.calibration /nowhere cannot be read"),
-        (
-            ["drive=d7_ps1010", "predict.host_cpus=8"],
-            "predict.host_cpus=8 has an effect with predict.tool=dlio only: what a host moves",
-        ),
-        (["drive=d7_ps1010", "predict.tool=dlio"], "predict.tool=dlio needs predict.host_cpus"),
-        (["predict.tool=fio"], "predict.tool must be 'dlemu' or 'dlio', got 'fio'"),
-        (["predict.host_cpus=0"], "predict.host_cpus must be at least 1, got 0"),
-        (["predict.host_cpus=5000"], "predict.host_cpus must be at most 4,096, got 5,000"),
-        (["predict.host_cpus=1.5"], "predict.host_cpus must be a whole number, got 1.5"),
-        (
-            [
-                "drive=d7_ps1010",
-                "predict.tool=dlio",
-                "predict.host_cpus=8",
-                "dataset.format=hdf5",
-            ],
-            "predict.tool=dlio is known for dataset.format npz and tfrecord, got hdf5",
-        ),
-        (
-            ["drive=d7_ps1010", "train.computation_time=0"],
-            "train.computation_time must be above 0 for a prediction, got 0",
-        ),
-        (["drive=d7_ps1010", "output.folder=/proc/x"], "output.folder /proc/x cannot be written"),
-    ],
-)
-def test_what_cannot_be_predicted_is_one_line(
-    keys: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["predict", "workload=unet3d_h100", *keys]) == 1
-
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-    assert error.startswith(f"dlemu: {line}")
-
-
-@pytest.mark.parametrize(
     ("key", "line"),
     [
         ("workload=resnet50_h100", "has nothing for resnet50_h100"),
@@ -310,17 +265,6 @@ def test_the_figures_of_another_job_are_not_carried_over(
     assert run([*words, key]) == 1
 
     assert line in capsys.readouterr().err
-
-
-def test_what_is_no_calibration_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "file.json"
-    path.write_text('{"version": 2}')
-
-    assert run(calibrated(path)) == 1
-
-    assert f"{path} is not a calibration" in capsys.readouterr().err
 
 
 def test_a_calibration_is_not_the_published_tools(

@@ -384,20 +384,6 @@ def test_a_capacity_without_room_is_refused(claimed: tuple[Workload, Path]) -> N
         claim(small)
 
 
-def test_keys_that_exclude_each_other(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"reader.data_loader": "dali"}
-    with pytest.raises(WorkloadError, match=r"cache.folder has no effect with reader.data_loader"):
-        run(made(tmp_path, keys))
-    more: dict[str, object] = {"cache.policy": "none", "cache.warm": True}
-    with pytest.raises(WorkloadError, match=r"cache.warm=true needs a cache.policy that caches"):
-        run(made(tmp_path, more))
-    inside: dict[str, object] = {"cache.folder": str(tmp_path / "data" / "cache")}
-    with pytest.raises(
-        WorkloadError, match=r"data/cache lies in the data folder .*; name a folder"
-    ):
-        run(made(tmp_path, inside))
-
-
 def test_origin_and_cache_on_one_drive_are_warned_about(tmp_path: Path) -> None:
     outcome = run_job(made(tmp_path, {}), world=Alone(), say=lambda text: None)
     assert outcome is not None

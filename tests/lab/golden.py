@@ -1,0 +1,299 @@
+"""Golden files: commands, and what they print on results and on a host that never change.
+
+A file of tests/golden/ holds lines that begin with "$ " and, below each, what it prints:
+
+    $ dlemu WORDS      the command, in process; lines on stderr begin with "! "
+    $ cat FILE         a file that a command wrote: JSON as flat lines, HTML as its text
+    $ render NAME      what a command shows that measures: `RENDERED` of tests/lab/stored.py
+
+tests/refusals.toml holds commands that are refused: a table's name has the first words of all its
+entries, an entry the rest and the one line that is printed.
+
+`python -m tests.lab.golden` writes all of it anew: the diff is the review.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from dlemu.cli import doctor, main, wear
+from dlemu.cli.doctor import Check
+from dlemu.datagen import probe as datagen_probe
+from dlemu.host import devices, drive_counters, limits, place, system
+from dlemu.host.devices import BlockDevice
+from dlemu.host.drive_counters import Lifetime
+from dlemu.host.place import Drive, Place
+from dlemu.host.system import DriveSettings, System
+from dlemu.results import summary
+from dlemu.run import forecast
+from dlemu.run import summary as run_summary
+from dlemu.storage import probe as storage_probe
+from tests.lab.commands import SMALL
+from tests.lab.stored import PLACE, RENDERED, STORED, SYSTEM, VERSIONS, flat
+
+FOLDER = Path(__file__).parents[1] / "golden"
+REFUSALS = FOLDER.with_name("refusals.toml")
+_PROMPT = "$ "
+_LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
+_CHECKS = [
+    Check("Python", "ok", "3.11.0"),
+    Check("CPUs", "note", "8 of 16 may be used (affinity or cgroup quota)", "raise the limit"),
+    Check("PyTorch", "missing", "not installed", "pip install 'dlemu[torch]'"),
+    Check("NumPy", "ok", "2.0.0"),
+    Check("h5py", "ok", "3.0.0"),
+    Check("O_DIRECT", "ok", "works, aligned to 512 bytes"),
+]
+_DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
+_LIFETIME = Lifetime(
+    name="nvme1n1",
+    model="SSD <7450>",
+    capacity_bytes=3_840_755_982_336,
+    block_bytes_written=10**12,
+    host_bytes_written=10**15,
+    host_bytes_read=10**16,
+    media_bytes_written=2 * 10**15,
+    media_source="OCP",
+    waf=2.0,
+    percentage_used=7,
+    available_spare=100,
+    power_on_hours=20000,
+    media_errors=0,
+    missing="",
+)
+
+
+def commands_of(text: str) -> list[str]:
+    """Return the commands of a golden file."""
+    return [line for line in text.splitlines() if line.startswith(_PROMPT)]
+
+
+def written(text: str) -> str:
+    """Return a golden file anew: its commands, run in their order, and what each prints."""
+    parts = []
+    named = {word.rpartition("=")[2] for line in commands_of(text) for word in line.split()}
+    with prepared(named & STORED.keys()) as folder:
+        for line in commands_of(text):
+            verb, *words = shlex.split(line.removeprefix(_PROMPT))
+            shown = _VERBS[verb](words).replace(folder, "/here").rstrip("\n")
+            body = "\n".join(each.rstrip() for each in shown.split("\n"))
+            parts.append(f"{line}\n{_LONG_NUMBER.sub(_rounded, body)}\n")
+    return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def prepared(names: Iterable[str]) -> Iterator[str]:
+    """Work on the fixed host in a folder that holds these results; yield its name."""
+    with (
+        fixed(),
+        tempfile.TemporaryDirectory(prefix="golden.") as folder,
+        contextlib.chdir(folder),
+    ):
+        for name in names:
+            STORED[name](Path(name))
+        yield folder
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A command that was refused, or should have been."""
+
+    words: Sequence[str]
+    printed: str
+    """As in a golden file."""
+    left: Sequence[str]
+    """What it has made, or changed the name of."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What stderr says, but for keys without effect."""
+        lines = [each[2:] for each in self.printed.splitlines() if each.startswith("! ")]
+        return [each for each in lines if not each.startswith("ignored: ")]
+
+
+def refused(text: str) -> tuple[str, list[Refusal]]:
+    """Return the table of refusals anew, and what each of its commands did."""
+    lines, found, first = [], [], ""
+    with prepared(STORED) as folder:
+        for name in ("empty", "other"):
+            Path(name).mkdir()
+        for name in ("file", "other/x", "empty.yaml"):
+            Path(name).touch()
+        _dlemu(["datagen", *SMALL, "dataset.data_folder=data"])
+        before = _entries()
+        for line in text.splitlines():
+            if line.startswith("["):
+                (first,) = tomllib.loads(line)
+            elif line and not line.startswith("#"):
+                (more,) = tomllib.loads(line)
+                words = shlex.split(f"{first} {more}")
+                printed = _dlemu(words).replace(folder, "/here")
+                now = _entries()
+                found.append(Refusal(words, printed, sorted(now - before)))
+                before |= now
+                told = " ".join(each.removeprefix("dlemu: ") for each in found[-1].lines)
+                line = f"{json.dumps(more)} = {json.dumps(told, ensure_ascii=False)}"
+            lines.append(line)
+    return "\n".join([*lines, ""]), found
+
+
+def _entries() -> set[str]:
+    return set(map(str, Path().rglob("*")))
+
+
+def _rounded(found: re.Match[str]) -> str:
+    """Return a number to ten digits: CPUs differ in the last ones of a sum."""
+    return f"{float(found[0]):.10g}"
+
+
+def _dlemu(words: list[str]) -> str:
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = main.run(words)
+    text = out.getvalue().rstrip("\n")
+    if "--json" in words:
+        text = "\n".join(map(flat, _documents(text)))
+    lines = [text, *(f"! {line}" for line in errors.getvalue().splitlines() if line)]
+    lines += [f"(exit {status})"] if status else []
+    return "\n".join(lines if text else lines[1:])
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """Yield the JSON documents of a text, one after the other."""
+    decoder = json.JSONDecoder()
+    while text := text.lstrip():
+        found, end = decoder.raw_decode(text)
+        yield found
+        text = text[end:]
+
+
+def _cat(words: list[str]) -> str:
+    (path,) = map(Path, words)
+    text = path.read_text()
+    if path.suffix == ".json":
+        return "\n".join(map(flat, _documents(text)))
+    return _Page.lines_of(text) if path.suffix == ".html" else text
+
+
+def _render(words: list[str]) -> str:
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        return RENDERED[words[0]](Path(folder))
+
+
+_VERBS: dict[str, Callable[[list[str]], str]] = {"dlemu": _dlemu, "cat": _cat, "render": _render}
+
+
+_BLOCKS = {"h1", "h2", "h3", "p", "li", "tr", "dt", "dd", "figure", "summary", "section"}
+
+
+class _Page(HTMLParser):
+    """The text of a page, a line for each block, with the block's tag; curves are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._hidden = 0
+
+    @classmethod
+    def lines_of(cls, text: str) -> str:
+        page = cls()
+        page.feed(text)
+        return "\n".join(page.lines)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("style", "script"):
+            self._hidden += 1
+        elif tag in _BLOCKS:
+            kind = dict(attrs).get("class")
+            self.lines.append(f"{tag}{f'.{kind}' if kind else ''}:")
+        elif tag in ("path", "circle") and self.lines:
+            self.lines[-1] += f" <{tag}>"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("style", "script")
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self._hidden and self.lines:
+            self.lines[-1] += f" {' '.join(data.split())} |"
+
+
+# --- the host that never was ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fixed() -> Iterator[None]:
+    """Give this process a host, a clock, a locale and versions that are always the same."""
+    drive = Drive("nvme1n1", "SSD <7450>", "E2MU200", 3_840_755_982_336)
+    found = Place("xfs", "/mnt/d1", "/dev/nvme1n1", drives=(drive,), is_root=False)
+    drives = tuple(DriveSettings(**each) for each in SYSTEM["drives"])
+    of_system = System(**{**SYSTEM, "drives": drives})
+    memory: int = PLACE["memory_bytes"]
+    real, own = importlib.metadata.version, wear._devices
+    fakes: dict[Any, Any] = {
+        summary.time_of_day: lambda: "2026-01-02T03:04:05+00:00",
+        place.find_place: lambda folder, **_: found,
+        limits.usable_cpus: lambda *_, **__: PLACE["cpus"],
+        limits.memory_bytes: lambda: memory,
+        limits.host_memory_bytes: lambda **_: (memory, "MemTotal"),
+        system.find_system: lambda folder, **_: of_system,
+        run_summary.versions: lambda: VERSIONS,
+        doctor.examine: lambda folder, **_: iter(_CHECKS),
+        forecast.probe_dataset: lambda *_, **__: 6e9,
+        storage_probe.probe_writing: lambda *_, **__: 2e9,
+        datagen_probe.write_rate: lambda *_: 2e9,
+        drive_counters.lifetime: lambda device: _LIFETIME,
+        devices.devices_under: lambda folder, **_: [],
+        devices.lies_in_memory: lambda *_, **__: False,
+        own: lambda others: [BlockDevice("nvme1n1", ())] if others == ["."] else own(others),
+        real: lambda name: "1.2.3" if name == "dlemu" else real(name),
+    }
+    with pytest.MonkeyPatch.context() as patch, swapped(fakes):
+        for name, value in {"TZ": "UTC", "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C"}.items():
+            patch.setenv(name, value)
+        patch.setattr(importlib.metadata, "version", fakes[real])
+        patch.setattr(socket, "gethostname", lambda: "node1")
+        patch.setattr(os, "cpu_count", lambda: 16)
+        patch.setattr(shutil, "disk_usage", lambda path: _DISK)
+        patch.setattr(time, "time_ns", lambda: 10**18)
+        yield
+
+
+@contextlib.contextmanager
+def swapped(fakes: dict[Any, Any]) -> Iterator[None]:
+    """Put functions in the place of others wherever a module of the product names them."""
+    _swap(fakes)
+    try:
+        yield
+    finally:  # modules that were imported meanwhile have taken the fakes
+        _swap({fake: own for own, fake in fakes.items()})
+
+
+def _swap(pairs: dict[Any, Any]) -> None:
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "dlemu":
+            for key, value in list(vars(module).items()):
+                if isinstance(value, FunctionType) and value in pairs:
+                    setattr(module, key, pairs[value])
+
+
+if __name__ == "__main__":
+    for path in sorted(FOLDER.glob("*.txt")):
+        path.write_text(written(path.read_text()))
+    REFUSALS.write_text(refused(REFUSALS.read_text())[0])

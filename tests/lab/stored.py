@@ -1,0 +1,543 @@
+"""Results of every kind on a host that never was: the same bytes on every machine.
+
+Each is made by the product's own functions from steps and counters that are made up: what they
+print follows from the code alone. `STORED` writes them, `RENDERED` has the text of what a command
+shows and keeps in no file.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlemu.checkpoint.outcome import (
+    Conditions,
+    Entry,
+    RankReport,
+    Worked,
+    dlio_metric,
+    entry_of,
+    find_limit,
+    judge,
+)
+from dlemu.checkpoint.plan import Plan, planned
+from dlemu.checkpoint.text import introduction
+from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
+from dlemu.host.intervals import IntervalSummary
+from dlemu.load.measure import Answer as Load
+from dlemu.load.measure import Cell as LoadCell
+from dlemu.load.measure import Load as LoadJob
+from dlemu.load.models import find_model
+from dlemu.load.reading import Way
+from dlemu.load.text import document as load_document
+from dlemu.load.text import render as render_load
+from dlemu.paths.blocks import DataPath
+from dlemu.paths.report import render_csv as render_cells_csv
+from dlemu.paths.report import render_tables
+from dlemu.paths.sweep import Cell
+from dlemu.reports.table import append_rows
+from dlemu.results.evidence import HostReport, combine
+from dlemu.results.metrics import measure_sums
+from dlemu.results.outcome import Outcome, with_metrics
+from dlemu.results.records import STEP, write_config, write_steps, write_summary
+from dlemu.results.several import judge_runs, row_of
+from dlemu.results.summary import RunRow, RunsSummary, Summary
+from dlemu.results.sums import Rule, sum_all
+from dlemu.run.summary import complete_summary
+from dlemu.sizing.answers import First, Sized, as_json, render_csv, render_table
+from dlemu.sizing.calibrate import render_calibration
+from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.first_answer import Tried
+from dlemu.sizing.search import Point
+from dlemu.sizing.targets import Target
+from dlemu.steptime.answer import StepTimes
+from dlemu.steptime.measure import Timed
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.probe import Probe
+from dlemu.workload.model import load_workload
+from dlemu.world.world import Alone
+
+GIB = 1 << 30
+DATA = "/mnt/d1/unet3d"
+PLACE: Any = {
+    "file_system": "xfs",
+    "mount": "/mnt/d1",
+    "source": "/dev/nvme1n1",
+    "device": "nvme1n1",
+    "model": "SSD <7450>",
+    "firmware": "E2MU200",
+    "size_bytes": 3_840_755_982_336,
+    "is_root": False,
+    "in_memory": False,
+    "host": "node1",
+    "num_hosts": 1,
+    "cpus": 16.0,
+    "memory_bytes": 256 * GIB,
+}
+SYSTEM: Any = {
+    "host": "node1",
+    "kernel": "6.8.0",
+    "cpu": "A CPU of 16 cores",
+    "governor": "performance",
+    "memory_bytes": 256 * GIB,
+    "mount_options": "rw,noatime",
+    "drives": [
+        {
+            "name": "nvme1n1",
+            "model": "SSD <7450>",
+            "firmware": "E2MU200",
+            "scheduler": "none",
+            "read_ahead_kib": "128",
+        }
+    ],
+}
+"""A name with what HTML must escape."""
+VERSIONS = {"python": "3.11.0", "kernel": "6.8.0", "dlemu": "1.2.3", "numpy": "2.0.0"}
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12) -> Any:
+    """Return records in which all wait alike for a batch, and more for the first one."""
+    rows = np.zeros((epochs, steps, accelerators), STEP)
+    rows["epoch"] = np.arange(epochs)[:, None, None]
+    rows["step"] = np.arange(steps)[:, None]
+    rows["accelerator"] = np.arange(accelerators)
+    rows["num_samples"], rows["num_reads"], rows["num_bytes"] = 7, 7, 7 * 140 * 2**20
+    rows["wait"] = wait + 0.01 * rows["epoch"]
+    rows["wait"][:, 0] += 1.0
+    rows["compute"] = rows["computation_time"] = 1.0
+    rows["read"], rows["decode"], rows["hand_over"] = 4.0 * min(1.0, wait + 0.5), 0.2, 0.1
+    took = rows["wait"] + rows["compute"]
+    rows["start"] = 100.0 + took.cumsum(axis=1) - took + 20.0 * rows["epoch"]
+    return rows
+
+
+def store_run(
+    folder: Path,
+    *,
+    wait: float,
+    stored: float = 1.0,
+    start: int = 0,
+    seed: int = 0,
+    error: str = "",
+    keys: dict[str, object] | None = None,
+) -> Outcome:
+    """Write a run on one host whose drive gives 6 GB/s; `stored` is its share of the bytes."""
+    same = {"dataset.data_folder": DATA, "train.epochs": 2, "train.computation_time": 1.0}
+    workload = load_workload("unet3d_h100", same | {"train.seed": 10 + seed} | (keys or {}))
+    steps = _steps(wait)
+    read = int(steps["num_bytes"].sum()) // 2
+    seconds = float((steps["wait"] + steps["compute"])[0, :, 0].sum())
+    seen = IntervalSummary(
+        seconds=seconds,
+        devices={"nvme1n1": 0.99 if wait > 0.2 else 0.6},
+        device_read_bytes=int(stored * read),
+        network_read_bytes=None,
+        process_read_bytes=int(stored * read),
+        process_rchar=read,
+        host_cpu_share=0.3,
+        host_steal_share=0.0,
+        usable_cpus=16.0,
+        process_cpu_seconds=20.0,
+        runqueue_seconds=0.2,
+        throttled_seconds=0.0,
+        max_pss_bytes=3 * GIB,
+        device_reads={"nvme1n1": int(stored * read)},
+    )
+    rate = stored * read / seconds
+    host = HostReport(
+        host="node1",
+        epochs=[seen, seen],
+        probe=Probe(16, rate, 64, 1.02 * rate),
+        num_workers=16,
+        resident_before=0.0,
+        direct=False,
+        file_system="xfs",
+    )
+    begun = Summary(
+        status="incomplete",
+        workload=workload.name,
+        data_loader=workload.reader.data_loader,
+        decode=workload.reader.decode,
+        loop=workload.train.loop,
+        hand_over="batch",
+        num_accelerators=4,
+        num_ranks=1,
+        num_hosts=1,
+        hostname="node1",
+        start=_time(start),
+        metric={},
+        measured={},
+        limit=None,
+        ignored=[],
+        notes=[],
+        versions=VERSIONS,
+        place=PLACE,
+        system=[SYSTEM],
+        dataset={"folder": DATA, "format": "npz", "num_files": 3500, "num_bytes": 5.1e11},
+    )
+    folder.mkdir(parents=True)
+    write_config(folder, workload)
+    write_steps(folder, 0, steps)
+    sums = sum_all([("0", steps.ravel())], Rule.of(workload))
+    metrics = measure_sums(sums)
+    if error:
+        begun |= {"status": "failed", "error": error, "end": _time(start + 60)}
+        write_summary(folder, begun)
+        return Outcome(folder, metrics, begun)
+    gathered = combine(workload, [host], sums, PathBytes(host=2 * read))
+    summary = complete_summary(begun, gathered, metrics)
+    summary = with_metrics({**summary, "end": _time(start + 60)}, workload, metrics)
+    write_summary(folder, summary)
+    return Outcome(folder, metrics, summary)
+
+
+def _time(seconds: int) -> str:
+    return f"2026-01-02T03:{4 + seconds // 60:02}:{seconds % 60:02}+00:00"
+
+
+def store_runs(folder: Path) -> None:
+    """Write a warm-up and three runs that count, one of them disturbed."""
+    keys: dict[str, object] = {"runs": 3, "warmup": 1}
+    rows: list[RunRow] = []
+    outcomes = []
+    for number, wait in enumerate((0.4, 0.1, 0.105, 0.2)):
+        name = f"run.{number}" if number else "warmup.1"
+        each = store_run(folder / name, wait=wait, start=90 * number, seed=number, keys=keys)
+        row = row_of(load_workload("unet3d_h100"), name, each)
+        rows.append(RunRow({**row, "gap_seconds": 30.0 if number else None}))
+        outcomes += [each] if number else []
+    first = outcomes[0].summary
+    begun = RunsSummary(
+        status="incomplete",
+        label="MLPerf-Storage-style, not an MLPerf result",
+        division="open",
+        workload="unet3d_h100",
+        place=first["place"],
+        dataset=first["dataset"],
+        start=_time(0),
+        runs=rows,
+        notes=[],
+    )
+    write_summary(folder, {**judge_runs(begun, outcomes), "end": _time(330)})
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry:
+    """Return a checkpoint of eight accelerators on one host."""
+    size = 112_000_000_000 // len(seconds)
+    worked = []
+    for number, each in enumerate(seconds):
+        written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
+        read = ReadTimes(num_bytes=size, read=each)
+        worked.append(Worked(number, each, read if reads else written))
+    seen = IntervalSummary(
+        seconds=max(seconds),
+        devices={"nvme1n1": 0.98},
+        device_read_bytes=8 * size if reads else 0,
+        network_read_bytes=None,
+        process_read_bytes=8 * size if reads else 0,
+        process_rchar=0,
+        host_cpu_share=0.2,
+        host_steal_share=0.0,
+        usable_cpus=16.0,
+        process_cpu_seconds=4.0,
+        runqueue_seconds=0.1,
+        throttled_seconds=0.0,
+        max_pss_bytes=None,
+    )
+    report = RankReport(0, "node1", worked, seen, 8 * size if reads else 0)
+    return entry_of(step, [report], max(seconds) + 0.5)
+
+
+_MODEL = load_workload(
+    "llama3_8b",
+    {
+        "checkpoint.checkpoint_folder": "/mnt/d1/checkpoints",
+        "checkpoint.mtbf": "12h",
+        "checkpoint.max_seconds": 30,
+    },
+)
+
+
+def _checkpoint() -> dict[str, Any]:
+    workload = _MODEL
+    saves = [_entry(step, (24.0, *(20.0 + step,) * 7)) for step in (1, 2)]
+    loads = [_entry(step, (16.0,) * 8, reads=True) for step in (1, 2)]
+    conditions = Conditions(file_system="xfs", bypasses=True, fsync=True, cached_share=0.0)
+    plan = planned(workload, Plan.of(workload, Alone()))
+    told: dict[str, Any] = {
+        "odirect": True,
+        "shared": True,
+        "foreign_share": 0.0,
+        "cached_share": 0.0,
+    }
+    told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
+    return {
+        "command": "checkpoint",
+        "workload": workload.name,
+        "num_ranks": 1,
+        "num_hosts": 1,
+        "hostname": "node1",
+        "start": _time(0),
+        "ignored": [],
+        "notes": [],
+        "versions": VERSIONS,
+        "place": PLACE,
+        "system": [SYSTEM],
+        **plan,
+        "checkpoint": {**plan["checkpoint"], **told},
+        "metric": dlio_metric(saves, loads, rank_sync=False),
+        "limit": find_limit("save", saves, conditions),
+        "load_limit": find_limit("load", loads, conditions),
+        "verdict": judge(saves, loads, _MODEL.checkpoint.max_seconds),
+        "status": "complete",
+        "end": _time(120),
+    }
+
+
+def store_checkpoint(folder: Path) -> None:
+    """Write what `dlemu checkpoint` keeps of two checkpoints, written and read back."""
+    folder.mkdir()
+    write_config(folder, _MODEL)
+    write_summary(folder, _checkpoint())
+
+
+# --- searches and first answers -------------------------------------------------------------------
+
+
+def _sized(**changes: Any) -> Sized:
+    workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA, "size.quick": True})
+    points = tuple(
+        Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
+        for n, au in ((12, 62.8), (9, 83.7), (8, 94.31), (8, 93.96))
+    )
+    values: dict[str, Any] = {
+        "target": Target("d1", DATA, 1),
+        "workload": workload,
+        "folder": Path("/results/size"),
+        "dataset_bytes": 3.2e12,
+        "read_ahead_share": 0.02,
+        "num_accelerators": 8,
+        "real_accelerators": 8.37,
+        "at_least": False,
+        "fewest_failed": 9,
+        "threshold": 90.0,
+        "points": points,
+        "confirmations": points[2:],
+        "interval": (8.28, 8.46),
+        "limit": "storage",
+    }
+    return Sized(**(values | changes))
+
+
+def _searches() -> list[Sized]:
+    """Return an answer, a lower bound, and one of a storage that feeds nothing."""
+    found = _sized()
+    bound: Any = {"num_accelerators": 9, "real_accelerators": None, "interval": None}
+    alone = replace(found.points[0], num_accelerators=1, au_percentage=80.0)
+    none: Any = {"num_accelerators": 0, "real_accelerators": 0.89, "interval": (0.88, 0.9)}
+    return [
+        found,
+        replace(found, target=Target("d2", DATA, 2), at_least=True, limit="host cpu", **bound),
+        replace(found, points=(alone,), confirmations=(), fewest_failed=1, **none),
+    ]
+
+
+def store_sizing(folder: Path) -> None:
+    """Write the answers of `dlemu size` for three targets."""
+    folder.mkdir()
+    (folder / "sizing.json").write_text(json.dumps(as_json(_searches())))
+
+
+def _size() -> str:
+    found = _searches()
+    return "\n\n".join([*map(str, found), render_table(found), render_csv(found)])
+
+
+def _first(**changes: Any) -> First:
+    values: Any = {"low": 7, "high": 8, "evidence": "nvme1n1 was busy 99% of the time"}
+    values |= {"data_loader": "threads", "instead_of": "pytorch", "written": True}
+    values |= {"commands": ("dlemu datagen ...", "dlemu size ..."), "full": "measures for 10 min"}
+    return First(**(values | changes))
+
+
+def _try() -> str:
+    fed, bound, none = _searches()
+    answers = (
+        replace(fed, first=_first()),
+        replace(bound, first=_first(high=None, commands=())),
+        replace(none, first=_first(low=0, high=0)),
+    )
+    return str(Tried(Path("/mnt/d1"), answers, 171.0, Path("outputs/try/1")))
+
+
+# --- what others measured -------------------------------------------------------------------------
+
+
+def _calibration() -> Calibration:
+    return Calibration(
+        workload="unet3d_h100",
+        loader="pytorch",
+        odirect=False,
+        sample_bytes=146600628.0,
+        read_threads=4,
+        overhead=0.002,
+        jitter=0.0004,
+        host_read_bytes_per_second=2.4e10,
+        drive_read_bytes_per_second=6.4e9,
+        overhead_limit="none",
+        host_limit="host cpu",
+        drive_limit="storage",
+    )
+
+
+def store_calibration(path: Path) -> None:
+    """Write the file that `dlemu calibrate` writes."""
+    file = CalibrationFile(host="node1", calibrations=(_calibration(),))
+    path.write_text(json.dumps(file.model_dump(mode="json")))
+
+
+def _calibrate() -> str:
+    return render_calibration(load_workload("unet3d_h100"), _calibration())
+
+
+def _steptime() -> str:
+    timed = [
+        Timed(
+            batch=batch,
+            layout="channels_last",
+            seconds=np.array([0.95, 1.0, 1.0, 1.05]) * (0.02 + 0.05 * batch),
+            launch=0.01 if batch > 1 else 0.09,
+            flops=1e12 * batch,
+            memory=batch * GIB,
+            on_gpu=True,
+        )
+        for batch in (1, 3, 7)
+    ]
+    answer = StepTimes(
+        workload=load_workload("unet3d_h100"),
+        model="unet3d",
+        name="unet3d_gpu",
+        environment={"GPU": "a GPU", "torch": "2.0.0", "date": "2026-01-02"},
+        timed=timed,
+        skipped=(14,),
+    )
+    return "\n".join([*answer.lines(), "", answer.yaml()])
+
+
+def _load() -> str:
+    model = find_model("llama2_70b")
+    reads: list[tuple[Way, int, float]] = [("pread", 1, 60.0), ("odirect", 16, 21.0)]
+    cells = tuple(
+        LoadCell(
+            way=way,
+            readers=readers,
+            num_bytes=model.num_bytes,
+            seconds=seconds,
+            cpu_seconds=20.0,
+            pages_before=0,
+        )
+        for way, readers, seconds in reads
+    )
+    answer = Load(
+        load=LoadJob(model=model, target=Path("/tmp")),
+        num_files=len(model.files),
+        num_bytes=model.num_bytes,
+        num_pages=model.num_bytes >> 12,
+        cells=cells,
+        drive_bytes_per_second=7e9,
+        drive_source="probed with 64 readers",
+    )
+    return f"{render_load(answer)}\n\n{flat(load_document(answer))}"
+
+
+def _paths() -> str:
+    rates: list[tuple[DataPath, float]] = [("host_buffered", 2.5), ("host_direct", 6.5)]
+    cells = [
+        Cell(
+            target="/mnt/d1",
+            path=path,
+            pattern="seq_read",
+            io_size=io_size,
+            workers=8,
+            seconds=45.0,
+            queue_depth=1,
+            elapsed=45.01,
+            num_ios=1000,
+            gib_per_second=rate,
+            iops=rate * GIB / io_size,
+            latency_mean=0.001,
+            latency_p50=0.001,
+            latency_p99=0.0025,
+            latency_p999=0.004,
+            cpu_user_percentage=0.14,
+            cpu_system_percentage=0.5,
+            host_user_percentage=0.2,
+            host_system_percentage=0.7,
+            cpu_seconds_per_gb=0.05,
+            cpu_watts=None,
+            gpu_watts=None,
+            mode="host",
+            p2pdma_bytes=0,
+            nvidia_fs_bytes=0,
+            compat_bytes=0,
+            host_bytes=1000 * io_size,
+            file_bytes=GIB,
+        )
+        for path, rate in rates
+        for io_size in (4096, 1 << 20)
+    ]
+    return f"{render_tables(cells)}\n\n{render_cells_csv(cells)}"
+
+
+def _rows(folder: Path) -> str:
+    """Return the tables that --csv writes of a run and a search."""
+    outcome = replace(store_run(folder / "row", wait=0.5), folder=Path("/results/run"))
+    workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA})
+    row = run_row(workload, outcome)
+    append_rows(folder / "run.csv", RUN, [{**row, "label": "a, b", "dlemu_version": "1.2.3"}])
+    append_rows(folder / "size.csv", SIZE, [*map(size_row, _searches())])
+    return "\n".join((folder / name).read_text() for name in ("run.csv", "size.csv"))
+
+
+def flat(tree: Any, name: str = "") -> str:
+    """Return JSON as lines "a.b[0].c: value"; a list of plain values is one line."""
+    if isinstance(tree, dict) and tree:
+        return "\n".join(flat(each, f"{name}.{key}".lstrip(".")) for key, each in tree.items())
+    if isinstance(tree, list | tuple) and any(isinstance(each, dict | list) for each in tree):
+        return "\n".join(flat(each, f"{name}[{number}]") for number, each in enumerate(tree))
+    return f"{name}: {json.dumps(tree)}" if name else json.dumps(tree)
+
+
+STORED: dict[str, Callable[[Path], object]] = {
+    "run": partial(store_run, wait=0.5),
+    "faster": partial(store_run, wait=0.1, start=90, seed=1),
+    "cached": partial(store_run, wait=0.0, stored=0.5),
+    "broken": partial(store_run, wait=0.5, error="rank 1: /mnt/d1/unet3d/img_1.npz is gone"),
+    "several": store_runs,
+    "checkpoint": store_checkpoint,
+    "size": store_sizing,
+    "calibration.json": store_calibration,
+}
+"""By its name, a result of every kind. Each gets the path to write to."""
+RENDERED: dict[str, Callable[[Path], str]] = {
+    "size": lambda folder: _size(),
+    "try": lambda folder: _try(),
+    "calibrate": lambda folder: _calibrate(),
+    "checkpoint": lambda folder: introduction(_checkpoint()),
+    "steptime": lambda folder: _steptime(),
+    "load": lambda folder: _load(),
+    "paths": lambda folder: _paths(),
+    "rows": _rows,
+}
+"""By name, what a command shows and a stored result does not. Each gets an empty folder."""
