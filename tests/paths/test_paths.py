@@ -230,12 +230,12 @@ def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -
 def test_what_was_written_to_the_drives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verbose = True
     writes = plan(tmp_path, patterns=("seq_write",), workers=(1,), io_sizes=(4096,))
     run_paths(writes, lambda _: None)
     assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
     monkeypatch.setattr("dlemu.paths.sweep.has_writes", lambda wear: True)
     monkeypatch.setattr("dlemu.paths.sweep.is_verbose", lambda: verbose)
-    verbose = True
     events: list[str] = []
     (cell,) = run_paths(replace(writes, io_sizes=(131072,)), events.append)
     [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
