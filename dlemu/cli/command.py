@@ -30,6 +30,8 @@ from dlemu.world.world import World
 
 _OF_MODELS = ("checkpoint", "predict")
 """Commands that take a model alone."""
+_THAT_LOOK = (*_OF_MODELS, "run", "size")
+"""Commands that refuse another workload's dataset where they look at it, or read none."""
 DRY_RUN = "--dry-run"
 """Option of the commands that write or replay: show what they would do."""
 
@@ -178,7 +180,7 @@ class Command:
             from dlemu.datagen.find import as_it_is
 
             workload = as_it_is(workload, folder, words.values)
-        elif "workload" in words.values and self.name not in _OF_MODELS:
+        elif "workload" in words.values and self.name not in _THAT_LOOK:
             from dlemu.datagen.find import refuse_other
 
             refuse_other(workload)
