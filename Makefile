@@ -11,6 +11,9 @@ DEMO   := build/demo
 SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_files_train=1148 \
           dataset.record_length_bytes=488669 dataset.record_length_bytes_stdev=227806 \
           dataset.record_length_bytes_resize=6990
+# Memory serves no byte of it: O_DIRECT, or one cold epoch where the file system has none. In tmpfs
+# there is no drive to measure, and the run says so: NO VERDICT.
+COLD   := $(SMALL) reader.odirect=auto train.epochs=1
 
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
@@ -31,8 +34,8 @@ help: ## print the targets
 demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its verdict
 	$(BIN)/dlemu datagen $(SMALL)
 	rm -rf $(DEMO)/run
-	$(MPIRUN) -n 2 $(BIN)/dlemu run $(SMALL) train.epochs=2 output.folder=$(DEMO)/run \
-	  || [ $$? = 2 ] # a FAIL is an answer too
+	$(MPIRUN) -n 2 $(BIN)/dlemu run $(COLD) output.folder=$(DEMO)/run \
+	  || [ $$? = 2 ] || grep -q '"NO VERDICT"' $(DEMO)/run/summary.json # answers, too
 
 quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick

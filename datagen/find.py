@@ -1,5 +1,6 @@
 """A data folder alone: the workload that its dataset was written for, and its files as they are."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.errors import WorkloadError
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.objects import in_bucket
 
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
@@ -40,15 +42,58 @@ def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Work
     """Return the workload with the dataset in a folder, whose files stay as they are.
 
     Keys that were `given` keep their values. Without a dataset of dlemu's, only the folder is set.
+
+    Raises:
+        WorkloadError: the dataset is another workload's.
+        DatasetError: the manifest is damaged.
     """
     workload = workload.with_keys(
         {"dataset.data_folder": str(folder), "storage.storage_root": "./"}
     )
+    refuse_other(workload)
     stored = _stored(folder)
     if stored is None:
         return workload
     keys = stored[0].keys_for(workload)
     return workload.with_keys({key: keys[key] for key in keys if key not in given})
+
+
+def refuse_other(workload: Workload) -> None:
+    """Refuse a workload whose data folder holds the dataset of another one.
+
+    Rows of one network share their samples; so do workloads whose keys describe this dataset.
+
+    Raises:
+        WorkloadError: the dataset is another workload's.
+        DatasetError: the manifest is damaged.
+    """
+    if not workload.dataset.data_folder or in_bucket(folder := workload.data_folder):
+        return
+    stored = _stored(folder) if os.path.isdir(folder) else None
+    if stored is None or not _shape(stored[0], workload):
+        return
+    recipe, origin = stored
+    try:
+        written_for = load_workload(origin or _by_shape(folder, recipe))
+        asked = load_workload(workload.made_from)
+    except (WorkloadError, OSError):  # nobody knows; what is read differs, and the verdict says so
+        return
+    if _shape(Recipe.of(_numbered(asked)), written_for):
+        raise WorkloadError(
+            f"{folder} holds a {written_for.name} dataset; leave workload= out, or name another "
+            "folder"
+        )
+
+
+def _shape(recipe: Recipe, workload: Workload) -> set[str]:
+    """Return the keys of a workload's samples that differ from those of a recipe."""
+    return set(recipe.keys_for(workload)) - _NO_SHAPE
+
+
+def _numbered(workload: Workload) -> Workload:
+    """Return the workload with a number of files, where the rule would say it."""
+    auto = workload.dataset.num_files_train == "auto"
+    return workload.with_keys({"dataset.num_files_train": 1}) if auto else workload
 
 
 def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
@@ -64,7 +109,7 @@ def _by_shape(folder: Path, recipe: Recipe) -> str:
     """Return the published workload that has such samples; of several, the H100's."""
     fitting = []
     for name in known_workloads():
-        if recipe.keys_for(load_workload(name)).keys() <= _NO_SHAPE:
+        if not _shape(recipe, load_workload(name)):
             fitting.append(name)
     chosen = [name for name in fitting if name.endswith("_h100")] or fitting
     if len(chosen) != 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.datagen.find import refuse_other
 from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.datagen.manifest import MANIFEST, read_manifest
 from dlemu.dataset.layout import Dataset, Layout, layout_of
@@ -98,6 +99,7 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
                     f"datagen, or set dataset.num_files_train={have}"
                 )
             workload = workload.with_keys({"dataset.num_files_train": have})
+        refuse_other(workload)
         manifest.check(layout_of(workload), folder)
         dataset = Dataset.of(workload)
         return replace(dataset, notes=_amount_of(workload, dataset.layout), access=access)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "datagen": "dataset formats host objects storage workload world",
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
-    "results": "host objects storage workload",
+    "results": "dataset host objects storage workload",
     "reports": "checkpoint host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "

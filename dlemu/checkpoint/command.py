@@ -209,7 +209,7 @@ class _Command:
         summary["load_limit"] = find_limit("load", loads, conditions) if loads else None
         if key.num_checkpoints_read and key.writer != "dlemu":
             summary["notes"] = [*summary["notes"], "checkpoint.writer=dcp: nothing was read back"]
-        summary["verdict"] = judge(saves, loads, key.max_seconds)
+        summary["verdict"] = judge(saves, loads, key.max_seconds, summary["limit"])
         summary |= {"status": "complete", "end": time_of_day()}
 
     def _record(self, results: Path, error: BaseException) -> None:

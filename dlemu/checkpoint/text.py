@@ -4,8 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from dlemu.checkpoint.outcome import Entry, from_memory, waited_share, young_interval
+from dlemu.checkpoint.outcome import (
+    IN_MEMORY,
+    Entry,
+    from_memory,
+    waited_share,
+    young_interval,
+)
 from dlemu.results.header import header
+from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
@@ -263,7 +270,17 @@ def verdict_line(summary: Summary) -> str:
     elif seconds <= 1800:
         what += f"; one every 30 minutes is {_percent(seconds / 1800)} of the time"
     bound, verdict = told.get("max_seconds"), summary["verdict"]
-    return f"{verdict}: {what}; at most {bound:g} s wanted" if verdict else what
+    what = f"{verdict}: {what}; at most {bound:g} s wanted" if verdict else what
+    return "; ".join([what, *_not_the_drive(summary)])
+
+
+def _not_the_drive(summary: Summary) -> Iterator[str]:
+    """Yield what the verdict's line says where memory took or gave the bytes."""
+    limit = summary["limit"] if summary["checkpoint"]["saves"] else summary["load_limit"]
+    if limit and limit["name"] == IN_MEMORY:
+        yield f"BUT {limit['evidence']}"
+    if memory := (summary.get("place") or {}).get("memory"):
+        yield f"BUT the drive is memory ({memory})"
 
 
 def describe_part(summary: Summary) -> str:
@@ -279,5 +296,5 @@ def describe_part(summary: Summary) -> str:
 
 
 def exit_status(summary: Summary) -> int:
-    """Return 0, or 2 where checkpoint.max_seconds was exceeded."""
-    return 2 if summary["verdict"] == "FAIL" else 0
+    """Return 0, 2 where checkpoint.max_seconds was exceeded, 1 where memory took the bytes."""
+    return EXIT_STATUS.get(summary["verdict"], 0)

@@ -23,10 +23,15 @@ from dlemu.workload.compose import (
     compose_words,
     known_models,
     known_workloads,
+    no_workload,
     without_secrets,
 )
 from dlemu.world.world import World
 
+_OF_MODELS = ("checkpoint", "predict")
+"""Commands that take a model alone."""
+_THAT_LOOK = (*_OF_MODELS, "run", "size")
+"""Commands that refuse another workload's dataset where they look at it, or read none."""
 DRY_RUN = "--dry-run"
 """Option of the commands that write or replay: show what they would do."""
 
@@ -177,10 +182,17 @@ class Command:
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
         workload = check_workload(compose_words(overrides, words.path("--config-dir")))
+        model = words.values.get("model", "")
+        if self.name not in _OF_MODELS and workload.made_from == model in known_models():
+            raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
         if folder is not None:
             from dlemu.datagen.find import as_it_is
 
             workload = as_it_is(workload, folder, words.values)
+        elif "workload" in words.values and self.name not in _THAT_LOOK:
+            from dlemu.datagen.find import refuse_other
+
+            refuse_other(workload)
         if not self.replays:
             return workload
         idle = idle_keys(workload, command=self.name, num_hosts=world.num_hosts)

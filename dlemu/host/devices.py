@@ -137,6 +137,20 @@ def lies_in_memory(folder: Path) -> bool:
     return mount is not None and mount.kind in IN_MEMORY
 
 
+def memory_below(names: Iterable[str], *, proc: Path = PROC, sys: Path = SYS) -> list[str]:
+    """Return those of these drives that are memory: "loop1 over tmpfs", "ram0", "zram0"."""
+    mounts, found = read_mounts(proc=proc), []
+    for name in names:
+        if re.fullmatch(r"z?ram\d+", name):
+            found.append(name)
+        backing_file = sys / "class" / "block" / name / "loop" / "backing_file"
+        file = Path(read_text(backing_file).rstrip("\n"))
+        mount = mount_of(file.resolve(), mounts) if file.is_file() else None
+        if mount is not None and mount.kind in IN_MEMORY:
+            found.append(f"{name} over {mount.kind}")
+    return found
+
+
 def network_read_bytes(mount: Mount | None, *, proc: Path = PROC) -> int | None:
     """Return the bytes that an NFS mount has read from its server; None for other file systems."""
     if mount is None or not mount.kind.startswith("nfs"):

@@ -13,6 +13,7 @@ from dlemu.host.devices import (
     SECTOR,
     SYS,
     devices_under,
+    memory_below,
     mount_under,
     read_text,
 )
@@ -46,6 +47,8 @@ class Place:
     """None for networks and memory."""
     is_root: bool
     """Whether one of the drives also holds /, the host's own system."""
+    memory: str = ""
+    """Drives that are memory: "loop1 over tmpfs"."""
 
     @property
     def in_memory(self) -> bool:
@@ -66,6 +69,7 @@ def find_place(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Place:
         source=mount.source if mount else "",
         drives=tuple(describe_drive(name, sys=sys) for name in names),
         is_root=not of_root.isdisjoint(names),
+        memory=", ".join(memory_below(names, proc=proc, sys=sys)),
     )
 
 

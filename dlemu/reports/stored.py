@@ -144,7 +144,7 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
     if summary.get("passed") is None:
         reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
         judged["status"], judged["reasons"] = summary["status"], [reason]
-        judged["verdict"], judged["passed"] = "NO VERDICT", False
+        judged["verdict"], judged["passed"], judged["remarks"] = "NO VERDICT", False, []
     return Stored(folder, workload, {**outcomes, **begun}, judged)
 
 

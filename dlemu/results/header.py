@@ -32,6 +32,8 @@ class PlaceFields(TypedDict, total=False):
     """Whether one of the drives also holds /, the host's own system."""
     in_memory: bool
     """Whether the folder lies on tmpfs or ramfs: no drive is read."""
+    memory: str
+    """Drives that are memory: "loop1 over tmpfs"; "" where none is."""
     host: str
     """Name of the host of rank 0."""
     num_hosts: int
@@ -49,6 +51,8 @@ class DatasetFields(TypedDict, total=False):
     num_bytes: float
     """Of all samples, without what a format adds."""
     format: str
+    num_links: int
+    """Files with several names, hard links for example, of a few that were looked at."""
 
 
 def place_fields(
@@ -76,6 +80,7 @@ def place_fields(
         size_bytes=sum(drive.size_bytes for drive in place.drives),
         is_root=place.is_root,
         in_memory=place.in_memory,
+        memory=place.memory,
         host=host,
         num_hosts=num_hosts,
         cpus=usable_cpus(),
@@ -150,7 +155,8 @@ def _storage(place: Mapping[str, Any]) -> str:
     about = each_once([place.get("model"), size and format_drive_bytes(size)])
     about = f" ({about})" if about else ""
     root = ", the root disk" if place.get("is_root") else ""
-    return f"{where}, {place['device']}{about}{root}"
+    memory = f"; {place['memory']}: memory, no drive" if place.get("memory") else ""
+    return f"{where}, {place['device']}{about}{root}{memory}"
 
 
 def host_text(place: Mapping[str, Any]) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dlemu.dataset.rule import DatasetSize, TotalMemory
 from dlemu.results.metrics import Metrics, passes
 from dlemu.results.records import UNFINISHED
 from dlemu.results.summary import Measured, RunsSummary, Summary, Verdict
-from dlemu.units import counted, format_bytes
+from dlemu.units import counted, format_bytes, format_rate
 from dlemu.workload.model import Workload
+from dlemu.workload.published import differing, published_row
 
 EXIT_STATUS: Mapping[Verdict, int] = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
 
@@ -21,6 +23,11 @@ _MOST_HIDDEN = 0.05
 """Share of the reading that the steps left out may hide. Repeated runs may differ by as much
 (MLPerf Storage rules, "repeatability")."""
 _WORTH_SAYING = 0.01
+_MOST_CACHED = 0.2
+"""Share of the bytes that may come from memory unless metric.max_cached_share says otherwise: the
+most that a dataset of the rule's size, five times the memory, can have there."""
+_MOST_LETTERS = 70
+"""Of the names of keys in the verdict's line."""
 _OTHER_RATE = 0.1
 """Two rates may differ by this share: that of the AU and that of the whole epoch, as a start takes
 time; nominal and real bytes, as headers and whole blocks are read as well."""
@@ -39,6 +46,8 @@ class Judgement:
     """What the verdict's line says as well."""
     hidden: str = ""
     """A line of its own: how much of the reading may be hidden, where that matters."""
+    unlike: str = ""
+    """A line of its own: the keys that differ from the published row, with both values."""
 
 
 def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Judgement:
@@ -46,13 +55,14 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
 
     A FAIL remains a FAIL whatever the left-out steps hide, which only raises the AU.
     """
-    measured = summary.get("measured", Measured())
-    remarks = tuple(_remarks(workload, metrics, measured))
+    remarks = tuple(_remarks(workload, metrics, summary))
+    unlike = _unlike_in_full(workload) if summary else ""
     share = hidden_share(workload, metrics)
     if summary.get("status") in UNFINISHED:
-        return Judgement("NO VERDICT", tuple(_unfinished(workload, metrics, summary)), remarks)
-    cached = cached_too_much(workload, measured)
-    reasons: tuple[str, ...] = (cached,) if cached else ()
+        reasons = tuple(_unfinished(workload, metrics, summary))
+        return Judgement("NO VERDICT", reasons, remarks, unlike=unlike)
+    cached = cached_too_much(workload, summary)
+    reasons = (cached,) if cached else ()
     wanted = 100 * workload.metric.au
     met = passes(metrics.au_percentage, wanted)
     # Where nothing is left out, not even a stall for a checkpoint, no reading can hide.
@@ -65,7 +75,8 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
             f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has",
         )
     if reasons:
-        return Judgement("NO VERDICT", reasons, remarks)
+        return Judgement("NO VERDICT", reasons, remarks, unlike=unlike)
+    remarks = (*_near(workload, metrics), *remarks_of(workload, metrics, summary))
     if met:
         apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _WORTH_SAYING
         said = not proven and (share > _WORTH_SAYING or apart)
@@ -75,7 +86,18 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; "
         f"{_with_all(metrics)} the utilisation is {metrics.delivered_au_percentage:.2f}%"
     )
-    return Judgement("PASS" if met else "FAIL", (), remarks, hidden if said else "")
+    return Judgement("PASS" if met else "FAIL", (), remarks, hidden if said else "", unlike)
+
+
+def _near(workload: Workload, metrics: Metrics) -> Iterator[str]:
+    """Yield that the threshold lies within the AU's interval; of several runs, all decide."""
+    interval, wanted = metrics.au_interval, 100 * workload.metric.au
+    if interval is not None and interval[0] < wanted < interval[1] and workload.runs == 1:
+        low, high = interval
+        yield (
+            f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 "
+            "decides"
+        )
 
 
 def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
@@ -102,26 +124,44 @@ def hidden_share(workload: Workload, metrics: Metrics) -> float:
     return min(1.0, max(ahead * epoch.num_blocks / epoch.num_counted for epoch in metrics.epochs))
 
 
-def cached_too_much(workload: Workload, measured: Measured) -> str:
-    """Return why `metric.max_cached_share` is exceeded or cannot be checked, else ""."""
-    bound = workload.metric.max_cached_share
-    if bound is None or "page_cache_share" not in measured:
+def cached_too_much(workload: Workload, summary: Summary) -> str:
+    """Return why `metric.max_cached_share` is exceeded or cannot be checked, else "".
+
+    Where any share may, or the key is not set, a share that is not known is no reason.
+    """
+    bound, measured = workload.metric.max_cached_share, summary.get("measured", Measured())
+    if "page_cache_share" not in measured:
         return ""
     share = measured["page_cache_share"]
     if share is None:
+        if bound is None or bound == 1:
+            return ""
         in_bucket = "objects" in measured
         why = "the servers' memory is not seen here" if in_bucket else "a note below says why"
         return (
             "metric.max_cached_share: how many bytes came from memory is not known here, so "
             f"whether at most {bound:g} did cannot be checked ({why})"
         )
+    bound = _MOST_CACHED if bound is None else bound
     if share <= bound:
         return ""
-    direct = "" if workload.reader.odirect is True else ", reader.odirect=true"
     return (
-        f"metric.max_cached_share: {share:.3f} of the bytes came from memory, at most {bound:g} "
-        f"may; use a larger dataset{direct} or a cold cache"
+        f"{100 * share:.1f}% of the bytes came from memory, at most {100 * bound:g}% may "
+        f"(metric.max_cached_share); take {_past_memory(workload, summary)}"
     )
+
+
+def _past_memory(workload: Workload, summary: Summary) -> str:
+    """Return what makes a run read its storage and not memory."""
+    if summary.get("place", {}).get("in_memory"):
+        return "a data folder on a drive: this one lies in memory"
+    ways = [] if workload.reader.odirect is True else ["reader.odirect=true"]
+    ways.append("a dataset of five times the memory")
+    if not workload.output.drop_caches:
+        ways.append("a cold epoch (output.drop_caches=true)")
+    elif workload.train.epochs > 1:
+        ways.append("one cold epoch (train.epochs=1)")
+    return " or ".join(ways)
 
 
 def _batches_ahead(workload: Workload) -> int:
@@ -185,10 +225,91 @@ def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
     return " ".join(keys)
 
 
-def _remarks(workload: Workload, metrics: Metrics, measured: Measured) -> Iterator[str]:
+def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[str, ...]:
+    """Return what makes a run another test than the published one, for the line of its verdict.
+
+    Each is short and begins with BUT where the storage itself was not measured. Of a loop of one's
+    own (`summary` is empty) nothing is known beside its steps.
+    """
+    found = _remarks(workload, metrics, summary)
+    return (*found, *(_of_dataset(workload, metrics, summary) if summary else ()))
+
+
+def _of_place(summary: Summary) -> Iterator[str]:
+    """Yield what makes a drive none, or a dataset smaller than it looks."""
+    if memory := summary.get("place", {}).get("memory"):
+        yield f"BUT the drive is memory ({memory})"
+    if links := summary.get("dataset", {}).get("num_links"):
+        yield f"BUT {counted(links, 'file')} of those looked at have several names (links)"
+
+
+def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    """Yield how the job differs from the published row, and whether its dataset is too small."""
+    if (row := published_row(workload)) is None:
+        return
+    keys = ", ".join(_some(list(dict.fromkeys(map(_short, differing(workload, row))))))
+    if abs(workload.demand / row.demand - 1) > _WORTH_SAYING:
+        rates = f"demand {_rate(workload)}, not {_rate(row)}"
+        yield f"unlike {row.name}: {rates} ({keys})"
+    elif keys:
+        yield f"unlike {row.name}: {keys}"
+    files, place = summary.get("dataset", {}).get("num_files"), summary.get("place", {})
+    if files is None:
+        return
+    memory = workload.host_memory or place.get("memory_bytes", 0)
+    total = TotalMemory(memory * place.get("num_hosts", 1), "")
+    needed = DatasetSize(workload, metrics.num_accelerators, total).num_files
+    if files < needed:
+        yield f"dataset under the rule: {files:,} of {counted(needed, 'file')}"
+
+
+def _unlike_in_full(workload: Workload) -> str:
+    """Return the line with the keys that differ from the published row; "" if none does."""
+    row = published_row(workload)
+    keys = differing(workload, row) if row is not None else {}
+    if row is None or not keys:
+        return ""
+    each = (
+        f"{key.removesuffix('.mean')}={_plain(new)} ({_plain(was)})"
+        for key, (new, was) in keys.items()
+    )
+    return f"unlike {row.name}: {', '.join(each)}"
+
+
+def _plain(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _short(key: str) -> str:
+    """Return a key by its last name; the value of a distribution by that of its key."""
+    *above, leaf = key.split(".")
+    return f"{above[-1]}" if leaf in ("mean", "stdev", "type") and above else leaf
+
+
+def _some(names: list[str]) -> list[str]:
+    """Return the first names, and how many more there are where the line would be too long.
+
+    Of names that begin with another one, as record_length_bytes_stdev, that one is enough.
+    """
+    names = [name for name in names if not any(name.startswith(f"{each}_") for each in names)]
+    fit = sum(len(", ".join(names[:end])) <= _MOST_LETTERS for end in range(1, len(names) + 1))
+    return names[:fit] + ([f"{len(names) - fit} more"] if fit < len(names) else [])
+
+
+def _rate(workload: Workload) -> str:
+    return "without bound" if workload.demand == math.inf else format_rate(workload.demand)
+
+
+def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    measured, bound = summary.get("measured", Measured()), workload.metric.max_cached_share
     share = measured.get("page_cache_share")
-    if share is not None and share > 0.05:
-        yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage"
+    own = f"max_cached_share={bound:g}" if bound is not None and bound > _MOST_CACHED else ""
+    if share is not None and share > 0.05 and not cached_too_much(workload, summary):
+        allowed = f", {own} as set" if own else ""
+        yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage{allowed}"
+    elif own:
+        yield f"{own} as set"
+    yield from _of_place(summary)
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:
         nominal = workload.dataset.mean_bytes

@@ -14,10 +14,15 @@ from numpy.typing import NDArray
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.results.records import Steps
+from dlemu.results.student import t95
 from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
 from dlemu.workload.model import Workload
 
 _Values = NDArray[np.float64]
+_PARTS = 10
+"""Of an epoch's steps. Longer parts are nearly independent of each other."""
+_FEWEST_PARTS = 5
+"""Parts below which a spread says nothing."""
 
 
 def passes(au_percentage: float, threshold: float) -> bool:
@@ -65,6 +70,8 @@ class EpochMetrics:
     """Share of the window in which they waited for other accelerators."""
     oversleep_share: float
     """Share of the window that compute took beyond what was asked."""
+    au_parts: Sequence[float]
+    """AU of parts of the counted steps, about ten of the epoch: how far it varies."""
     accelerator_au: _Values
     """(accelerators,) AU of each by the edition's rule."""
     accelerator_wait: _Values
@@ -101,6 +108,18 @@ class Metrics:
     def au_percentage(self) -> float:
         """The job's AU: mean over epochs."""
         return self.mean("au_percentage")
+
+    @property
+    def au_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the AU by parts of its steps; None of fewer than five parts.
+
+        It knows the noise within the run alone: another run may differ by more.
+        """
+        parts = [part for epoch in self.epochs for part in epoch.au_parts]
+        if len(parts) < _FEWEST_PARTS:
+            return None
+        half = t95(len(parts) - 1) * float(np.std(parts, ddof=1)) / len(parts) ** 0.5
+        return max(0.0, self.au_percentage - half), min(100.0, self.au_percentage + half)
 
     @property
     def samples_per_second(self) -> float:
@@ -229,9 +248,17 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         overhead_share=share("overhead"),
         barrier_share=share("barrier"),
         oversleep_share=share("late"),
+        au_parts=_au_parts(sums),
         accelerator_au=rows["au"],
         accelerator_wait=rows["wait"] / num_counted,
     )
+
+
+def _au_parts(sums: EpochSums) -> list[float]:
+    """Return the AU of parts of an epoch's counted steps, each of two steps or more."""
+    inside = sums.steps[sums.window]
+    parts = np.array_split(inside, max(1, min(_PARTS, len(inside) // 2)))
+    return [float(100 * part["credited"].sum() / part["seconds"].sum()) for part in parts]
 
 
 def _too_short(sums: EpochSums, edition: Edition) -> WorkloadError:

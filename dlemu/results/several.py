@@ -1,15 +1,16 @@
 """Several runs together: the verdict, the spread, and their table."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 
 import numpy as np
 
-from dlemu.results.judgement import given_memory
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
+from dlemu.results.student import t95
 from dlemu.results.summary import RunRow, RunsSummary, Spread, Verdict
 from dlemu.workload.model import Workload
 
@@ -19,12 +20,6 @@ _CLOCK = 1.0
 """Seconds that begin and end of a run are told to."""
 REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary:
@@ -44,6 +39,7 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         elif not outcome.passed:
             rule = " (rule 3.3.2)" if _has_numbered_rules(summary, outcome) else ""
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation{rule}")
+    remarks = _joined([outcome.summary["remarks"] for outcome in outcomes])
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
     if spread > REPEATABILITY:
@@ -62,6 +58,7 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         "verdict": verdict,
         "passed": verdict == "PASS",
         "reasons": reasons,
+        "remarks": remarks,
         "repeatability_percentage": 100 * spread,
         "au_percentage": spread_of(au, most=100.0),
         "samples_per_second": spread_of(rates),
@@ -97,11 +94,6 @@ def spread_of(values: Sequence[float], *, most: float = math.inf) -> Spread:
     sd = float(np.std(values, ddof=1))
     half = t95(len(values) - 1) * sd / len(values) ** 0.5
     return Spread(mean=mean, sd=sd, interval=[max(0.0, mean - half), min(most, mean + half)])
-
-
-def t95(freedom: float) -> float:
-    """Return Student's two-sided 95 % quantile, for whole degrees of freedom below."""
-    return _T95[max(1, int(min(freedom, len(_T95)))) - 1]
 
 
 def render_runs(workload: Workload, summary: RunsSummary) -> str:
@@ -140,9 +132,24 @@ def runs_verdict_line(workload: Workload, summary: RunsSummary) -> str:
         f"every run has at least {100 * workload.metric.au:g}%, samples/s within "
         f"{summary['repeatability_percentage']:.1f}% of their mean"
     )
-    if workload.host_memory is not None:
-        reasons += f"; {given_memory(workload)}"
-    return f"{summary['verdict']}: {reasons}"
+    return "; ".join([f"{summary['verdict']}: {reasons}", *summary["remarks"]])
+
+
+def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
+    """Return the remarks of all runs, each once; of those that differ in a number the first."""
+    kinds: dict[str, dict[int, str]] = {}
+    for number, each in enumerate(remarks, 1):
+        for remark in each:
+            if remark.startswith("hidden: "):  # a line of the run's own
+                continue
+            kinds.setdefault(re.sub(r"\d[\d.,]*", "", remark), {}).setdefault(number, remark)
+    found = []
+    for by_run in kinds.values():
+        first, text = next(iter(by_run.items()))
+        same = len(by_run) == len(remarks) and len({*by_run.values()}) == 1
+        alike = f" and {len(by_run) - 1} more alike" if len(by_run) > 1 else ""
+        found.append(text if same else f"run {first}{alike}: {text}")
+    return found
 
 
 def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:

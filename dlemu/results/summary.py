@@ -290,6 +290,8 @@ class RunsSummary(TypedDict, total=False):
     passed: bool
     """Not there if they did not end."""
     reasons: Sequence[str]
+    remarks: Sequence[str]
+    """Those of the runs, each once."""
     repeatability_percentage: float
     """The largest distance of a run's samples/s from their mean."""
     au_percentage: Spread

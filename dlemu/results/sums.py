@@ -51,6 +51,7 @@ _STEP = np.dtype(
         ("seconds", np.float64),
         ("overhead", np.float64),
         ("asked", np.float64),
+        ("credited", np.float64),
         # Of any accelerator:
         ("stall", np.float64),
         ("writing", np.bool_),
@@ -134,7 +135,7 @@ class EpochSums:
         later = b["ready"] > a["ready"]
         steps = np.where(later, b, a)
         steps["rank"] += later * np.int32(len(self.ranks))
-        for name in ("seconds", "overhead", "asked"):
+        for name in ("seconds", "overhead", "asked", "credited"):
             steps[name] = a[name] + b[name]
         for name in ("stall", "writing"):
             steps[name] = np.maximum(a[name], b[name])
@@ -278,7 +279,7 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
     return replace(
         known,
         accelerators=_of_accelerators(steps, blocks, window, rule.edition),
-        steps=_of_steps(steps),
+        steps=_of_steps(steps, rule.edition),
         ranks=(rank,),
         read=float(steps["read"].sum()),
         decode=float(steps["decode"].sum()),
@@ -350,12 +351,13 @@ def _by_rule(
     return 100 * credited / inside, samples_per_second
 
 
-def _of_steps(steps: Steps) -> NDArray[np.void]:
+def _of_steps(steps: Steps, edition: Edition) -> NDArray[np.void]:
     """Return the row of each step, of (accelerators, steps) records."""
     rows = np.zeros(steps.shape[1], _STEP)
     rows["seconds"] = step_seconds(steps).sum(axis=0)
     rows["overhead"] = steps["overhead"].sum(axis=0)
     rows["asked"] = steps["computation_time"].sum(axis=0)
+    rows["credited"] = credited_seconds(steps, edition).sum(axis=0)
     rows["stall"] = steps["stall"].max(axis=0)
     rows["writing"] = steps["writing"].max(axis=0)
     ready = steps["wait"] + steps["compute"]

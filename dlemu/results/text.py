@@ -93,12 +93,13 @@ def report_run(
         f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
         f"batches of {workload.reader.batch_size}"
     )
-    hidden = judge_run(workload, metrics, summary).hidden
-    remarks = [hidden] if hidden else []
+    judgement = judge_run(workload, metrics, summary)
+    remarks = [judgement.hidden] if judgement.hidden else []
     if limit := summary.get("limit"):
         remarks.append(f"limit: {limit['name']}. {limit['evidence']}")
         if limit.get("advice"):
             remarks.append(f"try: {limit['advice']}")
+    remarks += [judgement.unlike] if judgement.unlike else []
     remarks += checkpoint_lines(metrics.checkpoints, summary.get("checkpoints"))
     measured = summary.get("measured", Measured())
     if summary:  # not a loop of one's own

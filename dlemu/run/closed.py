@@ -12,39 +12,8 @@ from pathlib import Path
 from dlemu.dataset.rule import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
 from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload, leaves, load_workload
+from dlemu.workload.published import CLOSED, PROCEDURE, differing
 
-# MLPerf Storage v1.0 rules, "closed division"; v2.0 and v3.0 (rule 3.6.2) add reader.odirect for
-# unet3d.
-_CLOSED = {
-    "dataset.num_files_train",
-    "dataset.num_subfolders_train",
-    "dataset.data_folder",
-    "reader.read_threads",
-    "reader.computation_threads",
-    "reader.transfer_size",
-    "reader.prefetch_size",
-    "checkpoint.checkpoint_folder",
-    "storage.storage_type",
-    "storage.storage_root",
-}
-# Keys of dlemu that say where and how often to run, not what is run. train.seed must change.
-_PROCEDURE = {
-    "accelerators_per_rank",
-    "dataset.seed",
-    "division",
-    "drives",
-    "host_memory",
-    "metric.edition",
-    "metric.max_cached_share",
-    "name",
-    "num_accelerators",
-    "num_hosts",
-    "progress",
-    "runs",
-    "train.seed",
-    "warmup",
-    "workflow.generate_data",
-}
 _MAX_PREFETCH = 2
 _RUNS = 5
 """Consecutive runs (rules, "repeatability"); v2.0 also asks for a warm-up before them."""
@@ -84,29 +53,17 @@ def check_closed(
     return workload
 
 
-_WITHOUT_EFFECT = (
-    *("output", "ignored", "given", "made_from", "size", "predict", "drive"),
-    *("model", "checkpoint"),  # without workflow.checkpoint, which is refused
-)
-"""Groups that change no run."""
-
-
 def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     """Yield the keys that a submitter may not change."""
-    allowed = _CLOSED | _PROCEDURE
-    if workload.name.startswith("unet3d") and workload.metric.edition != "v1.0":
-        allowed |= {"reader.odirect"}
+    direct = workload.name.startswith("unet3d") and workload.metric.edition != "v1.0"
     was = dict(leaves(published.model_dump()))
     for key in workload.given:
-        if key in workload.ignored and key not in was and key not in allowed:
+        if key in workload.ignored and key not in was and key not in CLOSED | PROCEDURE:
             yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
-    for key, value in leaves(workload.model_dump()):
-        section = key.partition(".")[0]
-        if section in _WITHOUT_EFFECT:
-            continue
-        if was.get(key) != value and key not in allowed:
-            why = f"(published: {was.get(key)}){_rule(workload, '3.6.2')}"
-            yield f"{key}={value} is not allowed {why}, leave it out"
+    allowed = ("reader.odirect",) if direct else ()
+    for key, (value, wanted) in differing(workload, published, allowed).items():
+        why = f"(published: {wanted}){_rule(workload, '3.6.2')}"
+        yield f"{key}={value} is not allowed {why}, leave it out"
 
 
 def _refused_values(workload: Workload) -> Iterator[str]:

@@ -69,12 +69,16 @@ from dlemu.run.summary import (
     write_failure,
 )
 from dlemu.run.watchdog import Watchdog
+from dlemu.storage.regular import count_linked
 from dlemu.terminal import say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
+from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 Say = Callable[[str], None]
+_LOOKED_AT = 64
+"""Files, spread over the dataset, that are looked at for links."""
 _ROOM_FOR_AN_ERROR = 2048
 """Bytes that the summary of a run has to spare until it ends: its disk may be full by then."""
 
@@ -202,6 +206,11 @@ class _Run:
                 num_files=found.num_files,
                 num_bytes=found.num_samples * found.mean_bytes,
             )
+            if self._dataset.access is None:
+                few = range(0, found.num_files, ceil_div(found.num_files, _LOOKED_AT))
+                with watchdog.phase("while looking at some files"):
+                    linked = count_linked(f"{folder}/{found.path(file)}" for file in few)
+                self._summary["dataset"]["num_links"] = linked
         with watchdog.phase("while looking at the host"):
             system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
         hosts = world.gather(system)

@@ -21,6 +21,7 @@ from pathlib import Path
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.shares import share_of
 from dlemu.datagen import read_manifest
+from dlemu.datagen.find import refuse_other
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -278,10 +279,8 @@ class _Search:
         outcome = run_job(
             self._workload.with_keys(keys), world=self._world, say=silent, live=self._live
         )
-        if outcome is not None:
-            measured = outcome.summary["measured"]
-            if reason := cached_too_much(self._workload, measured):
-                raise RunError(reason)
+        if outcome and (reason := cached_too_much(self._workload, outcome.summary)):
+            raise RunError(reason)
         return outcome
 
     def _run_folder(self, number: int, accelerators: int) -> Path:
@@ -325,6 +324,7 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
             f"{FIRST_DATASET} accelerators, more need more files: "
             f"{datagen_command(workload, 'auto', num_accelerators=FIRST_DATASET)}"
         )
+    refuse_other(workload)
     keys: dict[str, object] = {}
     number = "dataset.num_files_train"
     if number not in workload.given or workload.dataset.num_files_train == "auto":

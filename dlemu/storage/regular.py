@@ -2,6 +2,9 @@
 
 import os
 import stat
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from dlemu.errors import DatasetError, DlemuError
@@ -46,6 +49,19 @@ def open_sized(
     # With O_NONBLOCK, reads on some network file systems fail instead of waiting for a lock.
     os.set_blocking(number, True)
     return number, status.st_size
+
+
+def count_linked(paths: Iterable[str]) -> int:
+    """Return how many of these files have several names: hard links, or links to one of them.
+
+    Files that cannot be looked at are left out.
+    """
+    found = []
+    for path in {*paths}:
+        with suppress(OSError):
+            found.append(os.stat(path))
+    names = Counter((each.st_dev, each.st_ino) for each in found)
+    return sum(each.st_nlink > 1 or names[each.st_dev, each.st_ino] > 1 for each in found)
 
 
 def cannot_open(path: str | Path, error: OSError) -> DatasetError:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
-from dlemu.workload.compose import PATH_KEYS
+from dlemu.workload.compose import PATH_KEYS, known_models, known_workloads
 from dlemu.workload.model import Workload, load_workload
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
@@ -32,7 +32,8 @@ def command(
     """
     more = more or {}
     base, origin = _made_from(workload)
-    words = [f"dlemu {name}", _for_shell(f"workload={origin}")]
+    group = "workload" if origin not in known_models() or origin in known_workloads() else "model"
+    words = [f"dlemu {name}", _for_shell(f"{group}={origin}")]
     if base.name != workload.name:
         words.append(word("name", workload.name))
     for key in keys:

@@ -157,7 +157,7 @@ def datasheet(name: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none of that name.
     """
-    known = {path.stem: path for path in sorted((CONFIGS / "drive").glob("*.yaml"))}
+    known = _named("drive")
     if name not in known:
         raise ValueError(
             f"no datasheet of drive {name!r}; known: {', '.join(known)}; or give its rates"
@@ -167,7 +167,23 @@ def datasheet(name: str) -> dict[str, Any]:
 
 def known_models() -> dict[str, Path]:
     """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
-    return {path.stem: path for path in sorted((CONFIGS / "model").glob("*.yaml"))}
+    return _named("model")
+
+
+def _named(group: str) -> dict[str, Path]:
+    """Return the files of a group of published rows, "model" or "drive", by name."""
+    return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
+
+
+def no_workload(name: str, known: Iterable[str]) -> str:
+    """Return the line for a name that no workload has; models and drives have names, too."""
+    known = list(known)
+    for group, what in (("model", "a model of checkpoints"), ("drive", "a drive")):
+        if name in _named(group):
+            hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
+            return f"no workload {name}{hint} ({group}={name} is {what})"
+    hint = did_you_mean(name, known)
+    return f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
 
 
 def model_keys(name: str) -> dict[str, Any]:
@@ -233,7 +249,9 @@ def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | Non
     if len(names) > 1:
         raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")
     refuse_tilde(key, names[0])
-    return _find(names[0], known, known_models())
+    if key == "model":
+        return _find(names[0], known_models())
+    return _find(names[0], known)
 
 
 def _find(name: str, known: Mapping[str, Path], more: Mapping[str, Path] | None = None) -> Path:
@@ -245,8 +263,7 @@ def _find(name: str, known: Mapping[str, Path], more: Mapping[str, Path] | None 
     if more and name in more and name not in known:
         return more[name]
     if name not in known:
-        hint = did_you_mean(name, known)
-        raise WorkloadError(f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
+        raise WorkloadError(no_workload(name, known))
     return known[name]
 
 

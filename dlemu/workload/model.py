@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
 
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.units import unmistakable, with_unit
 from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
@@ -20,6 +20,7 @@ from dlemu.workload.compose import (
     known_models,
     known_workloads,
     model_keys,
+    no_workload,
     set_key,
 )
 from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
@@ -268,8 +269,7 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
     except ValidationError as error:
         text, name = describe(error, Workload, known), str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
-            hint = did_you_mean(name, known_workloads())
-            text = f"no workload {name}{hint} ({name} is a model, for dlemu checkpoint)"
+            text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
     _check_dali(workload)
     _check_access(workload)

@@ -576,7 +576,7 @@ class MetricSection(Section):
     """Steps left out at an epoch's end (edition v2.0)."""
     max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Largest share of bytes that may come from memory; above it, or if it is unknown, a run gets
-    no verdict. None: any share."""
+    no verdict. None: 0.2, where it is known. 1: any share."""
 
 
 def _one_or_many(value: object) -> object:

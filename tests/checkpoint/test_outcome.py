@@ -1,5 +1,6 @@
 """Durations, rates and limits follow from what the accelerators did."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,16 @@ def test_a_bound_on_the_mean_duration(bound: float | None, verdict: str) -> None
     saves = [saved(2.0), saved(3.9992)]
     assert judge(saves, [loaded(9.0)], bound) == verdict
     assert judge([], saves, bound) == verdict
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "NO VERDICT"), (2.9, "FAIL")])
+def test_writes_that_ended_in_memory_pass_no_bound(bound: float | None, verdict: str) -> None:
+    saves = [saved(3.0)]
+    buffered = replace(ON_DRIVE, fsync=False)
+    for conditions in (buffered, replace(buffered, file_system="tmpfs", fsync=True)):
+        limit = find_limit("save", saves, conditions)
+        assert judge(saves, [], bound, limit) == verdict
+    assert judge(saves, [], 3.0, find_limit("save", saves, ON_DRIVE)) == "PASS"
     assert judge([], [], bound) == ""
 
 

@@ -128,6 +128,7 @@ def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
             "reader.multiprocessing_context=fork",
             "train.computation_time={type:uniform,min:0.001,max:0.003}",
             "metric.au=0.01",
+            "metric.max_cached_share=1",
         ]
     ) == 0  # fmt: skip
     text = capsys.readouterr().out

@@ -83,11 +83,33 @@ def test_every_command_takes_a_folder(
 
 
 def test_given_keys_win(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["workload=cosmoflow_h100", "dataset.num_files_train=7", "--cfg", "job"]
+    words = ["workload=unet3d_a100", "dataset.num_files_train=7", "--cfg", "job"]
     assert run(["run", str(written), *words]) == 0
 
     said = capsys.readouterr().out
-    assert "name: cosmoflow_h100" in said and "num_files_train: 7" in said
+    assert "name: unet3d_a100" in said and "num_files_train: 7" in said
+
+
+@pytest.mark.parametrize("command", ["run", "size", "datagen", "calibrate", "datasize", "verify"])
+@pytest.mark.parametrize("form", ["{}", "dataset.data_folder={}"])
+def test_the_dataset_of_another_workload_is_refused_however_it_is_named(
+    command: str, form: str, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its samples would be read at the wrong rate: a PASS of no workload."""
+    said = refusal([command, form.format(written), "workload=cosmoflow_h100"], capsys)
+    assert said == (
+        f"{written} holds a unet3d_h100 dataset; leave workload= out, or name another folder"
+    )
+
+
+def test_a_dataset_serves_each_row_of_its_network_and_keys_that_describe_it(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = f"dataset.data_folder={written}"
+    assert run(["verify", named, "workload=unet3d_b200"]) == 0
+    same = ["dataset.format=npz", *SMALL[1:], "dataset.record_element_type=uint8"]
+    same += ["dataset.num_samples_per_file=1", "dataset.record_dims=[]", "dataset.seed=3"]
+    assert run(["verify", named, "workload=cosmoflow_h100", *same]) == 0
 
 
 def test_an_older_dataset_is_known_by_its_samples(
@@ -162,3 +184,13 @@ def test_files_of_others_need_a_workload(
     assert refusal(["run", str(data)], capsys).endswith(ASK)
 
     assert run(["run", str(data), *SMALL, *RUN, *words]) == 0
+
+
+@pytest.mark.parametrize("command", ["run", "size", "datagen", "datasize", "calibrate"])
+def test_a_model_alone_is_no_job_that_trains(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal([command, "model=unet3d", "dataset.data_folder=data"], capsys) == (
+        "no workload unet3d; did you mean unet3d_h100? (model=unet3d is a model of checkpoints); "
+        "take dlemu checkpoint"
+    )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.host.devices import memory_below
 from dlemu.host.place import Drive, find_connection, find_place
 from tests.host.test_devices import Host
 
@@ -81,3 +82,22 @@ def test_an_nvme_drive_tells_its_transport_and_queues(host: Host, tmp_path: Path
     assert str(connection) == "nvme0n1, tcp, 7 queues"
     host.mount(remote, "0:40", "nfs4", "server:/export rw")
     assert find_connection(remote, proc=host.proc, sys=host.sys) is None
+
+
+def test_a_loop_device_over_tmpfs_and_a_ram_disk_are_memory(host: Host, tmp_path: Path) -> None:
+    """They count reads as a drive does, and no drive is read."""
+    image = tmp_path / "memory" / "image"
+    image.parent.mkdir()
+    image.touch()
+    host.mount("/data", "7:3", "ext4", "/dev/loop3 rw")
+    loop = host.disk("loop3", "7:3") / "loop" / "backing_file"
+    loop.parent.mkdir()
+    loop.write_text(f"{image}\n")
+    names = ["nvme0n1", "loop3", "ram0", "zram1", "ramp0"]
+    assert memory_below(names, proc=host.proc, sys=host.sys) == ["ram0", "zram1"]
+    host.mount(image.parent, "0:30", "tmpfs", "tmpfs rw")
+    assert memory_below(names, proc=host.proc, sys=host.sys) == [
+        "loop3 over tmpfs",
+        "ram0",
+        "zram1",
+    ]

@@ -9,7 +9,13 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.objects.counts import GetCounts
-from dlemu.results.judgement import Judgement, cached_too_much, hidden_share, judge_run
+from dlemu.results.judgement import (
+    Judgement,
+    cached_too_much,
+    hidden_share,
+    judge_run,
+    remarks_of,
+)
 from dlemu.results.metrics import Metrics, measure_run
 from dlemu.results.objects import objects_fields
 from dlemu.results.records import STEP, Steps, write_steps
@@ -229,10 +235,18 @@ def test_a_loop_that_counts_no_bytes_is_not_blamed_for_it() -> None:
     ("bound", "share", "verdict", "reason"),
     [
         (None, None, "PASS", ""),
+        (None, 0.2, "PASS", ""),
+        (None, 0.21, "NO VERDICT", "21.0% of the bytes came from memory, at most 20% may"),
         (0.05, 0.05, "PASS", ""),
-        (0.05, 0.06, "NO VERDICT", "metric.max_cached_share: 0.060 of the bytes came from memory"),
+        (
+            0.05,
+            0.06,
+            "NO VERDICT",
+            "6.0% of the bytes came from memory, at most 5% may (metric",
+        ),
         (0.05, None, "NO VERDICT", "whether at most 0.05 did cannot be checked"),
         (1.0, 1.0, "PASS", ""),
+        (1.0, None, "PASS", ""),
     ],
 )
 def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
@@ -250,9 +264,11 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
 def test_why_a_bound_cannot_be_checked_is_true_of_a_bucket_too() -> None:
     job = workload(metric__max_cached_share=0.05)
     unknown: Measured = {"page_cache_share": None}
-    assert cached_too_much(job, unknown).endswith("cannot be checked (a note below says why)")
+    assert cached_too_much(job, {"measured": unknown}).endswith(
+        "cannot be checked (a note below says why)"
+    )
     objects = objects_fields(GetCounts(), [])
-    bucket = cached_too_much(job, {**unknown, "objects": objects})
+    bucket = cached_too_much(job, {"measured": {**unknown, "objects": objects}})
     assert bucket.endswith("cannot be checked (the servers' memory is not seen here)")
 
 
@@ -261,6 +277,69 @@ def test_memory_that_was_given_stands_on_the_verdicts_line() -> None:
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
     assert verdict_line(job, metrics).endswith("; host_memory=1.0 GiB as given, not measured")
     assert "host_memory" not in verdict_line(workload(), metrics)
+
+
+def noisy(mean: float, spread: float, **keys: object) -> tuple[Judgement, Metrics]:
+    """Return the judgement on 101 steps whose AU goes up and down in tens around a mean."""
+    au = np.where(np.arange(101) // 10 % 2, mean + spread, mean - spread)
+    steps = replay(20.0, num_steps=101, window=5)
+    steps["wait"] = (1 / au - 1)[None, :]
+    return verdict_of(steps, **keys)
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(0.91, "PASS"), (0.89, "FAIL")])
+def test_a_threshold_within_the_runs_own_noise_is_said(mean: float, verdict: str) -> None:
+    judgement, metrics = noisy(mean, 0.05)
+    assert judgement.verdict == verdict, "the rule decides"
+    assert metrics.au_interval is not None
+    low, high = metrics.au_interval
+    assert low < 90 < high and low < metrics.au_percentage < high
+    (said,) = judgement.remarks
+    assert said == (
+        f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 decides"
+    )
+    assert not noisy(mean, 0.005)[0].remarks, "far from it, next to its noise"
+    assert not noisy(mean, 0.05, runs=5)[0].remarks, "of several runs, all decide"
+
+
+def test_too_few_steps_have_no_interval_and_none_is_beyond_100() -> None:
+    assert verdict_of(replay(20.0, num_steps=9, window=5))[1].au_interval is None
+    interval = noisy(0.97, 0.03)[1].au_interval
+    assert interval is not None and interval[1] <= 100
+
+
+def test_the_line_names_what_is_not_as_published() -> None:
+    """A PASS of batch 1, of few files, of links, of memory below a drive is another test's."""
+    job = workload(reader__batch_size=1, dataset__format="bin", metric__au=0.01)
+    metrics = measured(replay(20.0, num_steps=101, window=5), job=job)
+    gib = 2**30
+    summary = Summary(
+        place={"memory": "loop1 over tmpfs", "memory_bytes": 24 * gib, "num_hosts": 2},
+        dataset={"num_files": 100, "num_links": 64},
+    )
+    assert remarks_of(job, metrics, summary) == (
+        "BUT the drive is memory (loop1 over tmpfs)",
+        "BUT 64 files of those looked at have several names (links)",
+        "unlike unet3d_h100: demand 147 MB/s, not 3.18 GB/s (format, batch_size, "
+        "computation_time, au)",
+        "dataset under the rule: 100 of 1,758 files",
+    )
+    found = judge_run(job, metrics, summary)
+    assert found.verdict == "PASS" and found.remarks == remarks_of(job, metrics, summary)
+    assert found.unlike == (
+        "unlike unet3d_h100: dataset.format=bin (npz), reader.batch_size=1 (7), "
+        "train.computation_time=1 (0.323), metric.au=0.01 (0.9)"
+    )
+    same = load_workload("unet3d_h100", {"reader.read_threads": 9, "num_accelerators": 4})
+    assert remarks_of(same, metrics, Summary(dataset={"num_files": 10**7})) == ()
+
+
+def test_a_job_of_its_own_is_compared_with_no_published_row(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\ndataset: {format: npz, num_files_train: 4}\n")
+    job = load_workload(own)
+    metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
+    assert remarks_of(job, metrics, Summary(dataset={"num_files": 4})) == ()
 
 
 # --- one judgement, wherever it is shown ----------------------------------------------------------

@@ -32,6 +32,8 @@ def metrics_of(*waits: tuple[float, ...], accelerators: int = 16) -> Metrics:
 
 # Epoch 1: 5 s, of which the first step takes 2: AU 2/3. Epoch 2: 4.1 s and 1.5 s: AU 2/2.6.
 SLOW = metrics_of((1, 1, 0), (0.5, 0.5, 0.1))
+UNLIKE = "unlike unet3d_h100: demand 1.03 GB/s, not 3.18 GB/s (computation_time)"
+IN_FULL = "unlike unet3d_h100: train.computation_time=1 (0.323)"
 
 
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
@@ -107,7 +109,7 @@ def test_several_hosts_tell_how_long_their_start_took() -> None:
 def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
     summary = Summary(limit={"name": limit, "evidence": "…"}, measured={"page_cache_share": 0.01})
     assert verdict_line(WORKLOAD, SLOW, summary) == (
-        "FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0)"
+        f"FAIL: utilisation 71.79%, at least 90% wanted (edition v1.0); {UNLIKE}"
     )
     assert "storage" not in render_run(WORKLOAD, SLOW, {**summary, "status": "complete"})
 
@@ -116,6 +118,19 @@ def test_without_a_limit_nothing_is_said_about_storage() -> None:
     assert "storage" not in verdict_line(WORKLOAD, SLOW)
     summary = Summary(limit=None, measured={"page_cache_share": None})
     assert "storage" not in verdict_line(WORKLOAD, SLOW, summary)
+
+
+def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
+    summary = Summary(measured={"page_cache_share": 0.12})
+    assert verdict_line(WORKLOAD, SLOW, summary).endswith(
+        f"; BUT 12% of the bytes came from memory, not from storage; {UNLIKE}"
+    )
+    own = WORKLOAD.with_keys({"metric.max_cached_share": 0.5})
+    summary = Summary(measured={"page_cache_share": 0.42})
+    assert verdict_line(own, SLOW, summary).endswith(
+        "; BUT 42% of the bytes came from memory, not from storage, max_cached_share=0.5 as set; "
+        f"{UNLIKE}"
+    )
 
 
 def test_a_failed_run_has_no_verdict() -> None:
@@ -131,8 +146,9 @@ def test_a_failed_run_has_no_verdict() -> None:
 def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
     metrics = metrics_of((0, 0, 0), (0, 0.25, 0.25), (0, 0, 0))
     lines = render_run(WORKLOAD, metrics, {"status": "complete"}).splitlines()
-    assert lines[-2:] == [
-        "PASS: utilisation 93.33%, at least 90% wanted (edition v1.0)",
+    assert lines[-3:] == [
+        f"PASS: utilisation 93.33%, at least 90% wanted (edition v1.0); {UNLIKE}",
+        IN_FULL,
         "epochs under the threshold: 2 (80.00%)",
     ]
 

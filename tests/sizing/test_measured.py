@@ -133,6 +133,9 @@ def test_what_memory_serves_is_no_number_of_a_drive(
     memory = job.with_keys({"dataset.data_folder": str(folder), "metric.au": 0.999})
     try:
         generate(memory, world=Alone())
+        with pytest.raises(RunError, match=r"100\.0% of the bytes came from memory, at most 20%"):
+            size_storage(memory, Alone())
+        memory = memory.with_keys({"metric.max_cached_share": 1})
         # 2 ms steps: no host keeps 99.9 % of them.
         size_storage(memory, Alone())
     finally:

@@ -15,7 +15,13 @@ from dlemu.results.records import read_steps, read_summary
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import cached_share, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.storage.regular import check_regular, open_regular, open_sized, read_regular
+from dlemu.storage.regular import (
+    check_regular,
+    count_linked,
+    open_regular,
+    open_sized,
+    read_regular,
+)
 
 
 def soon(call: Callable[[], object]) -> object:
@@ -128,3 +134,15 @@ def test_the_probe_reads_what_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     both = [path, tmp_path / "file"]
     assert isinstance(soon(lambda: probe_rate(both, num_readers=2, seconds=0.05)), float)
+
+
+def test_names_of_one_file_are_counted(tmp_path: Path) -> None:
+    """A dataset of a hundred names may be one file."""
+    plain, linked, other = (tmp_path / name for name in ("plain", "linked", "other"))
+    for path in (plain, linked, other):
+        path.touch()
+    assert count_linked(map(str, [plain, other, tmp_path / "missing", plain])) == 0
+    (tmp_path / "hard").hardlink_to(linked)
+    (tmp_path / "soft").symlink_to(other)
+    assert count_linked([str(linked)]) == 1, "its other name may lie anywhere"
+    assert count_linked(str(tmp_path / name) for name in ("plain", "hard", "soft", "other")) == 3
