@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.lab import warm
 from tests.lab.commands import dlemu
 from tests.lab.drives import own_drive
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import until
 
 THREE = [
     "model=unet3d",
@@ -285,9 +285,7 @@ def begun() -> subprocess.Popen[Any]:
     """Return a command that is in the middle of writing."""
     command = [*warm.COMMAND, "checkpoint", *LONG]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
-    deadline = time.monotonic() + 30
-    while not list(Path("ck").glob("*/*.partial")) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    until(lambda: list(Path("ck").glob("*/*.partial")), "a file that is written", pause=0.001)
     return process
 
 
@@ -350,7 +348,7 @@ def test_a_drive_that_refuses_a_write_is_named(
 def test_ranks_write_together() -> None:
     words = ["checkpoint", *THREE, "output.folder=out", "--verify"]
     done = subprocess.run(
-        mpirun(2, *warm.COMMAND, *words), capture_output=True, text=True, timeout=120
+        mpirun(2, *warm.command(), *words), capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}
