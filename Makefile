@@ -20,13 +20,12 @@ DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
 # Modules are compiled once, not by each of the many processes that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-AGAIN  = { echo "SECOND TRY of what failed"; $(PYTEST) --last-failed --last-failed-no-failures none; }
-CLOCKED = $(shell grep -rl --include='test_*.py' 'mark\.clock' tests)
 # Benchmarks that need neither fio nor a GPU, nor root: two minutes together.
 BENCH  := start search events published
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test lint fmt types check coverage bench docs fuzz mutants golden peers clean
+.PHONY: help demo quick test truth lint fmt types check coverage bench docs fuzz mutants golden
+.PHONY: peers clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,22 +36,15 @@ demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its v
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(COLD) output.folder=$(DEMO)/run \
 	  || [ $$? = 2 ] || grep -q '"NO VERDICT"' $(DEMO)/run/summary.json # answers, too
 
-quick: $(VENV)/test.done ## the tests that start no process and read no clock: a minute
+quick: $(VENV)/test.done ## the tests that start no process: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
-# Most tests wait, so more of them than cores run at a time. Those that compare times follow: five
-# at a time where they wait for a slow device, then one at a time; no other file is collected then.
-# What failed runs once more, alone: a busy machine may fail a test that starts processes, a mistake
-# fails it again. Both reports are printed; a test that needed its second try is to be mended.
-test: $(VENV)/test.done build/compiled.done ## all tests
-	$(PYTEST) -n 6 --dist worksteal -m "not clock" || $(AGAIN)
-	$(PYTEST) -n 5 --dist worksteal -m "clock and waits" $(CLOCKED) || $(AGAIN)
-	$(PYTEST) -m "clock and not waits" $(CLOCKED) || $(AGAIN)
+# Most tests wait, so more of them than cores run at a time.
+test: $(VENV)/test.done ## all tests
+	$(PYTEST) -n 6 --dist worksteal
 
-# Once, and not by each of the workers at the same time.
-build/compiled.done: $(VENV)/test.done $(wildcard tests/*.py tests/*/*.py)
-	$(PYTEST) --collect-only -qq > /dev/null
-	mkdir -p build && touch $@
+truth: $(VENV)/test.done ## claims about real time, on an idle host, as root: fifteen minutes
+	$(BIN)/python -m benchmarks.truth
 
 lint: $(VENV)/test.done ## form and common mistakes
 	$(BIN)/ruff format --check .
@@ -68,9 +60,9 @@ types: $(VENV)/test.done ## the types
 check: lint types test ## what must pass before a change lands
 
 # Processes that tests start, and workers that these fork, are counted; setup.cfg has the floor.
-coverage: $(VENV)/test.done ## all tests but those of the clock, and the lines that none reaches
+coverage: $(VENV)/test.done ## all tests, and the lines that none reaches
 	$(BIN)/python -m coverage erase
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 6 --dist worksteal -m "not clock"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 6 --dist worksteal
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

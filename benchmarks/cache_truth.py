@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.cache_cases import Case, run
 from dlemu import Alone, generate, load_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders import Loader, open_loader
 from dlemu.tier.host import HostTier
-from tests.lab.cache_truth import Case, run
 from tests.lab.drives import own_drive
 
 _IMAGE_BYTES = 1300 << 20

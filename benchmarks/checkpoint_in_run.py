@@ -1,9 +1,106 @@
 """What checkpoints cost a run on drives of known rates: python -m benchmarks.checkpoint_in_run.
 
 Prints a Markdown table; root only. Each case is run once, and takes about 10 s.
+`python -m benchmarks.truth checkpoint` holds them to bounds.
 """
 
-from tests.lab.held_checkpoints import asynchronous, synchronous
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.known import sleeps_late
+from benchmarks.serial_drive import serial_drive
+from tests.lab.bench import Run, dataset, start
+
+_MIB = 1 << 20
+_DIRECT = ("workflow.checkpoint=true", "checkpoint.odirect=true", "model.name=flat")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a run said, beside the truth."""
+
+    what: str
+    found: float
+    truth: float
+    unit: str
+    within: float
+    """How far it may be from the truth."""
+    late: float
+    """Seconds that this host's own sleeps ended late meanwhile, on average."""
+
+    @property
+    def is_true(self) -> bool:
+        return abs(self.found - self.truth) <= self.within
+
+
+def synchronous(
+    *, loader: str, num_bytes: int = 40 * _MIB, read: int = 40_000_000, write: int = 10_000_000
+) -> list[Held]:
+    """Write a checkpoint to a drive that reads and writes at set rates: a stall of bytes / rate."""
+    with serial_drive(4 * num_bytes, read, write) as drive:
+        workload = dataset(drive, **_keys(8, 100_000, 0.01, loader))
+        words = (
+            *_DIRECT,
+            f"checkpoint.checkpoint_folder={drive}/checkpoints",
+            f"model.model_size_bytes={num_bytes}",
+            "checkpoint.steps_between_checkpoints=4",
+            "train.total_training_steps=6",
+        )
+        with start(workload, *words) as run:
+            told, late = _told(run)
+        stall, truth = told["stall_seconds"][0], num_bytes / write
+    return [Held("stall of a synchronous checkpoint", stall, truth, "s", 0.01 * truth, late)]
+
+
+def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) -> list[Held]:
+    """Write a checkpoint while a drive that serves one request after the other is read from.
+
+    The drive gives 0.8 of the demand, so nothing is read ahead. One worker reads and one thread
+    writes, each one request at a time. So they take turns: a step takes the time of a batch and of
+    a piece. The checkpoint is begun between two epochs, and outlasts the second one.
+    """
+    with serial_drive(4 * num_steps * _MIB, rate, rate) as drive:
+        seconds = 0.8 * 1_003_520 / rate
+        workload = dataset(drive, **_keys(num_steps, 1_000_000, seconds, loader))
+        words = (
+            *_DIRECT,
+            f"checkpoint.checkpoint_folder={drive}/checkpoints",
+            f"model.model_size_bytes={num_steps * 5 // 4 * _MIB}",
+            "checkpoint.epochs_between_checkpoints=2",
+            "train.epochs=2",
+            "checkpoint.asynchronous=true",
+        )
+        file = next((drive / "data" / "train").iterdir()).stat().st_size
+        with start(workload, *words) as run:
+            told, late = _told(run)
+    batch = -(-file // 4096) * 4096
+    return [
+        Held(
+            f"AU {when}", told[f"au_{key}_percentage"], 100 * seconds * rate / taken, "%", 1.0, late
+        )
+        for when, key, taken in (
+            ("while a checkpoint is written", "while_writing", batch + _MIB),
+            ("in the other steps", "otherwise", batch),
+        )
+    ]
+
+
+def _keys(num_files: int, num_bytes: int, seconds: float, loader: str) -> dict[str, object]:
+    return {
+        "dataset__num_files_train": num_files,
+        "dataset__record_length_bytes": num_bytes,
+        "reader__read_threads": 1,
+        "reader__odirect": True,
+        "reader__data_loader": loader,
+        "train__computation_time": seconds,
+    }
+
+
+def _told(run: Run) -> tuple[dict[str, Any], float]:
+    with sleeps_late() as late:
+        run.completes()
+    return run.summary["checkpoints"], fmean(late)
 
 
 def main() -> None:

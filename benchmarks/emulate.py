@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.step_cost import step_cost
 from dlemu.clock import WallClock, timer_error
 from dlemu.datagen import Recipe, read_manifest
 from dlemu.datagen.manifest import write_manifest
@@ -29,7 +30,6 @@ from dlemu.results.records import read_steps
 from dlemu.workload.model import load_workload
 from tests.lab.mpirun import mpirun
 from tests.lab.peer import is_there, run_dlio
-from tests.lab.step_cost import step_cost
 
 COSMOFLOW = {
     "workload": "cosmoflow_h100",

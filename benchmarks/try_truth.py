@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.held_drive import WORKLOADS, Scaled, bytes_per_step, dataset, dlemu, rate_for
 from benchmarks.machine import describe_machine
 from tests.lab.cgroups import throttled_reads
-from tests.lab.held_drive import WORKLOADS, Scaled, bytes_per_step, dataset, dlemu, rate_for
 
 SECONDS = 60
 COLUMNS = (

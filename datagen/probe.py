@@ -11,6 +11,7 @@ from dlemu.datagen.prepare import dataset_folders
 from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.work import FILES_IN_FLIGHT, Stopped
 from dlemu.datagen.write import FileWriter
+from dlemu.storage import probe
 
 _PROBE_SECONDS = 1.0
 
@@ -26,7 +27,8 @@ def write_rate(recipe: Recipe, folder: Path) -> float | None:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
             for below in dataset_folders(Path(name), recipe):
                 below.mkdir(parents=True, exist_ok=True)
-            return _write_for(recipe, Path(name), _PROBE_SECONDS)
+            seconds = min(_PROBE_SECONDS, probe.longest_seconds)
+            return _write_for(recipe, Path(name), seconds)
     except OSError:
         return None
 

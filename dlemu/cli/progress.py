@@ -18,9 +18,10 @@ from dlemu.world.world import World
 if TYPE_CHECKING:
     from dlemu.run.live import RunProgress
 
-_LIVE_SECONDS, _PLAIN_SECONDS = 1.0, 10.0
-_SHARE = 0.0008
-"""Largest share of a core for all that is shown; a line that costs more is shown less often."""
+live_seconds, plain_seconds = 1.0, 10.0
+"""Between two looks at a terminal, and between two lines of text elsewhere."""
+largest_share = 0.0008
+"""Of a core, for all that is shown; a line that costs more is shown less often."""
 _END_SECONDS = 2.0
 """Longest wait for a line that is being written, where nobody reads the terminal."""
 _SHORTEST_BAR, _LONGEST_BAR = 8, 40
@@ -187,7 +188,7 @@ class _PlainLines:
     """A line of text now and then."""
 
     def __init__(self, title: str) -> None:
-        self._title, self.seconds = title, _PLAIN_SECONDS
+        self._title, self.seconds = title, plain_seconds
 
     def show(self, what: Shown) -> None:
         words = [what.above, *what.pieces]
@@ -210,7 +211,7 @@ class _Line:
         from rich.segment import ControlType as Do
         from rich.text import Text
 
-        self._console, self.seconds = console, _LIVE_SECONDS
+        self._console, self.seconds = console, live_seconds
         self._height = 0
         self._text, self._bar = Text, ProgressBar
         line = (Do.CARRIAGE_RETURN, (Do.ERASE_IN_LINE, 2))
@@ -267,5 +268,5 @@ class _Ticker:
         while not self._ended.wait(pause):
             with suppress(Exception):
                 self._act()
-            owed = (time.thread_time() - used) / _SHARE - (time.perf_counter() - begin)
-            pause = min(max(self._seconds, owed), _PLAIN_SECONDS)
+            owed = (time.thread_time() - used) / largest_share - (time.perf_counter() - begin)
+            pause = min(max(self._seconds, owed), plain_seconds)

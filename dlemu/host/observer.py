@@ -63,7 +63,8 @@ class HostObserver:
         self._cgroups: list[Path] = []
         self._usable_cpus = 0.0
         self._file: FileIO | None = None
-        self._failure: OSError | None = None
+        self.failure: OSError | None = None
+        """What ended the observing: a write that failed."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._ending = False
@@ -83,8 +84,8 @@ class HostObserver:
         self._thread.join()
         if self._file is not None:
             self._file.close()
-        if self._failure is not None and error is None:
-            raise self._failure
+        if self.failure is not None and error is None:
+            raise self.failure
 
     def mark(self, label: str) -> Observation:
         """Observe now, under a label. Does not measure memory, which can take a second.
@@ -92,8 +93,8 @@ class HostObserver:
         Raises:
             OSError: an observation could not be written.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         with self._lock:
             self._refresh()
             observation = self._take(label, None)
@@ -120,7 +121,7 @@ class HostObserver:
                 with self._lock:
                     self._take(None, pss_bytes)
             except OSError as error:
-                self._failure = error
+                self.failure = error
                 return
             ended = time.thread_time()
             self.cpu_seconds += ended - start

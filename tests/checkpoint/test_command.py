@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.lab import warm
 from tests.lab.commands import dlemu
 from tests.lab.drives import own_drive
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import until
 
 THREE = [
     "model=unet3d",
@@ -287,16 +287,8 @@ def begun() -> subprocess.Popen[Any]:
     """Return a command that is in the middle of writing."""
     command = [*warm.COMMAND, "checkpoint", *LONG]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
-    until_there(process, "ck/*/*.partial")
+    until(lambda: list(Path("ck").glob("*/*.partial")), "a file that is written", pause=0.001)
     return process
-
-
-def until_there(process: subprocess.Popen[Any], pattern: str) -> None:
-    """Return once a command has made such a file."""
-    deadline = time.monotonic() + 60
-    while not list(Path().glob(pattern)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_an_interrupt_leaves_nothing() -> None:
@@ -360,7 +352,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
     words = [*LONG, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
     command = mpirun(3, *warm.COMMAND, "checkpoint", *words)
     process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True)
-    until_there(process, "ck/*_step1")
+    until(lambda: list(Path("ck").glob("*_step1")), "a whole checkpoint", pause=0.001)
     ranks = {
         each.environ()["OMPI_COMM_WORLD_RANK"]: each
         for each in psutil.Process(process.pid).children(recursive=True)
@@ -378,7 +370,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
 def test_ranks_write_together() -> None:
     words = ["checkpoint", *THREE, "output.folder=out", "--verify"]
     done = subprocess.run(
-        mpirun(2, *warm.COMMAND, *words), capture_output=True, text=True, timeout=120
+        mpirun(2, *warm.command(), *words), capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert files_of() == {f"global_epoch1_step{step}": FILES for step in (1, 2)}

@@ -1,7 +1,9 @@
 """When ranks see that all have ended; and what counts as progress of a write: bytes that move, and
 what the drive takes in a long fsync."""
 
-import time
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from dlemu.checkpoint import crew
 from dlemu.checkpoint.crew import Crew, Movement
 from dlemu.world.world import Alone
+from tests.lab.virtual import VirtualClock
 
 
 class Tool:
@@ -30,14 +33,31 @@ class TwoRanks(Alone):
         return [value, (7, True)]
 
 
-@pytest.mark.clock
-@pytest.mark.parametrize("seconds", [0.2, 0.8])
-def test_several_ranks_see_soon_that_all_have_ended(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "most"), [(0.2, 0.051), (0.8, 0.051), (100.0, 1.01)])
+def test_several_ranks_see_soon_that_all_have_ended(
+    tmp_path: Path, seconds: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look again after a fiftieth of the time that has passed: after 0.05 to 1 s."""
+    clock, ends = VirtualClock(), threading.Event()
+
+    def wait_for(futures: Sequence[Future[object]], pause: float, until: str) -> object:
+        if clock.time + pause < seconds:
+            clock.time += pause
+            return set(), set(futures)
+        clock.time = max(clock.time, seconds)
+        ends.set()
+        return wait(futures)
+
+    def sleep(pause: float) -> None:
+        clock.time += pause
+
+    monkeypatch.setattr(crew, "wait", wait_for)
+    fake = SimpleNamespace(perf_counter=lambda: clock.time, sleep=sleep)
+    monkeypatch.setattr(crew, "time", fake)
     watch: Any = SimpleNamespace(at=lambda path: None)
-    with Crew[None]([Tool()], tmp_path, TwoRanks(), watch) as own:
-        begin = time.perf_counter()
-        [(worked, _)] = own.run(lambda _: time.sleep(seconds))
-        assert worked >= seconds and time.perf_counter() - begin < worked + 0.12
+    with Crew[object]([Tool()], tmp_path, TwoRanks(), watch) as own:
+        own.run(lambda _: ends.wait(60))
+        assert clock.time <= seconds + most
         assert own.bytes_done == 7
 
 

@@ -9,8 +9,7 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from dlemu.checkpoint.folder import RECORD
 from tests.lab import bench, warm
 from tests.lab.drives import own_drive
+from tests.lab.waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -45,14 +45,6 @@ def words(drive: Path, asynchronous: bool) -> list[str]:
 
 def names_in(drive: Path) -> list[str]:
     return sorted(str(path.relative_to(drive)) for path in drive.glob("new/ck/*/*"))
-
-
-def until(happened: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Return once it has happened, while the process lives."""
-    end = time.monotonic() + 60
-    while not happened():
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.0005)
 
 
 def fill(drive: Path) -> Path:
@@ -100,7 +92,7 @@ def goes_through(workload: Path, keys: list[str], drive: Path) -> None:
 def test_a_drive_that_fills_up_ends_a_run(tmp_path: Path, drive: Path, asynchronous: bool) -> None:
     workload, keys = bench.small(tmp_path), words(drive, asynchronous)
     with bench.start(workload, *keys) as run:
-        until(lambda: len(names_in(drive)) > 1, run.process)
+        until(lambda: len(names_in(drive)) > 1, pause=0.001)
         filler = fill(drive)
         has_failed(run, r"checkpoint \S+ cannot be written \(No space left on device\); free .*")
     names = names_in(drive)
@@ -115,7 +107,7 @@ def test_after_a_kill_during_a_write_the_same_command_works(
 ) -> None:
     workload, keys = bench.small(tmp_path), words(drive, asynchronous)
     with bench.start(workload, *keys) as run:
-        until(lambda: list(drive.glob("new/ck/*/*.partial")), run.process)
+        until(lambda: list(drive.glob("new/ck/*/*.partial")), pause=0.001)
         run.process.kill()
         assert run.end() == -signal.SIGKILL
         assert run.summary["status"] == "incomplete"
@@ -129,9 +121,9 @@ def test_a_drive_that_stops_to_answer_is_named(
 ) -> None:
     workload, keys = bench.small(tmp_path), words(drive, asynchronous)
     with bench.start(workload, *keys) as run:
-        until(lambda: len(names_in(drive)) > 1, run.process)
+        until(lambda: len(names_in(drive)) > 1, pause=0.001)
         with frozen(drive):
-            until(lambda: run.errors, run.process)
+            until(lambda: run.errors, pause=0.001)
         folder = re.escape(str(drive / "new/ck/global_epoch1_step"))
         doing = rf"while writing a checkpoint: {folder}\d+"
         has_failed(run, rf"rank 0 on host \S+: no progress for \S+ s \(output.*\) {doing}")
@@ -146,7 +138,7 @@ def test_dlemu_checkpoint_names_it_as_well(tmp_path: Path, drive: Path) -> None:
     many = "checkpoint.num_checkpoints_write=10000"
     command = [*warm.COMMAND, "checkpoint", *keys, "output.stall_seconds=2", many]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path)
-    until(lambda: list(folder.glob("*/*")), process)
+    until(lambda: list(folder.glob("*/*")), pause=0.001)
     with frozen(drive):
         assert process.stderr is not None
         said = process.stderr.readline()

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.lab import warm
 from tests.lab.cgroups import throttled_writes
 from tests.lab.commands import QUICK, generate, with_checkout
 from tests.lab.drives import own_drive
@@ -26,7 +26,7 @@ def lab(tmp_path: Path) -> Iterator[Hosts]:
 
 def over(lab: Hosts, ranks: Sequence[int], folder: Path, *words: str) -> tuple[str, Any]:
     """Run `dlemu` in so many ranks on each host; return what it printed, and summary.json."""
-    command = lab.mpirun(ranks, sys.executable, "-m", "dlemu", *words, f"output.folder={folder}")
+    command = lab.mpirun(ranks, *warm.command(), *words, f"output.folder={folder}")
     environment = with_checkout()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
     # The launcher may have a warning of its own there.

@@ -7,6 +7,7 @@ import pytest
 
 from dlemu.results.records import read_steps
 from tests.lab import bench, warm
+from tests.lab.waiting import until
 
 _ZERO_3 = ("model.model_size_bytes=3000001", "model.parallelism.zero_stage=3")
 
@@ -57,10 +58,9 @@ def test_an_interrupted_run_leaves_whole_files_and_the_next_cleans_up(tmp_path: 
     words = ["workflow.checkpoint=true", f"checkpoint.checkpoint_folder={folder}"]
     words += ["model.model_size_bytes=20MB", "checkpoint.steps_between_checkpoints=5"]
     words += ["checkpoint.asynchronous=true"]
-    with bench.start(workload, *words) as run:
+    with bench.start(workload, *words, "train.epochs=20") as run:
         run.wait_for("demand:")
-        while len(names_in(folder)) < 2:
-            assert run.process.poll() is None, run.told()
+        until(lambda: len(names_in(folder)) >= 2, "two checkpoints")
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
     assert all(name.endswith(".pt") for name in names_in(folder))

@@ -136,7 +136,7 @@ def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:
     writer.prepare([(sample, 10 * PIECE) for sample in range(9)])
     end = threading.Thread(target=writer.__exit__, daemon=True)
     end.start()
-    end.join(10)
+    end.join(60)
     assert not end.is_alive(), "it waits for a thread that waits for a buffer"
 
 

@@ -3,8 +3,8 @@
 import json
 import os
 import re
+import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.results.records import read_steps
 from dlemu.workload.model import Workload, load_workload
+from tests.lab import warm
 from tests.lab.commands import QUICK, execute, generate
 from tests.lab.mpirun import mpirun
 
@@ -189,8 +190,6 @@ def test_the_report_says_who_reads_for_tensorflow(data: str, tmp_path: Path) -> 
 
 # --- several ranks --------------------------------------------------------------------------------
 
-CLI = [sys.executable, "-m", "dlemu"]
-
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
@@ -205,7 +204,9 @@ def test_ranks_make_one_run(
     ranks: int, words: list[str], accelerators: int, status: int, data: str, tmp_path: Path
 ) -> None:
     words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", *words]
-    done = execute([*mpirun(ranks, "--bind-to", "none", *CLI, "run", *words)], cwd=tmp_path)
+    done = execute(
+        [*mpirun(ranks, "--bind-to", "none", *warm.command(), "run", *words)], cwd=tmp_path
+    )
     assert done.returncode == status, done.stderr
     verdicts = re.findall(r"^(PASS|FAIL): ", done.stdout, re.MULTILINE)
     assert verdicts == ["FAIL" if status else "PASS"], "rank 0 alone speaks"
@@ -239,7 +240,7 @@ def test_ranks_make_one_run(
 def test_what_all_ranks_find_wrong_one_says(
     words: list[str], line: str, data: str, tmp_path: Path
 ) -> None:
-    done = execute(mpirun(2, *CLI, "run", *QUICK, data, *words), cwd=tmp_path)
+    done = execute(mpirun(2, *warm.command(), "run", *QUICK, data, *words), cwd=tmp_path)
     (ours,) = (text for text in done.stderr.splitlines() if "dlemu" in text)
     assert done.returncode == 1 and ours.startswith(f"dlemu: {line}")
     assert "Traceback" not in done.stderr and done.stdout == ""
@@ -278,7 +279,7 @@ def test_two_ranks_open_disjoint_files_and_together_the_plans(
     script.write_text(
         f"exec strace -ff -qq --seccomp-bpf -e trace=openat"
         f" -o {tmp_path}/trace.$OMPI_COMM_WORLD_RANK"
-        f" {' '.join([*CLI, 'run', *QUICK, *words])}\n"
+        f" {shlex.join([*warm.command(), 'run', *QUICK, *words])}\n"
     )
     done = execute(mpirun(2, "--bind-to", "none", "bash", str(script)), cwd=tmp_path)
     if "ptrace" in done.stderr:

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.lab import warm
 from tests.lab.commands import QUICK, generate, with_checkout
 from tests.lab.mpirun import mpirun
 
@@ -21,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def on_ranks(num_ranks: int, *words: str, cwd: Path) -> tuple[int, list[str]]:
     """Return the launcher's exit status and what it leaves on the terminal, line by line."""
     done = subprocess.run(
-        mpirun(num_ranks, sys.executable, "-m", "dlemu", *words),
+        mpirun(num_ranks, *warm.command(), *words),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,9 @@ import yaml
 
 from dlemu import __version__
 from dlemu.cli.main import run
+from tests.lab import warm
 from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
+from tests.lab.waiting import until
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -222,16 +223,13 @@ def test_verify_names_what_is_bad_and_repairs_it(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_and_says_so(number: int, data: str, tmp_path: Path) -> None:
-    words = [*QUICK, data, "train.computation_time=0.2", "output.folder=run"]
-    command = [sys.executable, "-m", "dlemu", "run", *words]
+    words = [*QUICK, data, "train.computation_time=600", "output.folder=run"]
+    command = [*warm.command(), "run", *words]
     environment = with_checkout()
     process = subprocess.Popen(
         command, stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment
     )
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob("run/host.*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.2)
+    until(lambda: list(tmp_path.glob("run/host.*")), "the first observation")
     process.send_signal(number)
     out, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")

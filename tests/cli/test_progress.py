@@ -9,7 +9,6 @@ import signal
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,14 +22,17 @@ from dlemu.run.live import RunProgress
 from dlemu.terminal import say
 from tests.lab import warm
 from tests.lab.commands import QUICK, SIZES, generate
+from tests.lab.waiting import until
 
 OFTEN = {
-    "dlemu.cli.progress._LIVE_SECONDS": 0.05,
-    "dlemu.cli.progress._PLAIN_SECONDS": 0.05,
-    "dlemu.cli.progress._SHARE": 1.0,
+    "dlemu.cli.progress.live_seconds": 0.05,
+    "dlemu.cli.progress.plain_seconds": 0.05,
+    "dlemu.cli.progress.largest_share": 1.0,
 }
 RUN = [*QUICK, "train.computation_time=0.05", "train.epochs=3"]
-"""Over a second: three epochs of 8 steps."""
+"""Epochs of 8 steps."""
+LONG = [*RUN, "train.epochs=500"]
+"""Ends when a test has seen what it waits for."""
 NOW = RunProgress(
     job="run 3 of about 8, trying 12 accelerators, best so far 9 PASS",
     epoch=1,
@@ -103,28 +105,28 @@ class OnTerminal:
         )
         self._theirs, self.text = theirs, ""
 
-    def read(self, until: Callable[[str], bool] = lambda text: False) -> str:
-        """Return all that was written, until a condition or the end."""
+    def read(self, shown: Callable[[str], object]) -> None:
+        """Return when what was written has it."""
+        until(lambda: self._take() or shown(self.text), "what is to be shown")
+        assert shown(self.text), self.text
+
+    def _take(self) -> bool:
+        """Take what was written; return whether the command has ended."""
         os.set_blocking(self._ours, False)
-        deadline = time.monotonic() + 60
-        while not until(self.text) and time.monotonic() < deadline:
-            ended = self.process.poll() is not None
-            with contextlib.suppress(BlockingIOError):
-                while piece := os.read(self._ours, 65536):
-                    self.text += piece.decode()
-            if ended:
-                break
-            time.sleep(0.02)
-        return self.text
+        ended = self.process.poll() is not None
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._ours, 65536):
+                self.text += piece.decode()
+        return ended
 
     def end(self) -> tuple[int, Screen]:
         """Return the exit status, and what the terminal shows."""
-        text = self.read()
+        until(self._take, "its end")
         assert termios.tcgetattr(self._theirs) == self._before, "the terminal is as it was"
         os.close(self._ours)
         os.close(self._theirs)
-        assert "\x1b[?" not in text, "nothing is hidden that must be shown again"
-        return self.process.wait(), Screen(text)
+        assert "\x1b[?" not in self.text, "nothing is hidden that must be shown again"
+        return self.process.wait(), Screen(self.text)
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +135,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_a_terminal_shows_the_line_and_is_clean_at_the_end(
+def test_a_terminal_shows_the_line_and_an_interrupt_leaves_it_clean(
     data: str, tmp_path: Path, columns: int
 ) -> None:
-    shown = OnTerminal(["run", *RUN, data, "output.folder=run"], tmp_path, columns)
+    shown = OnTerminal(["run", *LONG, data, "output.folder=run"], tmp_path, columns)
+    whole = r"epoch \d+/500, step \d/8, AU [\d.]+%"
+    shown.read(lambda text: re.search(f"{whole}.*samples/s.*left" if columns > 40 else whole, text))
+    os.kill(shown.process.pid, signal.SIGINT)
     status, screen = shown.end()
-    assert status == 0
-    frames = re.findall(r"epoch \d/3[^\x1b\r\n]*", shown.text)
-    assert len(frames) > 3 and all(len(frame) < columns for frame in frames)
-    assert any(re.match(r"epoch \d/3, step \d/8, AU [\d.]+%", frame) for frame in frames)
+    assert status == 130
+    frames = re.findall(r"epoch \d+/500[^\x1b\r\n]*", shown.text)
+    assert all(len(frame) < columns for frame in frames)
     wide = any("samples/s" in frame and "left" in frame for frame in frames)
     assert wide == (columns > 40)
-    assert not any("epoch 1/3" in line or "starting" in line for line in screen.lines)
-    assert "results: run" in screen.lines[-2] and screen.lines[-1] == ""
+    assert screen.lines[-2:] == ["dlemu: interrupted", ""]
+    assert not any("/500" in line or "starting" in line for line in screen.lines)
 
 
 def test_stdout_and_stderr_may_be_apart(data: str, tmp_path: Path) -> None:
@@ -154,8 +158,7 @@ def test_stdout_and_stderr_may_be_apart(data: str, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         shown = OnTerminal(words, tmp_path, stdout=out.fileno())
         status, screen = shown.end()
-    assert status == 0 and "epoch 1/3" in shown.text
-    assert screen.lines == [""]
+    assert status == 0 and screen.lines == [""]
     text = (tmp_path / "out").read_text()
     assert "\x1b" not in text and "epoch 1/3" not in text
     assert text.startswith("workload: ") and "\ncold start: " in text
@@ -163,12 +166,19 @@ def test_stdout_and_stderr_may_be_apart(data: str, tmp_path: Path) -> None:
 
 
 def test_elsewhere_a_plain_line_comes_now_and_then(data: str, tmp_path: Path) -> None:
-    done = warm.run([*warm.COMMAND, "run", *RUN, data, "output.folder=run"], cwd=tmp_path)
-    assert done.returncode == 0
-    assert "epoch 1/3" not in done.stdout and "\x1b" not in done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) > 3 and all(line.startswith("run: ") for line in lines)
-    assert any(re.match(r"run: epoch 2/3, step \d/8, AU [\d.]+%, ", line) for line in lines)
+    command = [*warm.COMMAND, "run", *LONG, data, "output.folder=run"]
+    with warm.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if re.match(r"run: epoch \d+/500, step \d/8, AU [\d.]+%, ", line):
+                break
+        process.send_signal(signal.SIGINT)
+        out, rest = process.communicate()
+    assert process.returncode == 130
+    assert "/500, step" not in out and "\x1b" not in out + "".join(lines) + rest
+    assert all(line.startswith("run: ") for line in lines)
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}])
@@ -176,7 +186,7 @@ def test_a_terminal_without_controls_gets_plain_lines(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with on_pty(monkeypatch, **environment) as written, show_progress("run", lambda: NOW, on=True):
-        time.sleep(0.3)
+        until(lambda: written)
     text = b"".join(written).decode()
     assert "\x1b" not in text and text.startswith("run: run 3 of about 8, ")
 
@@ -197,20 +207,9 @@ def test_progress_off_shows_nothing(command: str, tmp_path: Path) -> None:
     assert "epoch 1/" not in said and said.count("\n") <= 1
 
 
-def test_an_interrupt_leaves_a_clean_terminal(data: str, tmp_path: Path) -> None:
-    words = ["run", *RUN, "train.epochs=500", data, "output.folder=run"]
-    shown = OnTerminal(words, tmp_path)
-    shown.read(lambda text: "epoch 2/500" in text)
-    os.kill(shown.process.pid, signal.SIGINT)
-    status, screen = shown.end()
-    assert status == 130
-    assert screen.lines[-2:] == ["dlemu: interrupted", ""]
-    assert not any("/500" in line for line in screen.lines)
-
-
 def test_an_error_is_never_glued_to_the_line(tmp_path: Path) -> None:
     """The files disappear while it runs."""
-    words = [*RUN, "train.epochs=500", generate(tmp_path), "output.folder=run"]
+    words = [*LONG, generate(tmp_path), "output.folder=run"]
     shown = OnTerminal(["run", *words], tmp_path)
     shown.read(lambda text: "epoch 2/500" in text)
     for path in (tmp_path / "data" / "train").iterdir():
@@ -223,14 +222,14 @@ def test_an_error_is_never_glued_to_the_line(tmp_path: Path) -> None:
 
 def test_a_search_shows_its_state_above(data: str, tmp_path: Path) -> None:
     keys = ["size.quick=true", "size.confirm=1", "size.start=1", "size.max_accelerators=1"]
-    keys += ["reader.batch_size=1", "train.computation_time=0.02", "train.epochs=1"]
+    keys += ["reader.batch_size=1", "train.epochs=500"]
     shown = OnTerminal(["size", *QUICK, *keys, data, "output.folder=sized"], tmp_path)
-    status, screen = shown.end()
-    assert status == 0, shown.text
     state = "run 1 of about 1, trying 1 accelerator"
-    assert re.search(rf"{state}\r\nepoch 1/1, step", shown.text)
+    shown.read(lambda text: re.search(rf"{state}\r\nepoch \d+/500, step", text))
+    os.kill(shown.process.pid, signal.SIGINT)
+    status, screen = shown.end()
+    assert status == 130, shown.text
     assert not any("of about" in line for line in screen.lines)
-    assert screen.lines[-2] == "results: sized"
 
 
 # --- here -----------------------------------------------------------------------------------------
@@ -263,13 +262,12 @@ def on_pty(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[list
 
 def test_what_is_said_comes_above_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_pty(monkeypatch) as written, show_progress("size", lambda: NOW, on=True):
-        time.sleep(0.3)
+        until(lambda: b"".join(written).count(b"epoch 1/5") > 2)
         say("one", to_stderr=True)
-        time.sleep(0.3)
+        until(lambda: b"".join(written).partition(b"one")[2].count(b"epoch 1/5") > 2)
         say("two\nthree", to_stderr=True)
     text = b"".join(written).decode()
     assert Screen(text).lines == ["one", "two", "three", ""]
-    assert text.count("epoch 1/5") > 4
 
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", ""])
@@ -280,7 +278,7 @@ def test_no_color_is_respected(variable: str, monkeypatch: pytest.MonkeyPatch) -
         on_pty(monkeypatch, **environment) as written,
         show_progress("datagen", lambda: now, on=True),
     ):
-        time.sleep(0.3)
+        until(lambda: "\u2501".encode() in b"".join(written))
     text = b"".join(written).decode()
     assert ("\x1b[9" in text) == (not variable) and "\u2501" in text
 
@@ -295,20 +293,23 @@ def test_what_fails_here_never_reaches_the_command(monkeypatch: pytest.MonkeyPat
             raise RuntimeError("of the live line alone")
         return NOW
 
+    refused = threading.Event()
+
     class Gone(io.StringIO):
         def isatty(self) -> bool:
             return True
 
         def write(self, text: str) -> int:
+            refused.set()
             raise OSError(5, "Input/output error")
 
     with on_pty(monkeypatch) as written, show_progress("run", fail, on=True):
-        time.sleep(0.4)
-    assert asked > 1 and b"epoch 1/5" in b"".join(written), "it goes on"
+        until(lambda: b"epoch 1/5" in b"".join(written), "it to go on")
+    assert asked > 1
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Gone())
     with show_progress("run", lambda: NOW, on=True):
-        time.sleep(0.2)
+        assert refused.wait(60)
         say("on stdout")
 
 

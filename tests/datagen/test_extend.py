@@ -3,10 +3,9 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
-import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,15 @@ import pytest
 from dlemu.datagen import generate, read_manifest, survey, verify, write
 from dlemu.errors import DatasetError
 from dlemu.world.world import Alone
-from tests.datagen.test_write import KINDS, ROOT, generated, program, tree, workload_of
+from tests.datagen.test_write import (
+    KINDS,
+    ROOT,
+    generated,
+    killed_after,
+    program,
+    tree,
+    workload_of,
+)
 from tests.lab.mpirun import mpirun
 
 
@@ -137,21 +144,11 @@ def test_killed_by_a_signal_it_continues(tmp_path: Path) -> None:
     before = stamps(tmp_path / "data")
     generated(tmp_path / "whole", **kind, num_files_train=300)
     larger = workload_of(tmp_path / "data", **kind, num_files_train=300)
-    train, alone = tmp_path / "data" / "train", {"world": Alone()}
 
-    num_killed = 0
-    for wanted in (1, 40, 89, 95, 150, 299):
-        child = get_context("fork").Process(target=generate, args=(larger,), kwargs=alone)
-        child.start()
-        while child.is_alive() and sum(1 for _ in train.rglob("*_of_300.tfrecord")) < wanted:
-            time.sleep(0.001)
-        if child.is_alive():
-            child.kill()
-            num_killed += 1
-        child.join()
+    for num_files in (0, 1, 5, 50, 100):
+        assert killed_after(num_files, larger) == -signal.SIGKILL
     generate(larger, world=Alone())
 
-    assert num_killed >= 4
     assert tree(tmp_path / "data") == tree(tmp_path / "whole")
     assert before.items() <= stamps(tmp_path / "data").items()
 

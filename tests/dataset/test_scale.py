@@ -1,4 +1,4 @@
-"""A tenth of 10 million files for 1,024 accelerators: time and memory grow as the files do."""
+"""A tenth of 10 million files for 1,024 accelerators: memory grows as the files do."""
 
 import pytest
 
@@ -19,11 +19,10 @@ MOST_BYTES = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_ten_times_the_files_take_ten_times_as_much(part: str) -> None:
-    """By the CPU time and the memory of a process of its own, whatever else runs."""
+def test_files_take_so_many_bytes_each(part: str) -> None:
+    """By the memory of a process of its own; benchmarks/truth.py has the CPU time."""
     large = 100_000 if part == "drop" else 1_000_000
 
-    few, many = costs(part, [large // 10, large])
+    [many] = costs(part, [large])
 
-    assert many.cpu_seconds < 30 * few.cpu_seconds + 0.1, "100 times would be quadratic"
     assert many.peak_bytes < MOST_BYTES[part] * large + 2e6

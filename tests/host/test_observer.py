@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dlemu.host.intervals import (
@@ -20,8 +19,9 @@ from dlemu.host.intervals import (
 from dlemu.host.observer import HostObserver
 from dlemu.host.processes import HostCpu
 from dlemu.storage.pagecache import drop
-from tests.lab.cgroups import Group, cpu_quota, throttled_reads
+from tests.lab.cgroups import Group, cpu_quota
 from tests.lab.drives import drive_folder, own_drive
+from tests.lab.waiting import until
 
 MIB = 1 << 20
 
@@ -29,11 +29,13 @@ MIB = 1 << 20
 BURN = """
 import sys, time
 input("\\n")
-end = time.perf_counter() + float(sys.argv[1])
-while time.perf_counter() < end: pass
+end = time.process_time() + 0.3
+while time.process_time() < end: pass
 print(flush=True)
 input()
 """
+BURNED = 0.25
+"""Seconds of a core that are sure to be seen: the kernel counts in ticks."""
 READ = """
 import mmap, os, sys
 buffer = mmap.mmap(-1, 1 << 20)
@@ -123,87 +125,24 @@ def test_bytes_from_the_page_cache_are_not_the_drives(disk_file: Path) -> None:
     in_three_tries(check)
 
 
-@pytest.mark.root
-def test_a_throttled_drive_reads_at_the_rate_it_is_held_to(disk_file: Path) -> None:
-    rate = 40 * MIB
-
-    def check() -> tuple[bool, str]:
-        with throttled_reads(disk_file.parent, rate) as group:
-            summary = observe(READ, disk_file, folder=disk_file.parent, group=group)
-        assert summary.device_read_bytes is not None
-        measured = summary.device_read_bytes / summary.seconds
-        # The kernel lets the first tenth of a second pass: 4 of 64 MiB.
-        return 0.97 < measured / rate < 1.09, f"{measured / rate:.3f} of the rate"
-
-    in_three_tries(check)
-
-
 def test_a_process_that_burns_a_core_shows() -> None:
-    def check() -> tuple[bool, str]:
-        summary = observe(BURN, "1")
-        assert summary.process_cpu_seconds is not None
-        assert summary.host_cpu_share is not None
-        assert summary.runqueue_seconds is not None
-        # What it does not get of the time, it waits for; this process may wait meanwhile, too.
-        share = (summary.process_cpu_seconds + summary.runqueue_seconds) / summary.seconds
-        cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
-        figures = f"{share:.3f} of the time used or waited for, {cores:.3f} s busy in the host"
-        return 0.8 < share < 2.1 and cores > 0.9 * summary.process_cpu_seconds, figures
-
-    in_three_tries(check)
+    summary = observe(BURN)
+    assert summary.process_cpu_seconds is not None
+    assert summary.process_cpu_seconds >= BURNED
+    assert summary.host_cpu_share is not None
+    cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
+    assert cores >= BURNED
+    assert summary.runqueue_seconds is not None
 
 
 @pytest.mark.root
-def test_a_cpu_quota_shows_as_throttling_and_as_fewer_cpus() -> None:
-    def check() -> tuple[bool, str]:
-        with cpu_quota(0.05) as group:  # less than the busiest host gives it
-            summary = observe(BURN, "3", group=group)
-        assert summary.process_cpu_seconds is not None
-        assert summary.throttled_seconds is not None
-        run, not_run = (
-            each / summary.seconds
-            for each in (summary.process_cpu_seconds, summary.throttled_seconds)
-        )
-        right = run < 0.2 and 0.3 < not_run < 1.05
-        return right, f"{run:.3f} of the time run, {not_run:.3f} not"
-
-    in_three_tries(check)
-
-
-@pytest.mark.clock
-@pytest.mark.waits
-def test_it_costs_little_more_than_to_read_the_files() -> None:
-    """Once a second, for 20 processes; what that is of a core depends on the host."""
-    sleepers = [
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        for _ in range(20)
-    ]
-    pids = [sleeper.pid for sleeper in sleepers]
-
-    def read_bare() -> float:
-        start = time.thread_time()
-        for pid in pids:
-            for name in ("stat", "io", "schedstat", "status", "smaps_rollup"):
-                Path(f"/proc/{pid}/{name}").read_bytes()
-        return time.thread_time() - start
-
-    def check() -> tuple[bool, str]:
-        with HostObserver([Path(".")], lambda: pids) as observer:
-            first = observer.mark("start")
-            bare = []
-            while len(observer.observations) < 5:
-                bare.append(read_bare())
-                time.sleep(0.1)
-        assert first.processes.num == 20
-        each = observer.cpu_seconds / len(observer.observations)
-        times = each / float(np.median(bare))
-        return times < 4, f"an observation takes {times:.1f} times as long as to read its files"
-
-    try:
-        in_three_tries(check)
-    finally:
-        for sleeper in sleepers:
-            sleeper.communicate(b"\n")
+def test_a_cpu_quota_shows_as_throttling() -> None:
+    with cpu_quota(0.02) as group:  # less than the busiest host gives it
+        summary = observe(BURN, group=group)
+    assert summary.process_cpu_seconds is not None
+    assert summary.process_cpu_seconds >= BURNED
+    assert summary.throttled_seconds is not None
+    assert summary.throttled_seconds > BURNED
 
 
 def test_memory_is_measured_between_the_borders() -> None:
@@ -214,10 +153,8 @@ def test_memory_is_measured_between_the_borders() -> None:
     child.stdout.readline()
     with HostObserver([Path(".")], lambda: [child.pid], period=0.05) as observer:
         first = observer.mark("start")
-        deadline = time.perf_counter() + 60
-        while all(o.pss_bytes is None for o in observer.observations if o.time > first.time):
-            assert time.perf_counter() < deadline
-            time.sleep(0.05)
+        seen = observer.observations
+        until(lambda: any(o.pss_bytes is not None for o in seen if o.time > first.time), "memory")
         observer.mark("end")
     child.communicate(b"\n")
 
@@ -231,10 +168,7 @@ def test_observations_are_kept_as_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "host.0.jsonl"
     with HostObserver([tmp_path], lambda: [os.getpid()], path, period=0.02) as observer:
         start = observer.mark("epoch 0 start")
-        deadline = time.perf_counter() + 60
-        while path.read_text().count("\n") <= 3:
-            assert time.perf_counter() < deadline, "written as it goes"
-            time.sleep(0.01)
+        until(lambda: path.read_text().count("\n") > 3, "what is written as it goes")
         observer.mark("epoch 0 end")
         observer.mark("epoch 1 start")
 
@@ -283,7 +217,7 @@ def test_a_full_disk_is_told_by_the_next_call(tmp_path: Path) -> None:
         (tmp_path / "0").unlink()
         quick = HostObserver([tmp_path], lambda: [], tmp_path / "1", period=0.001, proc=tmp_path)
         with pytest.raises(OSError, match="No space left"), quick:
-            time.sleep(2)
+            until(lambda: quick.failure, "a full disk")
         with pytest.raises(OSError, match="No space left"):
             quick.mark("epoch 0 start")
     finally:
@@ -295,7 +229,7 @@ def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> N
         [tmp_path], lambda: [1], proc=tmp_path, sys=tmp_path, period=0.01
     ) as observer:
         observer.mark("start")
-        time.sleep(0.05)
+        until(lambda: len(observer.observations) > 2)
         observer.mark("end")
 
     summary = summarize_interval(observer.between("start", "end"))

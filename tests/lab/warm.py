@@ -32,6 +32,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.lab.settings import apply
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "dlemu"]
 _IMPORTED = (
@@ -52,6 +54,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 settings: Mapping[str, object] = {}
 """What modules of dlemu hold otherwise in the processes that are started: name and value."""
+
+
+def command() -> list[str]:
+    """Return the words that start `dlemu` in a new interpreter, with the settings."""
+    if not settings:
+        return COMMAND
+    return [sys.executable, str(Path(__file__).with_name("settings.py")), json.dumps(settings)]
 
 
 class Popen(subprocess.Popen[Any]):
@@ -227,9 +236,7 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
             text.reconfigure(line_buffering=name == "stderr", write_through=unbuffered)
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
-    for place, value in request["settings"].items():
-        module, _, name = place.rpartition(".")
-        setattr(importlib.import_module(module), name, value)
+    apply(request["settings"])
     main = importlib.import_module("dlemu.__main__")
     sys.modules["__main__"] = main
     sys.argv = [str(main.__file__), *request["words"]]

@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +26,7 @@ from dlemu.loaders.worker import SampleReader
 from dlemu.workload.model import Workload, check_workload
 from dlemu.workload.sections import BARE
 from dlemu.world.world import Alone
+from tests.lab.waiting import until
 
 DATASETS: dict[str, dict[str, object]] = {
     "npz": {"format": "npz", "num_files_train": 26, "record_length_bytes_stdev": 4000.0},
@@ -328,10 +328,8 @@ class Loaders:
         del epoch
         for pid in pids:
             assert not Path(f"/proc/{pid}").exists()
-        deadline = time.monotonic() + 60  # threads of torch's queues end in their own time
-        while _own_resources() != before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert _own_resources() == before
+        # Threads of torch's queues end in their own time.
+        until(lambda: _own_resources() == before, "the end of all threads")
 
     @pytest.mark.parametrize("loop", ["rule", "pipelined"])
     @pytest.mark.parametrize("workers", [0, 1, 2, 3, 8])
@@ -352,8 +350,7 @@ class Loaders:
             with closing(case.open()) as loader:
                 for step, [batch] in enumerate(loader.epoch(0, plan)):
                     wanted = before + _num_tasks(plan, min(step + in_flight, plan.num_steps))
-                    wait_for(count, wanted)
-                    time.sleep(0.002)  # for whoever reads too far
+                    until(lambda: count() >= wanted, pause=0.002)  # noqa: B023
                     assert count() == wanted, f"prefetch_size={prefetch}, step {step}"
                     assert batch.data is not None
                     addresses.append(batch.data.ctypes.data)
@@ -437,13 +434,6 @@ def _count_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(SampleReader, "__init__", counted_create)
     monkeypatch.setattr(SampleReader, "make", counted_make)
     return lambda: int(begun.sum())
-
-
-def wait_for(count: Callable[[], int], wanted: int, seconds: float = 60.0) -> None:
-    """Return when so many are counted, or after so many seconds."""
-    end = time.monotonic() + seconds
-    while count() < wanted and time.monotonic() < end:
-        time.sleep(0.0005)
 
 
 def _own_resources() -> tuple[list[str], list[str]]:

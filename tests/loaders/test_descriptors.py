@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import forkserver, resource_tracker
@@ -22,6 +21,7 @@ from dlemu.sizing.measured import size_storage
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
+from tests.lab.waiting import until
 from tests.loaders.contract import make_case
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,9 @@ def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
     del loader
     servers = 0 if case.workload.reader.multiprocessing_context == "fork" else 2
-    deadline = time.monotonic() + 60
-    gc.collect()
-    while open_files() > before + servers and time.monotonic() < deadline:
-        time.sleep(0.05)  # threads that fill multiprocessing's queues end by themselves
-        gc.collect()
-    assert before <= open_files() <= before + servers, "all others are closed"
+    # Threads that fill multiprocessing's queues end by themselves.
+    until(lambda: (gc.collect(), open_files())[1] <= before + servers, "all others to be closed")
+    assert open_files() >= before
     return most - before
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.process import BaseProcess
@@ -22,6 +21,7 @@ from dlemu.loaders import pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.regular import open_sized
 from tests.lab import warm
+from tests.lab.waiting import until
 from tests.loaders.contract import Case, check_epoch, make_case
 
 LOADERS = ["threads", "pytorch"]
@@ -183,11 +183,11 @@ def test_an_interrupt_while_workers_are_started_ends_all(
 
     def slow(process: BaseProcess) -> None:
         begun.set()
-        go.wait(30)
+        go.wait(60)
         start(process)
 
     def interrupt(main: int) -> None:
-        begun.wait(30)
+        begun.wait(60)
         signal.pthread_kill(main, signal.SIGINT)
 
     monkeypatch.setattr(BaseProcess, "start", slow)
@@ -230,7 +230,8 @@ def test_workers_may_be_started_in_any_way(tmp_path: Path, context: str) -> None
 
 
 def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that takes long to open; workers are forked, and so have the same one."""
+    """A file that opens when a byte comes; workers are forked, and so have the same pipe."""
+    waits, go_on = os.pipe()
     for name in LOADERS:
         folder = tmp_path / name
         case = make_case(folder, "npz", {"reader.data_loader": name, "reader.read_threads": 1})
@@ -238,19 +239,19 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         def slow(opened: str, flags: int = 0, path: Path = path) -> tuple[int, int]:
             if opened == str(path):
-                time.sleep(4)
+                os.read(waits, 1)
             return open_sized(opened, flags)
 
         monkeypatch.setattr(storage, "open_sized", slow)
         loader = case.open()
         program = _run_in_thread(lambda: list(loader.epoch(0, case.plan(0))))  # noqa: B023
-        deadline = time.monotonic() + 20
-        wanted = f"worker 0 of accelerator 0 reads {path.relative_to(folder)} for 1 s"
-        while not (told := wanted in loader.waiting_for()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert told
-        program.join(20)
+        wanted = f"worker 0 of accelerator 0 reads {re.escape(str(path.relative_to(folder)))} for "
+        until(lambda: re.search(rf"{wanted}[1-9]\d* s", loader.waiting_for()), wanted)  # noqa: B023
+        os.write(go_on, b"!")
+        program.join()
         loader.close()
+    os.close(waits)
+    os.close(go_on)
 
 
 def _run_in_thread(run: Callable[[], object]) -> threading.Thread:
@@ -290,10 +291,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
     assert len(pids) == 2
     parent.send_signal(number)
     parent.wait(60)
-    deadline = time.monotonic() + 60
-    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
+    until(lambda: not any(_runs(pid) for pid in pids), "the end of the workers")
     parent.stdout.close()
 
 

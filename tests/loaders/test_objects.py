@@ -147,7 +147,7 @@ def test_no_more_requests_are_in_flight_than_asked_for(folder: Path, server: Ran
     assert "reads train/img_" in opened.waiting_for()
     assert opened.waiting_for().endswith(f" from {server.url}")
     server.faults.hang.set()
-    thread.join(30)
+    thread.join(60)
     opened.close()
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -16,6 +15,7 @@ from torch.utils.data._utils import signal_handling
 
 from dlemu.loaders import torch_internals
 from dlemu.loaders.torch_internals import Requests, lean_context
+from tests.lab.waiting import until
 
 WORKERS, PREFETCH = 2, 3
 MISSING = f"torch {torch.__version__}: change dlemu/loaders/torch_internals.py: "
@@ -116,6 +116,6 @@ def test_a_worker_that_is_ended_is_no_error_once_nobody_watches(watched: bool) -
     with pytest.raises(RuntimeError, match="Killed") if watched else nullcontext():
         worker.kill()
         worker.join(60)
-        time.sleep(0.1)  # the handler runs between two instructions of Python
+        until(lambda: not watched, "the handler, which raises between two instructions")
     torch_internals.stop_watching(loader)
     assert worker.exitcode == -signal.SIGKILL

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -67,14 +66,12 @@ def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
 ) -> None:
     job = work(tmp_path, pattern=pattern, io_size=io_size)
 
-    begin = time.perf_counter()
     done, elapsed = perform(job, lambda: None)
-    whole = time.perf_counter() - begin
 
     assert done.latencies.num > 0
     assert done.path_bytes.mode == "host"
     assert done.path_bytes.host == done.latencies.num * io_size
-    assert job.seconds <= elapsed < whole
+    assert job.seconds <= elapsed
     # The latencies of both workers fill their time, but for what lies between two rounds.
     assert done.latencies.total / 1e9 <= 2 * elapsed
 

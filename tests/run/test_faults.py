@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from tests.lab.bench import Run, folder_on_disk, small, start
 from tests.lab.drives import mounted
 from tests.lab.slow_files import slow_files
+from tests.lab.waiting import until
 
 _HANGS = 120.0
 """Seconds after which a run counts as one that hangs."""
@@ -67,10 +67,7 @@ def fails(
 
 def leaves_nothing(run: Run) -> None:
     """Check that no process is left, and nothing of it in /dev/shm."""
-    end = time.monotonic() + 20
-    while (left := run.alive()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not left, [process.cmdline() for process in left]
+    until(lambda: not run.alive(), "the end of all processes")
     assert run.shared is not None
     assert os.listdir(run.shared) == []
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import pytest
 from tests.lab import warm
 from tests.lab.bench import Run, folder_on_disk, small, start
 from tests.lab.slow_files import slow_files
+from tests.lab.waiting import LONG, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-
-_LONG = 60.0
-"""Seconds within which what is tested happens on the busiest of hosts."""
 
 
 @pytest.fixture
@@ -56,18 +53,12 @@ def prepared(folder: Path, phase: str) -> Path:
 
 def at(log: Path, name: str) -> None:
     """Return once somebody waits for this file or folder."""
-    end = time.monotonic() + _LONG
-    while not (log.exists() and f" {name}\n" in log.read_text()):
-        assert time.monotonic() < end, f"nobody asks for {name}"
-        time.sleep(0.02)
+    until(lambda: log.exists() and f" {name}\n" in log.read_text(), f"somebody to ask for {name}")
 
 
 def gone(run: Run) -> None:
     """Check that no process is left."""
-    end = time.monotonic() + 10
-    while (left := run.alive()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not left, [process.cmdline() for process in left]
+    until(lambda: not run.alive(), "the end of all processes")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -78,7 +69,7 @@ def test_the_watchdog_ends_a_phase_that_makes_no_progress(folder: Path, phase: s
         slow_files(folder / "data", seconds=0, stalls=name, on=on) as point,
         start(workload, f"dataset.data_folder={point}", "output.stall_seconds=2", *keys) as run,
     ):
-        assert run.end(_LONG) == 1, run.told()
+        assert run.end(LONG) == 1, run.told()
         (line,) = (line for line in run.errors if line.startswith("dlemu: "))
         assert line.startswith("dlemu: rank 0 on host ") and "Traceback" not in run.told()
         assert "no progress for " in line and "(output.stall_seconds)" in line and words in line
@@ -100,7 +91,7 @@ def test_the_first_ctrl_c_ends_a_phase_that_hangs(folder: Path, phase: str) -> N
     ):
         at(log, name)
         os.killpg(run.process.pid, signal.SIGINT)
-        assert run.end(_LONG) == 130, run.told()
+        assert run.end(LONG) == 130, run.told()
         assert run.errors == ["dlemu: interrupted\n"], run.told()
         if "looking at the dataset" not in words:
             assert run.summary["status"] == "incomplete"
@@ -119,7 +110,7 @@ def test_ctrl_c_ends_ranks_that_hang(folder: Path, number: signal.Signals) -> No
     ):
         at(log, file_name(7))
         run.process.send_signal(number)
-        assert run.end(_LONG) != 0
+        assert run.end(LONG) != 0
         assert "Traceback" not in run.told()
         gone(run)
 
@@ -133,7 +124,7 @@ def test_one_rank_names_the_file_where_another_hangs(folder: Path) -> None:
             workload, f"dataset.data_folder={point}", "output.stall_seconds=2", num_ranks=2
         ) as run,
     ):
-        assert run.end(_LONG) != 0
+        assert run.end(LONG) != 0
         (line,) = (line for line in run.errors if line.startswith("dlemu: "))
         assert line.startswith("dlemu: rank 1 on host ") and file_name(7) in line
         gone(run)
@@ -154,9 +145,9 @@ def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
             num_ranks=2,
         ) as run,
     ):
-        run.wait_for("cold start: 24 files dropped", timeout=_LONG)
+        run.wait_for("cold start: 24 files dropped")
         opened = [line.split() for line in log.read_text().splitlines()]
-        run.end(_LONG)
+        run.end(LONG)
     # The survey opens three files, before any rank opens one to drop it; then each is opened once
     # for that. What follows, the sample and the epoch, may have begun.
     names = [name for _, name in opened if name.endswith(".npz")]
@@ -224,7 +215,7 @@ def test_the_first_ctrl_c_ends_every_command(folder: Path, name: str) -> None:
         with command(folder, *words, *keys) as process:
             at(log, stalls)
             os.killpg(process.pid, signal.SIGINT)
-            out, errors = process.communicate(timeout=_LONG)
+            out, errors = process.communicate(timeout=LONG)
             assert (process.returncode, errors) == (130, "dlemu: interrupted\n"), out + errors
 
 
@@ -239,19 +230,16 @@ def test_the_first_ctrl_c_ends_a_report(folder: Path, on: str) -> None:
     ):
         at(log, "summary.json")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=_LONG)
+        _, errors = process.communicate(timeout=LONG)
         assert (process.returncode, errors) == (130, "dlemu: interrupted\n")
 
 
 def test_the_first_ctrl_c_ends_paths_and_its_files_go(folder: Path) -> None:
     (folder / "target").mkdir()
     with command(folder, "paths", f"{folder}/target", "seconds=60", "file_size=1GiB") as process:
-        end = time.monotonic() + _LONG
-        while not list((folder / "target").glob("dlemu_paths.[0-9]")):
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.02)
+        until(lambda: list((folder / "target").glob("dlemu_paths.[0-9]")), "its files")
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=_LONG)
+        _, errors = process.communicate(timeout=LONG)
     assert (process.returncode, errors) == (130, "dlemu: interrupted\n")
     assert not list((folder / "target").iterdir())
 
@@ -271,14 +259,14 @@ def test_a_fifo_in_a_files_place_ends_a_run_at_once(folder: Path) -> None:
     os.mkfifo(path)
     for keys in ((), ("output.drop_caches=false",)):
         with start(workload, *keys) as run:
-            assert run.end(_LONG) == 1
+            assert run.end(LONG) == 1
             assert run.errors == [f"dlemu: {path} is a FIFO, not a file\n"]
     manifest = folder / "data" / "dlemu.json"
     shutil.move(manifest, folder / "kept")
     os.mkfifo(manifest)
     for words in (["run"], ["verify"], ["datagen"], ["size", "size.quick=true"], ["calibrate"]):
         with command(folder, *words, f"workload={workload}") as process:
-            _, errors = process.communicate(timeout=_LONG)
+            _, errors = process.communicate(timeout=LONG)
             assert errors == f"dlemu: {manifest} is a FIFO, not a file\n", words
             assert process.returncode == 1
 
@@ -290,6 +278,6 @@ def test_several_runs_of_which_one_hangs_are_recorded(folder: Path) -> None:
         slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open") as point,
         start(workload, f"dataset.data_folder={point}", *keys) as run,
     ):
-        assert run.end(_LONG) == 1
+        assert run.end(LONG) == 1
         (line,) = (line for line in run.errors if line.startswith("dlemu: "))
         assert run.summary["status"] == "failed" and run.summary["error"] in line

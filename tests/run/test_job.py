@@ -3,11 +3,8 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,7 +12,6 @@ import psutil
 import pytest
 
 from dlemu import Alone, DlemuError, generate, load_workload, run_job
-from dlemu.clock import WallClock
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
@@ -24,6 +20,7 @@ from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import read_steps
 from dlemu.results.summary import Summary
 from dlemu.workload.model import Workload
+from tests.lab import warm
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
 
@@ -70,41 +67,6 @@ def run(workload: Workload) -> Outcome:
 def summary_of(folder: Path) -> dict[str, object]:
     summary: dict[str, object] = json.loads((folder / "run" / "summary.json").read_text())
     return summary
-
-
-@pytest.mark.clock
-@pytest.mark.parametrize("loader", ["threads", "pytorch"])
-def test_accelerators_that_memory_feeds_compute_all_the_time(loader: str, memory: Path) -> None:
-    """Steps of 50 ms over data in memory: the true AU is 100, less what this host wakes late."""
-    # In 8 steps the start of the workers weighs more than the rule's 10 %.
-    keys = {"train__computation_time": 0.05, "reader__data_loader": loader, "metric__au": 0.1}
-    workload = small(memory, **keys)
-    seen = []
-    for attempt in range(5):  # other programs may take the CPUs meanwhile
-        outcome = run(workload.with_keys({"output.folder": str(memory / f"run{attempt}")}))
-        seen.append((outcome.metrics.au_percentage, bare_au()))
-        print("try {}: AU {:.2f}%, without any reading {:.2f}%".format(attempt + 1, *seen[-1]))
-        if seen[-1][0] >= min(98, seen[-1][1] - 2):
-            break
-    else:
-        pytest.fail(f"AU, and that without any reading: {seen}")
-    assert max(au for au, _ in seen) <= 100.05
-    assert outcome.passed
-
-
-def bare_au() -> float:
-    """Return the AU of 14 steps of 50 ms that only ask another process, the first left out."""
-    clock = WallClock.calibrate()
-    ends = [clock.now()]
-    with subprocess.Popen(["cat"], stdin=PIPE, stdout=PIPE, bufsize=0) as other:
-        assert other.stdin is not None and other.stdout is not None
-        for _ in range(14):
-            clock.sleep_until(ends[-1] + 0.05)
-            other.stdin.write(b"!")
-            other.stdout.read(1)
-            ends.append(clock.now())
-        other.stdin.close()
-    return 100 * 13 * 0.05 / (ends[-1] - ends[1])
 
 
 def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
@@ -188,7 +150,7 @@ def test_an_error_on_another_rank_is_one_line(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in SMALL.items()]
     words += [f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"]
     words += ["workload=unet3d_h100", "output.drop_caches=false", "train.epochs=1"]
-    command = mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", "run", *words)
+    command = mpirun(2, "--bind-to", "none", *warm.command(), "run", *words)
     done = execute(command, cwd=tmp_path)
     ours = [line for line in done.stderr.splitlines() if "dlemu" in line and "MPI" not in line]
     assert done.returncode != 0

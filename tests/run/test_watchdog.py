@@ -120,12 +120,12 @@ def test_the_file_is_named_that_a_thread_was_at_for_the_longest(clock: VirtualCl
         for path in paths:
             dog.at(path)
         came.release()
-        hold.wait(20)
+        hold.wait(60)
 
     with dog.phase("in the cold start", dog.longest_at):
         for paths in (("/data/0", ""), ("/data/1", "/data/2"), ("/data/3",)):
             threading.Thread(target=go, args=(paths,), daemon=True).start()
-            assert came.acquire(timeout=20)
+            assert came.acquire(timeout=60)
             clock.time += 1
         clock.time += 10
         with pytest.raises(Ended, match="in the cold start: /data/2'"):
@@ -239,7 +239,7 @@ def test_last_acts_kill_workers_record_and_tell_the_others(
             dog.pids = lambda: [worker.pid, worker.pid]
 
             def record(error: BaseException) -> None:
-                done.append((str(error), worker.wait(10)))
+                done.append((str(error), worker.wait(60)))
                 time.sleep(60)  # the run's folder hangs, too
 
             dog.record = record
@@ -260,7 +260,7 @@ def test_a_watchdog_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(watchdog, "end_process", end)
     with Watchdog(0.05, Alone()) as dog, dog.phase("in the cold start", dog.longest_at):
-        assert ended.wait(20)
+        assert ended.wait(60)
 
 
 @pytest.mark.parametrize(

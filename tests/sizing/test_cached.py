@@ -149,7 +149,6 @@ def test_a_search_starts_at_what_origin_and_cache_give(
 
 
 def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_PROBE_SECONDS", 0.1)
     data, cache = tmp_path / "data", tmp_path / "cache"
     keys: dict[str, object] = {
         "dataset.data_folder": str(data),

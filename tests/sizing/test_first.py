@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from dlemu.world import ending
 from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.drives import drive_folder
+from tests.lab.waiting import until
 
 TINY = {
     "dataset.record_length_bytes": 4096,
@@ -287,10 +287,7 @@ def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> No
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("runs/*/summary.json")):
-        assert time.monotonic() < deadline and child.poll() is None
-        time.sleep(0.02)
+    until(lambda: list((tmp_path / "out").glob("runs/*/summary.json")), "the first run")
     assert left(drive) == {"dlemu-try"}
     os.kill(child.pid, signal.SIGINT)
 

@@ -1,6 +1,7 @@
 """What few and many readers get, by turns."""
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,10 +19,15 @@ from dlemu.storage.probe import Probe, probe_rate, probe_readers
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 
-FULL_PROBES = True
 MIB = 1 << 20
 _MANY = 200_000
 """Reads after which what was waited for will not come: a thread is not kept waiting for so long."""
+
+
+@pytest.fixture(autouse=True)
+def full_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let probes be as long as they are asked to be; other tests have short ones."""
+    monkeypatch.setattr(probe, "longest_seconds", math.inf)
 
 
 def test_few_and_many_take_turns_and_a_slow_moment_does_not_count(

@@ -36,7 +36,7 @@ def soon(call: Callable[[], object]) -> object:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert came, "it hangs"
     return came[0]
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +27,7 @@ from dlemu.units import round_up
 from dlemu.workload.model import Workload
 from tests.lab import warm
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import until
 
 SMALL: dict[str, object] = {
     "dataset.num_files_train": 24,
@@ -189,12 +189,13 @@ def test_an_interrupted_preload_copies_nothing_more(
     def join(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
-    workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 0.2})
+    workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 3.0})
+    before = threading.active_count()
     with closing(HostTier(Dataset.of(workload), Alone(), range(2))) as tier:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(threading.Thread, "join", join)
             tier.copy(lambda path: None)
-        time.sleep(1.0)  # two files each would be there
+        until(lambda: threading.active_count() == before, "the end of the threads")
     assert len(entries(tmp_path / "cache")) <= 16, "each of 16 threads ends with its file"
 
 
@@ -224,7 +225,7 @@ def test_ranks_of_a_host_share_a_cache(tmp_path: Path) -> None:
         f"cache.folder={tmp_path}/cache",
         *("cache.policy=lru", "cache.capacity=0.6", "cache.warm=true"),
     ]
-    command = mpirun(2, *warm.COMMAND, "run", "workload=unet3d_h100", *words)
+    command = mpirun(2, *warm.command(), "run", "workload=unet3d_h100", *words)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode in (0, 2), ended.stderr
     measured = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]
@@ -287,10 +288,7 @@ def test_a_run_that_is_killed_leaves_a_sound_cache(tmp_path: Path) -> None:
     words += [f"dataset.data_folder={workload.data_folder}", f"output.folder={tmp_path}/killed"]
     words += [f"cache.folder={cache}", "origin.latency=0.2", "dataset.record_length_bytes_stdev=0"]
     process = warm.Popen([*warm.COMMAND, "run", "workload=unet3d_h100", *words])
-    end = time.monotonic() + 60
-    while not cache.exists() or len(list(cache.iterdir())) < 6:
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: cache.exists() and len(list(cache.iterdir())) >= 6, "some entries")
     process.kill()
     process.wait()
     whole = [path for path in entries(cache).values() if path.suffix != PARTIAL]

@@ -164,7 +164,7 @@ def test_workers_outlive_the_thread_that_iterates(folder: Path, method: str) -> 
     assert not any(map(psutil.pid_exists, pids[0]))
     for thread in threading.enumerate():
         if thread.name == "dlemu starter":
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive(), "it ends with the loader"
 
 
@@ -194,7 +194,7 @@ def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, then: st
                 if then:
                     process.kill()
                 process.wait(60)
-            gone, alive = psutil.wait_procs(workers, timeout=10)
+            gone, alive = psutil.wait_procs(workers, timeout=60)
             assert not alive and len(gone) == 4
         finally:
             process.kill()

@@ -6,7 +6,6 @@ knows the step's time with its data on the device, and asks the meter nothing.
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import WorkloadError
 from dlemu.training.meter import Meter
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
@@ -331,88 +330,3 @@ def test_without_torch_a_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     meter = Meter(WORKLOAD, clock=VirtualClock())
     with pytest.raises(WorkloadError, match=r"^device=cuda needs torch: pip install 'dlemu\[torch"):
         meter.epoch(range(3), 0, device="cuda")
-
-
-# --- on a GPU -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cuda() -> Any:
-    torch = pytest.importorskip("torch", reason="pip install 'dlemu[torch]'")
-    if torch.cuda.device_count() == 0:
-        pytest.skip("needs a CUDA GPU")
-    return torch
-
-
-def as_read(seconds: float, num_steps: int) -> Iterator[int]:
-    """Yield batches as storage reads them, whatever the loop does meanwhile."""
-    begin = time.perf_counter()
-    for number in range(num_steps):
-        time.sleep(max(0.0, begin + (number + 1) * seconds - time.perf_counter()))
-        yield number
-
-
-def cycles_of(torch: Any, seconds: float) -> int:
-    """Return for how many cycles a GPU has to spin for a time."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    cycles = 100_000_000
-    torch.cuda._sleep(cycles)
-    begin.record()
-    torch.cuda._sleep(cycles)
-    end.record()
-    end.synchronize()
-    return int(seconds * cycles / (begin.elapsed_time(end) / 1000))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("read", [0.005, 0.030])
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_on_a_gpu_au_is_that_of_the_experiments_own_clock(
-    cuda: Any, synchronous: bool, read: float
-) -> None:
-    compute, num_steps = 0.020, 40
-    cycles = cycles_of(cuda, compute)
-    meter = Meter(WORKLOAD)
-    pageable = cuda.zeros(16 << 20, dtype=cuda.uint8)
-    pinned = pageable.pin_memory()
-    first = 0.0
-    begin = time.perf_counter()
-    ended = [cuda.cuda.Event() for _ in range(num_steps)]
-    for number in meter.epoch(as_read(read, num_steps), 0, device="cuda"):
-        if synchronous:
-            time.sleep(0.003)  # it stacks
-            pageable.to("cuda")
-        else:
-            pinned.to("cuda", non_blocking=True)
-        with meter.computing():
-            cuda.cuda._sleep(cycles)
-        ended[number].record()
-        if synchronous or number == 0:
-            ended[number].synchronize()
-        elif number > 0:
-            ended[number - 1].synchronize()
-        first = first or time.perf_counter()
-    cuda.cuda.synchronize()
-    end = time.perf_counter()
-    metrics = meter.metrics()
-    assert metrics is not None
-    au = 100 * (num_steps - 1) * compute / (end - first)
-    assert metrics.au_percentage == pytest.approx(au, abs=3)
-    [epoch] = metrics.epochs
-    assert epoch.seconds == pytest.approx(end - begin, rel=0.05)
-    assert (epoch.overhead_share > 0.1 * au / 100) == synchronous
-    assert "(CUDA events)" in meter.report().splitlines()[-1]
-
-
-@pytest.mark.gpu
-def test_a_loop_that_changes_its_stream_is_told_so(cuda: Any) -> None:
-    meter = Meter(WORKLOAD)
-    with pytest.raises(RunError, match=r"^the loop changed its CUDA stream, "):
-        for _ in meter.epoch(range(3), 0, device="cuda"):
-            with cuda.cuda.stream(cuda.cuda.Stream()), meter.computing():
-                pass
-    with cuda.cuda.stream(cuda.cuda.Stream()):
-        for _ in meter.epoch(range(3), 0, device="cuda:0"):
-            with meter.computing():
-                pass
-    assert len(meter.steps) == 3

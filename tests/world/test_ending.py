@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.world.ending import Interrupts
+from tests.lab.waiting import LONG
 
 ROOT = Path(__file__).parents[2]
 _BEGIN = """
@@ -86,7 +87,7 @@ def interrupted(
         for number in numbers:
             process.send_signal(number)
             time.sleep(pause)
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=LONG)
     finally:
         process.kill()
         process.wait()

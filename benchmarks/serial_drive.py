@@ -1,6 +1,6 @@
 """A drive that serves one request after the other, reads and writes each at a set rate.
 
-So reads and writes take its time from each other. `python -m tests.lab.serial_drive FOLDER POINT
+So reads and writes take its time from each other. `python -m benchmarks.serial_drive FOLDER POINT
 READ WRITE` shows the image file in a folder again, by the FUSE server of `slow_files`; a loop
 device lies over that.
 """
@@ -45,7 +45,7 @@ def serial_drive(num_bytes: int, read: int, write: int) -> Iterator[Path]:
         quiet = ("-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0")
         subprocess.run(["mkfs.ext4", *quiet, source / "image"], check=True)
         words = [str(source), str(shown), str(read), str(write)]
-        with serving("tests.lab.serial_drive", words, shown):
+        with serving("benchmarks.serial_drive", words, shown):
             subprocess.run(["mount", "-o", "loop,noatime", shown / "image", point], check=True)
             try:
                 yield point

@@ -1,0 +1,424 @@
+"""Runs whose answer is known beforehand: AU, limit, and the share that comes from memory.
+
+The rate of a disk is set by a cgroup, its latency by a file system of the tests' own, the CPUs by a
+quota. `python -m benchmarks.truth` compares them with what dlemu says.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dlemu.storage.pagecache import drop
+from tests.lab.bench import ROOT, Run, dataset, folder_in_memory, folder_on_disk, start
+from tests.lab.cgroups import cpu_quota, throttled_reads
+from tests.lab.simulated import Read, true_au
+from tests.lab.slow_files import slow_files
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run said, beside the truth; None where there is nothing to know."""
+
+    au: float
+    true_au: float | None
+    limit: str
+    true_limit: str | None
+    evidence: str
+    cached: list[float] = field(default_factory=list)
+    """Share of each epoch's bytes from memory."""
+    true_cached: list[float] | None = None
+    resident: float | None = None
+    """Share of the files' pages in memory before the run."""
+    late: float = 0.0
+    """Seconds that this host's own sleeps ended late during the run, on average."""
+    late_au: float | None = None
+    """The truth if every wait of the job ends so late, and reads take what the control's took."""
+
+
+def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Found:
+    """Return what an ended run said, beside how late sleeps ended meanwhile."""
+    with sleeps_late() as late:
+        run.completes()
+    summary = run.summary
+    return Found(
+        au=summary["metric"]["train_au_mean_percentage"],
+        true_au=true_au,
+        limit=summary["limit"]["name"],
+        true_limit=true_limit,
+        evidence=summary["limit"]["evidence"],
+        cached=summary["measured"]["page_cache_share_per_epoch"],
+        resident=summary["measured"]["resident_share_before"],
+        late=fmean(late),
+    )
+
+
+def sleeps_late() -> contextlib.AbstractContextManager[list[float]]:
+    """Measure how late sleeps of 10 ms end, until left."""
+
+    def sleep() -> float:
+        begin = time.perf_counter()
+        time.sleep(0.01)
+        return time.perf_counter() - begin - 0.01
+
+    return _again_and_again(sleep)
+
+
+@contextlib.contextmanager
+def control_reads(source: Path, point: Path) -> Iterator[list[float]]:
+    """Measure what a read of a plain program takes from a slow file system, until left."""
+    control = ".control"  # dlemu passes over hidden files
+    with (source / control).open("wb") as file:
+        file.truncate(1 << 30)
+    file_number = os.open(point / control, os.O_RDONLY)
+    os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    pages = iter(range(0, 1 << 30, 4096))
+
+    def read() -> float:
+        begin = time.perf_counter()
+        os.pread(file_number, 4096, next(pages))
+        return time.perf_counter() - begin
+
+    try:
+        with _again_and_again(read) as seconds:
+            yield seconds
+    finally:
+        os.close(file_number)
+
+
+@contextlib.contextmanager
+def _again_and_again(measure: Callable[[], float]) -> Iterator[list[float]]:
+    """Measure from a thread until left, once at least."""
+    measured: list[float] = []
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.is_set() or not measured:
+            measured.append(measure())
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield measured
+    finally:
+        ended.set()
+        thread.join()
+
+
+def throttled_disk(
+    share: float, *, loader: str, num_steps: int, num_accelerators: int = 1, num_ranks: int = 1
+) -> Found:
+    """Run where the disk gives a share of what the accelerators ask for.
+
+    AU is that share. Each accelerator has one worker, and a batch is one read: when the first step
+    ends, no bytes of a later one have come, so there is nothing to correct for. The throttle gives
+    the bytes of 0.1 s at once (block/blk-throttle.c): batches that come further apart come evenly.
+    """
+    interval = 0.11
+    seconds = interval * share * num_accelerators
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_steps * num_accelerators,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=1,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        _load_libraries()
+        with (
+            throttled_reads(folder, round(_direct_bytes(folder) / interval)) as group,
+            start(
+                workload,
+                f"accelerators_per_rank={num_accelerators // num_ranks}",
+                group=group,
+                num_ranks=num_ranks,
+            ) as run,
+        ):
+            true_au = 100 * min(1.0, share)
+            said = found(run, "storage" if share < 1 else "none", true_au)
+        return replace(said, late_au=true_au * interval / (interval + said.late))
+
+
+def slow_rank(share: float, *, loader: str) -> Found:
+    """Run two ranks, of which only rank 1 has a throttled disk."""
+    seconds, num_steps = 0.11 * share, 50
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=2 * num_steps,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=1,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        rate = share * _direct_bytes(folder) / seconds
+        _load_libraries()
+        with throttled_reads(folder, round(rate)) as group:
+            enter = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || echo $$ > {group.folder}/cgroup.procs; "$@"'
+            with start(workload, num_ranks=2, before=("sh", "-c", enter, "sh")) as run:
+                said = found(run, "barrier", 100 * share)
+        return replace(said, late_au=100 * seconds / (seconds / share + said.late))
+
+
+def starved_of_cpu(*, loader: str) -> Found:
+    """Run on files in memory, parsed by np.load, with a fifth of a core."""
+    with folder_in_memory() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=100,
+            dataset__record_length_bytes=2_000_000,
+            reader__read_threads=2,
+            reader__decode="library",
+            reader__data_loader=loader,
+            train__computation_time=0.002,
+        )
+        with cpu_quota(0.2) as group, start(workload) as run:
+            run.wait_for("demand:")  # by then the libraries are loaded
+            group.enter(run.process.pid)
+            return found(run, "host cpu")
+
+
+def one_cpu(*, loader: str) -> Found:
+    """Run on the disk with several workers on one core, which np.load takes up."""
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=60,
+            dataset__record_length_bytes=4_000_000,
+            reader__read_threads=4,
+            reader__decode="library",
+            reader__data_loader=loader,
+            train__computation_time=0.002,
+            train__epochs=2,
+        )
+        with start(workload, before=("taskset", "-c", "0")) as run:
+            return found(run, "host cpu")
+
+
+def others_work(*, loader: str) -> Found:
+    """Run on files in memory, parsed by np.load, while others' work fills all CPUs.
+
+    The workers want half a core each: more than their share beside so many others.
+    """
+    with folder_in_memory() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=100,
+            dataset__record_length_bytes=4_000_000,
+            reader__read_threads=2,
+            reader__decode="library",
+            reader__data_loader=loader,
+            train__computation_time=0.004,
+        )
+        _load_libraries()
+        with contextlib.ExitStack() as others:
+            for _ in range(3 * len(os.sched_getaffinity(0))):
+                other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                others.callback(other.wait)
+                others.callback(other.kill)
+            with start(workload) as run:
+                return found(run, "host cpu")
+
+
+def slow_answers(num_workers: int, *, loader: str) -> Found:
+    """Run on files that take 100 ms a read, however many reads there are at once."""
+    seconds, latency, num_steps = 0.04, 0.1, 50
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_steps,
+            dataset__record_length_bytes=100_000,
+            reader__read_threads=num_workers,
+            reader__odirect=True,
+            reader__data_loader=loader,
+            train__computation_time=seconds,
+        )
+        with (
+            slow_files(folder / "data", seconds=latency) as point,
+            control_reads(folder / "data", point) as reads,
+            start(workload, f"dataset.data_folder={point}") as run,
+        ):
+            share = min(1.0, num_workers * seconds / latency)
+            said = found(run, "loader" if share < 1 else "none", 100 * share)
+        late_share = min(
+            seconds / (seconds + said.late), num_workers * seconds / (fmean(reads) + said.late)
+        )
+        return replace(said, late_au=100 * late_share)
+
+
+_SEVERAL: dict[str, Any] = {
+    "dataset__format": "npy",  # whose payload ends with the file: what is read is the whole
+    "dataset__num_files_train": 240,
+    "dataset__record_length_bytes": 50_000,
+    "dataset__record_length_bytes_stdev": 20_000,
+    "reader__batch_size": 4,
+    "reader__read_threads": 3,
+    "reader__prefetch_size": 6,
+    "reader__odirect": True,
+    "reader__file_shuffle": "off",
+    "reader__piece_bytes": 16_384,
+}
+"""60 batches of 4 records, each of one to six reads, by 3 workers that may each be 2 ahead."""
+
+
+def truth(
+    folder: Path,
+    seconds: float,
+    *,
+    latency: float = 0.0,
+    bytes_per_second: float = float("inf"),
+    late: float = 0.0,
+) -> float:
+    """Return the AU of `_SEVERAL` by the files' own sizes, if every wait ends so `late`.
+
+    A read takes `latency` seconds; all together get `bytes_per_second`.
+    """
+    piece, batch = _SEVERAL["reader__piece_bytes"], _SEVERAL["reader__batch_size"]
+    sizes = [path.stat().st_size for path in sorted((folder / "data" / "train").iterdir())]
+    reads = [
+        [Read(latency, min(piece, -(-(size - at) // 4096) * 4096)) for at in range(0, size, piece)]
+        for size in sizes
+    ]
+    batches = [
+        [read for record in reads[start : start + batch] for read in record]
+        for start in range(0, len(reads), batch)
+    ]
+    return true_au(
+        batches,
+        workers=_SEVERAL["reader__read_threads"],
+        prefetch_factor=_SEVERAL["reader__prefetch_size"] // _SEVERAL["reader__read_threads"],
+        computation_time=seconds,
+        bytes_per_second=bytes_per_second,
+        late=late,
+    )
+
+
+def slow_answers_of_several(*, loader: str) -> Found:
+    """Run on files that take 30 ms a read: records of other sizes, several workers, read ahead."""
+    seconds, latency = 0.12, 0.03
+    with folder_on_disk() as folder:
+        keys = {"reader__data_loader": loader, "train__computation_time": seconds}
+        workload = dataset(folder, **_SEVERAL, **keys)
+        with (
+            slow_files(folder / "data", seconds=latency) as point,
+            control_reads(folder / "data", point) as reads,
+            start(workload, f"dataset.data_folder={point}") as run,
+        ):
+            said = found(run, "loader")
+        late_au = truth(folder, seconds, latency=fmean(reads), late=said.late)
+        return replace(said, true_au=truth(folder, seconds, latency=latency), late_au=late_au)
+
+
+def throttled_disk_of_several(share: float, *, loader: str) -> Found:
+    """Run where all share a throttled disk: records of other sizes, several workers, read ahead."""
+    seconds = 0.12
+    with folder_on_disk() as folder:
+        keys = {"reader__data_loader": loader, "train__computation_time": seconds}
+        workload = dataset(folder, **_SEVERAL, **keys)
+        sizes = [path.stat().st_size for path in (folder / "data" / "train").iterdir()]
+        num_bytes = sum(-(-size // 4096) * 4096 for size in sizes)
+        num_steps = _SEVERAL["dataset__num_files_train"] // _SEVERAL["reader__batch_size"]
+        rate = round(share * num_bytes / (num_steps * seconds))
+        _load_libraries()
+        with throttled_reads(folder, rate) as group, start(workload, group=group) as run:
+            said = found(run, "storage")
+        exact, later = (
+            truth(folder, seconds, bytes_per_second=rate, late=late) for late in (0.0, said.late)
+        )
+        return replace(said, true_au=exact, late_au=later)
+
+
+def slow_preprocessing(*, loader: str) -> Found:
+    """Run with one worker that takes longer for a batch than the accelerator."""
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=50,
+            dataset__record_length_bytes=100_000,
+            reader__read_threads=1,
+            reader__odirect=True,
+            reader__preprocess_time=0.1,
+            reader__data_loader=loader,
+            train__computation_time=0.04,
+        )
+        with start(workload) as run:
+            said = found(run, "loader", 40.0)
+        return replace(said, late_au=100 * 0.04 / (0.1 + said.late))
+
+
+def warm_cache(share: float, *, loader: str) -> Found:
+    """Run two epochs through the page cache, of which a share of the files was read before."""
+    num_files = 100
+    with folder_on_disk() as folder:
+        workload = dataset(
+            folder,
+            dataset__num_files_train=num_files,
+            dataset__record_length_bytes=1_000_000,
+            reader__read_threads=2,
+            reader__data_loader=loader,
+            train__computation_time=0.02,
+            train__epochs=2,
+            output__drop_caches=False,
+        )
+        paths = sorted((folder / "data" / "train").iterdir())
+        drop(paths)
+        for path in paths[: round(share * num_files)]:
+            path.read_bytes()
+        _load_libraries()
+        with start(workload) as run:
+            return replace(found(run, true_limit=None), true_cached=[share, 1.0])
+
+
+@cache
+def _load_libraries() -> None:
+    """Have the page cache hold Python's libraries, which may lie on the same disk."""
+    libraries = "import dlemu.run.job, dlemu.loaders.pytorch, mpi4py.MPI"
+    subprocess.run([sys.executable, "-c", libraries], cwd=ROOT, check=True)
+
+
+def _direct_bytes(folder: Path) -> int:
+    """Return what the disk gives for a file, in blocks."""
+    size = next((folder / "data" / "train").iterdir()).stat().st_size
+    return -(-size // 4096) * 4096
+
+
+def _both(case: Callable[..., Found], **keys: Any) -> dict[str, Callable[[], Found]]:
+    return {loader: partial(case, loader=loader, **keys) for loader in ("threads", "pytorch")}
+
+
+_CASES: dict[str, dict[str, Callable[[], Found]]] = {
+    "disk at 0.3 of the demand": _both(throttled_disk, share=0.3, num_steps=50),
+    "disk at 0.6 of the demand": _both(throttled_disk, share=0.6, num_steps=50),
+    "disk at 0.9 of the demand": _both(throttled_disk, share=0.9, num_steps=50),
+    "disk at 1.5 times the demand": _both(throttled_disk, share=1.5, num_steps=25),
+    "disk at 0.6 of the demand of 4 accelerators on 2 ranks": _both(
+        throttled_disk, share=0.6, num_steps=25, num_accelerators=4, num_ranks=2
+    ),
+    "rank 1 of 2 with a disk at 0.5 of its demand": _both(slow_rank, share=0.5),
+    "files in memory, a fifth of a core": _both(starved_of_cpu),
+    "4 workers on one core": _both(one_cpu),
+    "others' work on all cores": _both(others_work),
+    "reads take 100 ms, 1 worker": _both(slow_answers, num_workers=1),
+    "reads take 100 ms, 4 workers": _both(slow_answers, num_workers=4),
+    "reads take 30 ms, 3 workers, batches of 4 records of 1 to 6 reads": _both(
+        slow_answers_of_several
+    ),
+    "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": _both(
+        throttled_disk_of_several, share=0.7
+    ),
+    "preprocessing takes 100 ms, 1 worker": _both(slow_preprocessing),
+    "40% of the files in the page cache": _both(warm_cache, share=0.4),
+}
+CASES = {(name, loader): run for name, by in _CASES.items() for loader, run in by.items()}
+"""What runs each case, by its name and the loader's."""

@@ -1,0 +1,68 @@
+"""The truth that benchmarks hold dlemu to follows from events; and so do our loaders."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lab import loops
+from tests.lab.simulated import Read, true_au
+
+
+def alone(*seconds: float) -> list[list[Read]]:
+    return [[Read(each)] for each in seconds]
+
+
+@pytest.mark.parametrize(
+    ("batches", "keys", "au"),
+    [
+        # Nothing is read ahead of the first request: 3 s for each batch, 1 s of them computing.
+        (alone(3, 3, 3), {"workers": 1}, 100 * 1 / 3),
+        # Two workers bring a batch each 1.5 s.
+        (alone(3, 3, 3, 3, 3), {"workers": 2}, 100 * 4 / 6),
+        # Both share the storage: a batch each 3 s again.
+        ([[Read(num_bytes=6)]] * 3, {"workers": 2, "bytes_per_second": 2}, 100 * 1 / 3),
+        # A batch of three records of other sizes, request by request: 1 + 2 + 3 s.
+        ([[Read(1), Read(2), Read(3)]] * 3, {"workers": 1}, 100 * 1 / 6),
+        # All four are asked for at once: the last is there 0.3 s after the third has computed.
+        (alone(0.4, 0.4, 0.4, 2.5), {"workers": 1, "prefetch_factor": 4}, 100 * 3 / 3.3),
+        # Only one is asked for at once: the last begins with the second step.
+        (alone(0.4, 0.4, 2.5), {"workers": 1}, 100 * 2 / 3.5),
+        # A pipelined loop asks for it with the first.
+        (alone(0.4, 0.4, 2.5), {"workers": 1, "loop": "pipelined"}, 100 * 2 / 2.9),
+        # Each wait ends 0.5 s late: 3.5 s for a batch.
+        (alone(3, 3, 3), {"workers": 1, "late": 0.5}, 100 * 2 / 7),
+    ],
+)
+def test_the_truth_is_told_by_events(
+    batches: list[list[Read]], keys: dict[str, Any], au: float
+) -> None:
+    given = {"prefetch_factor": 1} | keys
+    assert true_au(batches, computation_time=1.0, **given) == pytest.approx(au)
+
+
+@given(
+    st.lists(st.floats(0.1, 5), min_size=3, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["rule", "pipelined"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
+    seconds: list[float], workers: int, factor: int, loop: loops.Loop
+) -> None:
+    """Batches of several records and other sizes, read by several workers that read ahead."""
+    ours = loops.simulate(
+        seconds,
+        workers=workers,
+        ahead=workers * factor,
+        computation_time=1.0,
+        loop=loop,
+        shared=False,
+    )
+    batches = [[Read(each / 2), Read(each / 2)] for each in seconds]
+    truth = true_au(
+        batches, workers=workers, prefetch_factor=factor, computation_time=1.0, loop=loop
+    )
+    assert ours == pytest.approx(truth, abs=1e-6)
