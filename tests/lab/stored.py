@@ -29,6 +29,7 @@ from dlemu.checkpoint.text import introduction
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
 from dlemu.host.intervals import IntervalSummary
+from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
@@ -297,6 +298,7 @@ def _checkpoint() -> dict[str, Any]:
         **plan,
         "checkpoint": {**plan["checkpoint"], **told},
         "metric": dlio_metric(saves, loads, rank_sync=False),
+        "measured": {"wear": combine_hosts([])},
         "limit": find_limit("save", saves, conditions),
         "load_limit": find_limit("load", loads, conditions),
         "verdict": judge(saves, loads, _MODEL.checkpoint.max_seconds),
