@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -46,11 +47,17 @@ class Answer(str):
     """A text that a command was started for; the quiet mode prints its short form, and no other."""
 
     short: str
+    fitted: str | None
 
-    def __new__(cls, text: str, short: str | None = None) -> "Answer":
-        """Make the text; without a short form it is printed whole."""
+    def __new__(cls, text: str, short: str | None = None, fitted: str | None = None) -> "Answer":
+        """Make the text; without a short form it is printed whole.
+
+        `fitted` is the text as wide and as coloured as the terminal is: it is printed as it is, so
+        its control characters must be its own.
+        """
         made = super().__new__(cls, text)
         made.short = text.lstrip("\n") if short is None else short
+        made.fitted = fitted
         return made
 
 
@@ -97,7 +104,10 @@ def say(text: str, *, to_stderr: bool = False) -> None:
         if not isinstance(text, Answer):
             return
         text = text.short
-    if text:
+    if isinstance(text, Answer) and text.fitted is not None:
+        with turn():
+            _write(text.fitted, sys.stderr if to_stderr else sys.stdout)
+    elif text:
         _print(text, to_stderr)
 
 
@@ -106,6 +116,16 @@ def detail(text: str) -> None:
     if _mode.verbose and text:
         _append(text)
         _print(text, to_stderr=True)
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is, None if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def takes_colours() -> bool:
+    """Return whether the terminal shows colours and nobody forbids them (no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_quiet() -> bool:

@@ -1,17 +1,20 @@
-"""HTML of a page that needs no other file: its style, texts, tables, and the page around them."""
+"""Blocks as a page that needs no other file, and as what a notebook shows."""
 
-import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from dlemu.terminal import shown
+from dlemu.report.blocks import Block, Command, Facts, Fold, Lines, Section, Table, Verdict
+from dlemu.report.plot import Plot
+from dlemu.report.svg import escaped, render_plot
 
 _STYLE = """\
 :root { color-scheme: light dark; --text: #1d2733; --soft: #55616d; --line: #d5dbe1;
   --back: #ffffff; --panel: #f4f6f8; --first: #1f5fa8; --second: #b4540a; --mark: #2e7d4f;
+  --fourth: #7b3fa0;
   --pass: #2e7d4f; --pass-back: #eaf5ee; --fail: #b3372f; --fail-back: #fbeceb;
   --none: #8a6d1a; --none-back: #faf4df; }
 @media (prefers-color-scheme: dark) { :root { --text: #e4e9ee; --soft: #a9b4bf; --line: #3a444f;
   --back: #14191f; --panel: #1f262e; --first: #74b3f5; --second: #f2a65a; --mark: #6fcf97;
+  --fourth: #c792ea;
   --pass: #6fcf97; --pass-back: #17301f; --fail: #f08d85; --fail-back: #3a1a18;
   --none: #e0c060; --none-back: #322a10; } }
 * { box-sizing: border-box; }
@@ -24,7 +27,8 @@ small, th, dt, .unit { color: var(--soft); } a { color: var(--first); }
 .verdict { padding: .5rem .8rem; border-left: 5px solid; font-weight: 600; margin: .8rem 0; }
 .pass { border-color: var(--pass); background: var(--pass-back); }
 .fail { border-color: var(--fail); background: var(--fail-back); }
-.none { border-color: var(--none); background: var(--none-back); }
+.caution { border-color: var(--none); background: var(--none-back); }
+.plain { border-color: var(--line); background: var(--panel); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dd { margin: 0; }
 .table { overflow-x: auto; margin: .8rem 0; overflow-wrap: normal; }
@@ -52,7 +56,9 @@ figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }
 path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .grid { color: var(--line); } .grid path { stroke-width: 1; }
 .first { color: var(--first); } .second { color: var(--second); } .mark { color: var(--mark); }
-.second .line { stroke-dasharray: 6 3; }
+.third { color: var(--mark); } .fourth { color: var(--fourth); }
+.second .line { stroke-dasharray: 6 3; } .third .line { stroke-dasharray: 9 3 2 3; }
+.fourth .line { stroke-dasharray: 12 3; }
 .dots { stroke-width: 9; stroke-linecap: round; } .second .dots { stroke-linecap: square;
   stroke-width: 7; }
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
@@ -60,13 +66,24 @@ path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-sca
 """
 
 
-def escaped(text: str) -> str:
-    """Return a text without markup, and without control characters, which HTML forbids."""
-    return html.escape(shown(text))
+_MARK = "MLPerf-Storage-style, not an MLPerf result"
+_ACROSS = (
+    *("result", "workload", "verdict", "accelerators", "AU (%)", "samples/s", "runs", "limit"),
+    *("storage", "host", "measured"),
+)
+"""The heads of the table across results."""
+_TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def render_document(title: str, body: Iterable[str]) -> str:
-    """Return a whole page; `body` is HTML."""
+def render_page(title: str, sections: Sequence[Section]) -> str:
+    """Return the HTML of one page about these results; it needs no other file."""
+    body = [f"<p><small>{_MARK}</small></p>"]
+    if len(sections) > 1:
+        body.append(_across(sections))
+    for number, section in enumerate(sections, 1):
+        name = f"{escaped(section.title)} <small>{escaped(section.folder)}</small>"
+        body.append(f'<section id="result-{number}"><h2>{name}</h2>')
+        body += [render_html(section.blocks), "</section>"]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -76,54 +93,62 @@ def render_document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def render_verdict(line: str, verdict: str = "") -> str:
-    """Return a verdict's line in its colour; without `verdict`, the line begins with it."""
-    kind = {"PASS": "pass", "FAIL": "fail"}.get(verdict or line.partition(":")[0], "none")
-    return f'<p class="verdict {kind}">{escaped(line)}</p>'
+def render_html(blocks: Iterable[Block]) -> str:
+    """Return blocks as a part of a page."""
+    return "\n".join(map(_html, blocks))
 
 
-def render_lines(lines: Iterable[str]) -> str:
-    """Return a paragraph a line."""
-    return "".join(f"<p>{escaped(line)}</p>" for line in lines)
+def _html(block: Block) -> str:
+    match block:
+        case Verdict(line, tone):
+            return f'<p class="verdict {tone}">{escaped(line)}</p>'
+        case Lines(lines):
+            return "".join(f"<p>{escaped(line)}</p>" for line in lines)
+        case Command(what, line):
+            return f"<p>{escaped(what)}:</p><pre>{escaped(line)}</pre>"
+        case Facts(pairs):
+            return _facts(pairs)
+        case Table():
+            return _table(block)
+        case Plot():
+            return render_plot(block)
+        case Fold(title, blocks):
+            inner = render_html(blocks)
+            return f"<details><summary>{escaped(title)}</summary>{inner}</details>"
 
 
-def render_facts(facts: Iterable[tuple[str, str]]) -> str:
-    """Return names and values side by side; what has no value is left out."""
+def _facts(pairs: Iterable[tuple[str, str]]) -> str:
     rows = "\n".join(
-        f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in facts if value
+        f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in pairs if value
     )
     return f"<dl>{rows}</dl>"
 
 
-def render_table(
-    heads: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    texts: Iterable[str] = (),
-    links: Iterable[str] = (),
-) -> str:
-    """Return a table that scrolls in its own box where the page is narrow.
-
-    `texts` are the heads of columns that hold no numbers; `links` are targets in the page, one a
-    row, for the first cell.
-    """
-    names, targets = list(heads), list(links)
-    kinds = [' class="text"' if name in texts else "" for name in names]
-    head = "".join(
-        f"<th{kind}>{escaped(name)}</th>" for name, kind in zip(names, kinds, strict=True)
-    )
+def _table(table: Table) -> str:
+    """Return a table that scrolls in its own box where the page is narrow."""
+    kinds = [' class="text"' if head in table.texts else "" for head in table.heads]
+    heads = zip(table.heads, kinds, strict=True)
+    head = "".join(f"<th{kind}>{escaped(name)}</th>" for name, kind in heads)
     lines = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(table.rows):
         cells = [escaped(cell) for cell in row]
-        if targets:
-            shown = cells[0].replace("/", "/<wbr>")  # a path may break at each folder
-            cells[0] = f'<a href="#{escaped(targets[number])}">{shown}</a>'
+        if table.links:
+            name = cells[0].replace("/", "/<wbr>")  # a path may break at each folder
+            cells[0] = f'<a href="#{escaped(table.links[number])}">{name}</a>'
         tags = (f"<td{kind}>{cell}</td>" for cell, kind in zip(cells, kinds, strict=True))
         lines.append(f"<tr>{''.join(tags)}</tr>")
+    title = f"<h3>{escaped(table.title)}</h3>" if table.title else ""
     body = "\n".join(lines)
-    return f'<div class="table"><table><tr>{head}</tr>\n{body}</table></div>'
+    return f'{title}<div class="table"><table><tr>{head}</tr>\n{body}</table></div>'
 
 
-def render_details(summary: str, body: Iterable[str]) -> str:
-    """Return HTML that a click on its title opens."""
-    return f"<details><summary>{escaped(summary)}</summary>{''.join(body)}</details>"
+def _across(sections: Sequence[Section]) -> str:
+    """Return the table across results, each a link to its section."""
+    numbered: list[tuple[int, str, Mapping[str, str]]] = [
+        (number, section.folder, row)
+        for number, section in enumerate(sections, 1)
+        for row in section.rows
+    ]
+    rows = [[name, *(row.get(head, "") for head in _ACROSS[1:])] for _, name, row in numbered]
+    links = [f"result-{number}" for number, _, _ in numbered]
+    return _table(Table(heads=_ACROSS, rows=rows, texts=_TEXTS, links=links))

@@ -1,0 +1,5 @@
+"""Documents to what a person reads: one `present` a kind of result, and a renderer a medium.
+
+A command measures and returns a document. Here it becomes blocks, and these become the terminal's
+text, a page, or a picture. A stored document goes the same way, so both say the same.
+"""

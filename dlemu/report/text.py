@@ -1,0 +1,173 @@
+"""Blocks as the terminal's text: as wide as the terminal, or unbounded where a program reads."""
+
+import io
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.box import Box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dlemu.report.blocks import Block, Command, Facts, Fold, Lines, Section, Table, Verdict
+from dlemu.terminal import Answer, is_verbose, shown_line, takes_colours, terminal_width
+
+_UNBOUND = 100_000
+"""Columns of what is no terminal: nothing is wrapped, so that it can be searched."""
+_STYLES = {"pass": "bold green", "fail": "bold red", "caution": "bold yellow", "plain": "bold"}
+_INDENT = "  "
+_RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)
+"""A line below the heads, in a character that every encoding has."""
+
+
+def render_text(
+    blocks: Iterable[Block],
+    *,
+    width: int | None = None,
+    colour: bool = False,
+    verbose: bool = False,
+) -> str:
+    """Return blocks as text without a last line feed; `verbose` opens what is folded.
+
+    Control characters are written out, so with `colour` the only ones are those of the colours.
+    """
+    columns = width or _UNBOUND
+    file = io.StringIO()
+    console = Console(
+        file=file,
+        width=columns,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    before: Block | None = None
+    for block in _opened(blocks, verbose=verbose):
+        if before is not None and _apart(before, block):
+            console.print()
+        for part in _parts(block, columns):
+            console.print(part, soft_wrap=isinstance(part, str))
+        before = block
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def answer_of(blocks: Sequence[Block]) -> Answer:
+    """Return what a command answers: plain where a program reads, fitted to a terminal."""
+    short = next((block.line for block in blocks if isinstance(block, Verdict)), None)
+    verbose = is_verbose()
+    fitted = None
+    if (width := terminal_width()) is not None:
+        colour = takes_colours()
+        fitted = render_text(blocks, width=width, colour=colour, verbose=verbose)
+    return Answer(render_text(blocks, verbose=verbose), short, fitted)
+
+
+def render_sections(
+    sections: Sequence[Section], *, width: int | None = None, verbose: bool = False
+) -> str:
+    """Return results one after the other, each under its folder's name."""
+    return "\n\n".join(
+        f"{shown_line(section.folder)}\n{render_text(section.blocks, width=width, verbose=verbose)}"
+        for section in sections
+    )
+
+
+def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
+    """Yield the blocks that are shown; a plot is for pages and pictures."""
+    for block in blocks:
+        if isinstance(block, Fold):
+            if verbose:
+                yield Lines([f"{block.title}:"])
+                yield from _opened(block.blocks, verbose=True)
+        elif isinstance(block, Verdict | Lines | Command | Facts | Table):
+            yield block
+
+
+def _apart(before: Block, block: Block) -> bool:
+    """Return whether an empty line separates two blocks: it does around what has columns."""
+    return any(isinstance(each, Table | Facts) for each in (before, block))
+
+
+def _parts(block: Block, columns: int) -> Iterator[Text | str | RichTable | Padding]:
+    match block:
+        case Verdict(line, tone):
+            yield Text("\n".join(_wrapped(line, columns)), style=_STYLES[tone])
+        case Lines(lines):
+            yield from ("\n".join(_wrapped(line, columns)) for line in lines)
+        case Command(what, line):
+            yield f"{what}: {shown_line(line)}" if what else shown_line(line)
+        case Facts(pairs):
+            yield from _facts(pairs, columns)
+        case Table():
+            yield from _table(block, columns)
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    """Return a sentence in lines that break between words, the later ones indented."""
+    return textwrap.wrap(
+        shown_line(line),
+        columns,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _facts(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
+    known = [(shown_line(name), shown_line(value)) for name, value in pairs if value]
+    most = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        indent = f"{name}: ".ljust(most + 2)
+        yield "\n".join(
+            textwrap.wrap(
+                value,
+                columns,
+                initial_indent=indent,
+                subsequent_indent=" " * len(indent),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+
+def _table(table: Table, columns: int) -> Iterator[str | RichTable]:
+    """Yield a table's title, the table, and which columns the terminal is too narrow for."""
+    if table.title:
+        yield "\n".join(_wrapped(table.title, columns))
+    heads, left_out = list(table.heads), []
+    for head in table.spare:
+        if _width_of(table, heads) <= columns:
+            break
+        heads.remove(head)
+        left_out.append(head)
+    yield _rich(table, heads)
+    if left_out:
+        note = f"left out, for lack of columns: {', '.join(left_out)}; a wider terminal shows them"
+        yield "\n".join(_wrapped(note, columns))
+
+
+def _column(table: Table, head: str) -> list[str]:
+    place = list(table.heads).index(head)
+    return [shown_line(row[place]) for row in table.rows]
+
+
+def _width_of(table: Table, heads: Sequence[str]) -> int:
+    """Return the characters of a line with these columns."""
+    cells = (max(map(len, [*head.split(), *_column(table, head)])) for head in heads)
+    return sum(cells) + 2 * (len(heads) - 1)
+
+
+def _rich(table: Table, heads: Sequence[str]) -> RichTable:
+    """Return the table of these columns; a column of numbers stands to the right, unwrapped."""
+    made = RichTable(box=_RULED, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
+    for number, head in enumerate(heads):
+        text = number == 0 or head in table.texts
+        made.add_column(
+            shown_line(head), justify="left" if text else "right", no_wrap=not text,
+            overflow="fold",
+        )  # fmt: skip
+    for row in zip(*(_column(table, head) for head in heads), strict=True):
+        made.add_row(*row)
+    return made
