@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
+    "report": "",
     "reports": "checkpoint host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
@@ -54,12 +55,13 @@ MAY_NEED = {
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
     "loaders.dali.readers": {"nvidia", "torch", "cupy"},
+    "report.png": {"matplotlib"},
     "sizing.plots": {"matplotlib"},
     "steptime.networks": {"torch"},
 }
 """Modules that are imported on demand, and what they may import as they are."""
 
-INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.doctor", "cli.progress"}}
+INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.doctor", "cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
