@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
-    "steptime": "results workload",
+    "steptime": "host results workload",
     "cli": "checkpoint datagen dataset gpu host load paths reports results run sizing steptime "
     "tier workload world",
     "workloads": "",

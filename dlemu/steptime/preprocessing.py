@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dlemu.errors import RunError, WorkloadError
 from dlemu.steptime.steps import UsersFunction, names_function
 from dlemu.units import format_seconds
+from dlemu.workload.derived import normal
 
 _KEY = "steptime.preprocess"
 _MOST_KEPT = 100_000
@@ -47,11 +48,7 @@ class Preprocessing:
 
     def key(self) -> Mapping[str, object]:
         """Return `reader.preprocess_time` for a workload file."""
-        return {
-            "mean": float(f"{self.together.mean():.6g}"),
-            "stdev": float(f"{self.together.std():.4g}"),
-            "type": "normal",
-        }
+        return normal(self.together)
 
     def lines(self, trained: float) -> list[str]:
         """Return what to know, beside the samples per second that the accelerators train."""

@@ -65,16 +65,16 @@ def test_the_users_own_step_becomes_a_workload(
     assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[1,7,4]"]) == 0
     shown = capsys.readouterr().out
     assert "on the CPU: " in shown and "batch 4: out of memory, skipped" in shown
-    evidence = json.loads(Path("out/unet3d_cpu.json").read_text())
+    evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
     assert [each["batch"] for each in evidence["batches"]] == [1, 7]
     assert len(evidence["batches"][1]["step_seconds"]) == 3
-    workload = load_workload("out/unet3d_cpu.yaml")
+    workload = load_workload("out/unet3d_measured_cpu.yaml")
     seven, time = evidence["batches"][1], workload.train.computation_time
-    assert (workload.name, workload.reader.batch_size) == ("unet3d_cpu", 7)
+    assert (workload.name, workload.reader.batch_size) == ("unet3d_measured_cpu", 7)
     assert time.mean == pytest.approx(seven["mean_seconds"], rel=1e-5)
     assert time.stdev == pytest.approx(seven["stdev_seconds"], rel=1e-3)
-    assert "# torch: " in Path("out/unet3d_cpu.yaml").read_text()
-    assert run(["run", "workload=out/unet3d_cpu.yaml", "--cfg", "job"]) == 0
+    assert "# torch: " in Path("out/unet3d_measured_cpu.yaml").read_text()
+    assert run(["run", "workload=out/unet3d_measured_cpu.yaml", "--cfg", "job"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
     assert run([*words, "steptime.seconds=0.2"]) == 0
     shown = capsys.readouterr().out
     assert "preprocessing a sample: " in shown and " in 2 at once; these prepare " in shown
-    found = json.loads(Path("out/unet3d_cpu.json").read_text())["preprocessing"]
+    found = json.loads(Path("out/unet3d_measured_cpu.json").read_text())["preprocessing"]
     assert found["workers"] == 2 and found["samples_together"] >= 2 * 2
     assert len(list(Path().glob("process-*"))) == 1 + 2, "one alone, then two at once"
-    time = load_workload("out/unet3d_cpu.yaml").reader.preprocess_time
+    time = load_workload("out/unet3d_measured_cpu.yaml").reader.preprocess_time
     assert time.mean == pytest.approx(found["mean_seconds_together"], rel=1e-5)
     assert time.stdev == pytest.approx(found["stdev_seconds_together"], rel=1e-3)
 
@@ -233,7 +233,7 @@ def test_a_launch_bound_step_is_said_and_left_out_of_the_fit() -> None:
 
 
 def test_batches_are_those_around_the_workloads() -> None:
-    assert batch_sizes("auto", 7) == [1, 3, 7, 14]
+    assert batch_sizes("auto", 7) == [7, 1, 3, 14]
     assert batch_sizes("auto", 1) == [1, 2, 4]
     assert batch_sizes((4, 2), 7) == [2, 4]
 
