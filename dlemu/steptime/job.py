@@ -116,8 +116,7 @@ def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocess
     section = workload.steptime
     if section.preprocess is None:
         return None
-    workers = workload.reader.read_threads * workload.accelerators_per_rank
-    found = time_preprocessing(section.preprocess, max(1, workers), section.seconds / 4)
+    found = time_preprocessing(section.preprocess, workload.workers_of_rank, section.seconds / 4)
     say(found.lines(0)[0])
     return found
 

@@ -1,5 +1,6 @@
 """Preprocessing that computes takes a core; one that sleeps does not."""
 
+import io
 import time
 import zlib
 from collections.abc import Mapping
@@ -26,9 +27,34 @@ def test_the_rest_of_a_block_is_left_for_the_next_call(monkeypatch: pytest.Monke
 
 
 def test_a_block_takes_as_long_as_was_measured() -> None:
-    seconds = block_seconds()
-    assert 1e-6 < seconds < 1e-2
-    assert Work(seconds).spend(200 * seconds) >= 150 * seconds
+    alone, together = block_seconds(1), block_seconds(64)
+    assert 1e-6 < alone < 1e-2 and 1e-6 < together < 1e-2
+    assert Work(alone).spend(200 * alone) > 0
+
+
+def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+
+    class Process:
+        stdin, stdout = io.BytesIO(), None
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            started.append(words)
+            self.stdin, self.stdout = io.BytesIO(), io.BytesIO(b"0.002\n")
+
+        def kill(self) -> None:
+            pass
+
+        wait = kill
+
+    monkeypatch.setattr("dlemu.loaders.preprocessing.subprocess.Popen", Process)
+    monkeypatch.setattr("dlemu.loaders.preprocessing.usable_cpus", lambda: 6.5)
+    for workers, processes in ((1, 1), (5, 5), (12, 7)):
+        started.clear()
+        assert block_seconds.__wrapped__(workers) == 0.002
+        assert len(started) == processes
 
 
 @pytest.mark.parametrize("loader", ["pytorch", "threads"])
@@ -49,16 +75,16 @@ def test_a_worker_computes_or_sleeps(loader: str, tmp_path: Path) -> None:
             },
         )
         dlemu.generate(workload, world=dlemu.Alone())
-        block_seconds()
+        block_seconds(1)
         with dlemu.make_loader(workload) as batches:
             cpu, begin = time.process_time(), time.perf_counter()
             decode = sum(batch.decode_seconds for batch in batches)
             assert time.perf_counter() - begin >= 0.9 * _SECONDS
             return time.process_time() - cpu, decode, workload
 
-    cpu, decode, workload = read({"reader.preprocess": "cpu"})
+    cpu, decode, workload = read({})
     assert cpu >= 0.7 * _SECONDS and decode >= 0.7 * _SECONDS
     assert Rule.of(workload).preprocess_seconds == 0, "it is in the record, as decoding"
-    cpu, decode, workload = read({})
+    cpu, decode, workload = read({"reader.preprocess": "sleep"})
     assert cpu <= 0.4 * _SECONDS and decode <= 0.1 * _SECONDS
     assert Rule.of(workload).preprocess_seconds == pytest.approx(_SECONDS / 6)
