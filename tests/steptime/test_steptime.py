@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,14 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import WorkloadError
 from dlemu.host.limits import usable_cpus
-from dlemu.steptime.answer import StepTimes, fit_line
+from dlemu.steptime.answer import StepTimes, distribution, fit_line
 from dlemu.steptime.gpu_state import Gpu, State, find_gpu
 from dlemu.steptime.job import batch_sizes
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.steptime.steps import model_of
-from dlemu.workload.model import load_workload
+from dlemu.workload.derived import derived_yaml
+from dlemu.workload.model import check_workload, load_workload
 
 STEP = """
 def quick(batch, device):
@@ -209,6 +211,97 @@ def test_a_small_network_learns() -> None:
     sure = torch.nn.functional.one_hot(right, 3).movedim(-1, 1) * 100.0
     # Dice of the two classes that are not there is 1: nothing is missed.
     assert float(dice_and_cross_entropy(sure, right)) == pytest.approx(0, abs=1e-3)
+
+
+def test_what_was_overridden_is_written(own: list[str]) -> None:
+    words = [
+        *own,
+        "steptime.model=own_model:quick",
+        "reader.batch_size=14",
+        "reader.read_threads=3",
+    ]
+    assert run([*words, "steptime.batches=[14]", "metric.au=0.8"]) == 0
+    text = Path("out/unet3d_measured_cpu.yaml").read_text()
+    assert "unet3d_h100 says 323 ms for batch 7; measured at batch 14: " in text
+    assert "defaults: [unet3d_h100, _self_]" in text and "steptime" not in text.split("defaults")[1]
+    found = load_workload("out/unet3d_measured_cpu.yaml")
+    assert (found.reader.batch_size, found.reader.read_threads, found.metric.au) == (14, 3, 0.8)
+    assert run(["run", "workload=out/unet3d_measured_cpu.yaml", "--cfg", "job"]) == 0
+
+
+def test_a_row_is_published_by_where_it_comes_from_not_by_its_name(tmp_path: Path) -> None:
+    tree = load_workload("unet3d_h100").model_dump(
+        mode="json", exclude={"made_from", "given", "ignored"}
+    )
+    own = load_workload("unet3d_h100", {"reader.read_threads": 9, "storage.access_key_id": "key"})
+    file = tmp_path / "unet3d_h100.yaml"
+    for from_file in (False, True):
+        text = derived_yaml(own, "own", {"reader.batch_size": 2}, ["a line"])
+        assert ("defaults" in text) is not from_file and "key" not in text.lower()
+        file.write_text(text)
+        found = load_workload(str(file))
+        assert (found.reader.read_threads, found.reader.batch_size) == (9, 2)
+        assert found.with_keys({"name": "x"}).train == load_workload("unet3d_h100").train
+        own = check_workload({**tree, "reader": {**tree["reader"], "read_threads": 9}})
+        own = own.model_copy(update={"made_from": str(file)})
+
+
+def test_an_interrupted_measurement_keeps_what_it_has(
+    own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The workload's own batch is measured first, so its file is right already."""
+    batches = []
+
+    def interrupted(job: object, batch: int, *rest: object) -> object:
+        batches.append(batch)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return timed(batch, 0.25, 0.01)
+
+    monkeypatch.setattr("dlemu.steptime.job.measure", interrupted)
+    assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[3,7,14]"]) != 0
+    shown = capsys.readouterr().out
+    assert "batch 7, 1 of 3: " in shown and "batch 3, 2 of 3: " in shown and " left" in shown
+    found = load_workload("out/unet3d_measured_cpu.yaml")
+    assert (batches, found.reader.batch_size) == ([7, 3], 7)
+    assert (found.train.computation_time.mean, found.train.launch_time) == (0.25, 0.01)
+    evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
+    assert [each["batch"] for each in evidence["batches"]] == [7]
+
+
+def test_a_skewed_step_is_written_as_measured() -> None:
+    even, skewed = np.full(60, 0.1), np.array([0.1] * 54 + [0.5] * 6)
+    assert distribution(even)["type"] == "normal"
+    found = distribution(skewed)
+    assert found["type"] == "quantiles" and found["mean"] == pytest.approx(0.14)
+    assert set(found["quantiles"]) == {0.1, 0.5}
+    assert load_workload("unet3d_h100", {"train.computation_time": found}).name == "unet3d_h100"
+
+
+def test_a_step_that_memory_cannot_hold_is_left_out(
+    own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel would end the process. What is counted needs no memory."""
+    monkeypatch.setattr("dlemu.steptime.steps.host_memory_bytes", lambda: (10**9, "limit"))
+    assert run([*own, "steptime.batches=[7]"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"batch 7: needs \d+\.\d GiB of memory, 953\.7 MiB are free", shown.out)
+    assert "out of memory at every batch size (7)" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["steptime.precision=tf32"], "steptime.precision needs a GPU"),
+        (["steptime.graph=true"], "steptime.graph needs a GPU"),
+        (["steptime.graph=true", "steptime.model=own_model:quick"], "is for dlemu's networks"),
+    ],
+)
+def test_what_a_cpu_or_an_own_model_cannot_do_is_refused(
+    own: list[str], words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*own, *words]) == 1
+    assert line in capsys.readouterr().err
 
 
 def test_the_fit_is_the_line_through_the_medians() -> None:
