@@ -121,7 +121,10 @@ class Real:
             torch.cuda.set_device(rank)
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
         self.training = Training(
-            network(net.name, net.side), self.device, layout=layout, autocast=net.autocast
+            network(net.name, net.side),
+            self.device,
+            layout=layout,
+            precision="bf16" if net.autocast else "fp32",
         )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)

@@ -349,6 +349,7 @@ def slow_preprocessing(*, loader: str) -> Found:
             reader__read_threads=1,
             reader__odirect=True,
             reader__preprocess_time=0.1,
+            reader__preprocess="sleep",
             reader__data_loader=loader,
             train__computation_time=0.04,
         )

@@ -5,6 +5,7 @@ import math
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -60,6 +61,24 @@ class WallClock:
             time.sleep(asleep)
         while time.perf_counter() < deadline:
             pass
+
+
+def after_launch(seconds: float, wait_until: Callable[[float], None]) -> Callable[[float], None]:
+    """Return `wait_until`; before it, compute for `seconds` of CPU time and hold Python's lock.
+
+    So a job queues a step's kernels. Where the thread does not get its core, or waits for the lock,
+    it takes longer, and a step ends late if that is longer than the step.
+    """
+    if not seconds:
+        return wait_until
+
+    def compute(deadline: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+        wait_until(deadline)
+
+    return compute
 
 
 def _end_sleeps_exactly() -> bool:

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 import threading
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.clock import Clock, WallClock, timer_error
+from dlemu.clock import Clock, WallClock, after_launch, timer_error
 from tests.lab.virtual import VirtualClock
 
 COSMOFLOW_STEP = 0.0035
@@ -125,3 +126,13 @@ def test_the_timer_error_is_that_of_the_clock() -> None:
     error = timer_error(LateClock(), seconds=0.5, num_sleeps=200)
     assert error.mean == pytest.approx(0.01)
     assert error.p99 == pytest.approx(0.0), "two of 200 are beyond the 99th percentile"
+
+
+def test_launching_takes_cpu_time_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5 s of CPU time: the clock that is read moves by 0.2 s with each look at it."""
+    looks = itertools.count(0, 0.2)
+    monkeypatch.setattr("dlemu.clock.time.thread_time", lambda: next(looks))
+    waited: list[float] = []
+    after_launch(0.5, waited.append)(7.0)
+    assert waited == [7.0] and next(looks) == pytest.approx(0.8)
+    assert after_launch(0.0, waited.append) == waited.append

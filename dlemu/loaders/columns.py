@@ -73,8 +73,8 @@ class ColumnReader:
             rows.seconds,
         )
 
-    def read(self, task: Task) -> Iterator[None]:
-        """Read what a batch needs; yield after each row group."""
+    def read(self, task: Task) -> Iterator[int]:
+        """Read what a batch needs; after each row group yield how many of its rows it gave."""
         for number, first, last in self._runs(task.fetch):
             opened = self._open(number)
             begin, end = np.searchsorted(opened.ends, (first, last), side="right").tolist()
@@ -83,7 +83,8 @@ class ColumnReader:
                     self._read_group(opened, group)
                 if opened.rows is not None:
                     self._hand_over(opened, first, last)
-                yield
+                start = int(opened.ends[group - 1]) if group else 0
+                yield min(last + 1, int(opened.ends[group])) - max(first, start)
 
     def _runs(self, samples: Samples) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first row, last row): a stream has the rows of a file in their order."""

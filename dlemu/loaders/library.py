@@ -266,12 +266,12 @@ class LibraryReader:
         self._read_before = 0  # bytes, when the file was opened
         self._seconds = 0.0  # in the library, reads included
 
-    def read(self, task: Task) -> Iterator[None]:
-        """Read what a batch needs; yield after each sample."""
+    def read(self, task: Task) -> Iterator[int]:
+        """Read what a batch needs; after each sample yield 1."""
         visits = repeat(-1) if task.visits is None else task.visits.tolist()
         for sample, visit in zip(task.fetch.tolist(), visits, strict=False):
             self._read_sample(sample, visit)
-            yield
+            yield 1
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""

@@ -2,23 +2,37 @@
 
 A sleep takes no core: a hundred workers sleep as long as one. Decoding takes a core, and workers
 that decode at the same time slow each other down. So a worker decompresses a small block as often
-as fills the time on an idle host. Like decoding a picture, that is work on bits which lets go of
-Python's lock.
+as fills the time. Like decoding a picture, that is work on bits which lets go of Python's lock.
 """
 
+import math
+import subprocess
+import sys
 import zlib
 from functools import cache
-from time import perf_counter
+from statistics import fmean
+from time import perf_counter, time
 
 import numpy as np
 
+from dlemu.host.limits import usable_cpus
+
 _BLOCK_BYTES = 16_384
-_NUM_TRIED = 200
-"""Blocks that are timed: a hundredth of a second."""
+_SECONDS = 0.3
+"""How long blocks are timed."""
+_TIMED = f"""
+import sys, time, zlib
+block, end = sys.stdin.buffer.read(), float(sys.argv[1])
+count, begin = 0, time.process_time()
+while count < 2 or time.time() < end:
+    zlib.decompress(block, bufsize={_BLOCK_BYTES})
+    count += 1
+print((time.process_time() - begin) / count)
+"""
 
 
 class Work:
-    """Computes for given seconds of an idle core; the rest of a block is left for the next call."""
+    """Computes for given seconds of a core; the rest of a block is left for the next call."""
 
     def __init__(self, block_seconds: float) -> None:
         self._block_seconds, self._owed = block_seconds, 0.0
@@ -35,17 +49,34 @@ class Work:
 
 
 @cache
-def block_seconds() -> float:
-    """Return the least time of a block: nothing else disturbed that one.
+def block_seconds(workers: int) -> float:
+    """Return the CPU seconds of a block where so many processes decompress at once.
 
-    It must be called before workers start, which would slow each other down.
+    Cores that share caches and memory slow each other down, this work by another factor than
+    decoding: so it is timed as `preprocess_time` was, with all workers at work. More processes
+    than there are CPUs only wait for one another, which is no CPU time.
     """
-    block, times = _block(), []
-    for _ in range(_NUM_TRIED):
-        begin = perf_counter()
-        zlib.decompress(block, bufsize=_BLOCK_BYTES)
-        times.append(perf_counter() - begin)
-    return min(times)
+    end = str(time() + _SECONDS)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _TIMED, end],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(min(workers, math.ceil(usable_cpus())))
+    ]
+    try:
+        for process in processes:  # all have their block before one is waited for
+            assert process.stdin is not None
+            process.stdin.write(_block())
+            process.stdin.close()
+        return fmean(float(process.stdout.read()) for process in processes if process.stdout)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 @cache

@@ -97,7 +97,7 @@ class Source:
                 "decoding there are bytes of columns, and no rows"
             )
         computes = reader.preprocess == "cpu" and reader.preprocess_time.mean > 0
-        block = block_seconds() if computes else 0.0
+        block = block_seconds(dataset.workload.workers_of_rank) if computes else 0.0
         if in_bucket(dataset.folder):
             return cls(dataset, False, keep, block)
         odirect = False if reader.decode == "library" else reader.odirect

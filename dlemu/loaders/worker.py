@@ -36,6 +36,8 @@ from dlemu.workload.sections import BARE, INDEXED
 _RECORD_TRAILER = 4
 """Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
 _MOST_CHECKED = 1024
+_MOST_OVERSLEPT = 5e-4
+"""Seconds: a busy host wakes a worker later than that, and a job's worker as well."""
 
 
 class _InPlaceReader:
@@ -79,8 +81,8 @@ class _InPlaceReader:
             self._rows.seconds + storage.copy_seconds,
         )
 
-    def read(self, task: Task) -> Iterator[None]:
-        """Read what a batch needs; yield after each file or run."""
+    def read(self, task: Task) -> Iterator[int]:
+        """Read what a batch needs; after each file or run yield how many samples it gave."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -150,7 +152,7 @@ class _InPlaceReader:
 class _WholeFileReader(_InPlaceReader):
     """Reads files of one sample, each from its first byte to the payload's end."""
 
-    def read(self, task: Task) -> Iterator[None]:
+    def read(self, task: Task) -> Iterator[int]:
         places = repeat(None) if task.places is None else task.places.T.tolist()
         visits = repeat(-1) if task.visits is None else task.visits.tolist()
         if self._objects is not None:
@@ -162,7 +164,7 @@ class _WholeFileReader(_InPlaceReader):
                 self._read_file(file, sample, place)
             finally:
                 self._end_visit(file, visit, 1)
-            yield
+            yield 1
 
     def _objects_of(self, task: Task) -> Iterator[ObjectFile]:
         """Yield what is known of a batch's objects, which dlemu wrote."""
@@ -214,12 +216,14 @@ class _RunReader(_InPlaceReader):
         self._opened = None
         self._checked = set[bytes]()
 
-    def read(self, task: Task) -> Iterator[None]:
+    def read(self, task: Task) -> Iterator[int]:
         samples = task.fetch
         if not samples.size:
             return
-        new_file = np.diff(self._layout.file_of(samples)) != 0
-        ends = np.flatnonzero(new_file | (np.diff(samples) != 1)) + 1
+        new_run = (np.diff(self._layout.file_of(samples)) != 0) | (np.diff(samples) != 1)
+        # A sample is preprocessed before the next one is read. Objects come by requests of many.
+        alone = self._source.workload.reader.preprocess_time.mean > 0 and self._objects is None
+        ends = np.flatnonzero(new_run | alone) + 1
         at = 0
         for run in np.split(samples, ends):
             start = int(run[0])
@@ -233,7 +237,7 @@ class _RunReader(_InPlaceReader):
                     self._read_run(opened, range(start, start + run.size))
             finally:
                 self._took(opened, run.size)
-            yield
+            yield run.size
 
     def _took(self, opened: _OpenFile, num_samples: int) -> None:
         """Close a file when its visit's last samples have been read."""
@@ -352,7 +356,7 @@ class _RunReader(_InPlaceReader):
 class _RecordReader(_InPlaceReader):
     """Reads samples of bare files one by one, wherever they lie: each with one call."""
 
-    def read(self, task: Task) -> Iterator[None]:
+    def read(self, task: Task) -> Iterator[int]:
         layout = self._layout
         files = layout.file_of(task.fetch)
         order = np.argsort(files, kind="stable")
@@ -367,7 +371,7 @@ class _RecordReader(_InPlaceReader):
                 found = zip(samples.tolist(), lengths, strict=True)
                 into = [self._rows.memory(file.path, *each) for each in found]
             self._storage.read_each(file, offsets, lengths, into)
-            yield
+            yield samples.size
 
     def _extents(self, number: int, file: File, places: Samples) -> tuple[list[int], list[int]]:
         """Return where samples lie in a file, by their places there."""
@@ -463,6 +467,7 @@ class SampleReader:
         self._preprocess = workload.reader.preprocess_time
         self._work = Work(source.block_seconds) if source.block_seconds else None
         self._draws = np.random.default_rng(0)
+        self._overslept = 0.0
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
@@ -475,26 +480,41 @@ class SampleReader:
     def make(self, task: Task, wanted: Callable[[], bool]) -> Cost | None:
         """Read a batch, into its slot if there are slots; return what it cost.
 
+        A sample is preprocessed when it has been read, before the next one, as a dataset's
+        __getitem__ does it: workers that read all at once, then compute all at once, would be
+        slower than a job's. What is read together, as a row group, is preprocessed together.
+
         `wanted` is called after each file or run of samples; if it returns False, None is returned
         at once. Raises DatasetError if a file is missing, damaged or not what the workload says.
         """
         before = self._reader.so_far()
         if self._rows.slots is not None:
             self._rows.start_batch(task)
-        for _ in self._reader.read(task):
+        computed, unprepared = 0.0, len(task.samples)
+        for num_samples in self._reader.read(task):
             if not wanted():
                 return None
+            # A stream may have read samples for later batches.
+            computed += self._prepare(min(num_samples, unprepared))
+            unprepared -= min(num_samples, unprepared)
+        computed += self._prepare(unprepared)
         cost = self._reader.so_far().since(before)
-        if self._preprocess.mean > 0:
-            self._note(PREPROCESSING, -1)
-            seconds = sum(self._preprocess.draw(self._draws) for _ in task.samples)
-            if self._work is None:
-                time.sleep(seconds)
-            else:
-                decode = cost.decode_seconds + self._work.spend(seconds)
-                cost = cost._replace(decode_seconds=decode)
         self._note(IDLE, -1)
-        return cost
+        return cost._replace(decode_seconds=cost.decode_seconds + computed)
+
+    def _prepare(self, num_samples: int) -> float:
+        """Spend the time of preprocessing; return the seconds of it that were computing."""
+        if not num_samples or self._preprocess.mean == 0:
+            return 0.0
+        self._note(PREPROCESSING, -1)
+        seconds = sum(self._preprocess.draw(self._draws) for _ in range(num_samples))
+        if self._work is not None:
+            return self._work.spend(seconds)
+        begin, asked = perf_counter(), max(0.0, seconds - self._overslept)
+        time.sleep(asked)
+        # A sleep ends late by what is a percent of a sample's: the next one is shorter by that.
+        self._overslept = min(_MOST_OVERSLEPT, max(0.0, perf_counter() - begin - asked))
+        return 0.0
 
     def close(self) -> None:
         """Close all files."""

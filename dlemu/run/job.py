@@ -21,7 +21,7 @@ from dlemu.checkpoint.in_run import (
     due_after,
     open_checkpoints,
 )
-from dlemu.clock import Clock, WallClock
+from dlemu.clock import Clock, WallClock, after_launch
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
@@ -264,7 +264,8 @@ class _Run:
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
         on_gpu = compute_on_gpu(workload, len(self._own), clock)
-        compute = watchdog.computing(on_gpu or clock.sleep_until, clock)
+        wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
+        compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
         with (
             self._opened_tier(),
@@ -282,7 +283,9 @@ class _Run:
                 if self._is_first:
                     monitor.started()
                 watchdog.expect(
-                    compute=workload.train.computation_time.longest,
+                    compute=max(
+                        workload.train.computation_time.longest, workload.train.launch_time
+                    ),
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
                 for epoch in range(workload.train.epochs):

@@ -26,7 +26,7 @@ _LAUNCH_BOUND = 0.9
 """From this share of a step's time on, launching it takes as long as the step."""
 _NUM_TRIED = 5
 """Steps that decide between two layouts in memory."""
-_WARM_UP = {"steps": 0.2, "seconds": 0.25}
+WARM_UP = {"steps": 0.2, "seconds": 0.25}
 """Shares of the measured steps and seconds that come before: 20 steps and 5 s of 100 and 20 s."""
 
 
@@ -56,6 +56,11 @@ class Timed:
     samples: Samples = field(default_factory=Samples)
 
     @property
+    def mean(self) -> float:
+        """Mean seconds of a step: what a job of many steps takes for one."""
+        return float(self.seconds.mean())
+
+    @property
     def median(self) -> float:
         """Median seconds of a step."""
         return float(np.median(self.seconds))
@@ -72,8 +77,8 @@ class Timed:
         return float(self.seconds[-tenth:].mean() / self.seconds[:tenth].mean())
 
 
-def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed | None:
-    """Time the steps of a batch size; None: the memory does not suffice.
+def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed | str:
+    """Time the steps of a batch size; where the memory does not suffice, return that in words.
 
     Raises:
         WorkloadError: the user's function raised.
@@ -84,7 +89,7 @@ def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) 
     except Exception as error:
         if not out_of_memory(error):
             raise
-    return None
+        return (str(error) if type(error) is MemoryError else "") or "out of memory"
 
 
 def faster_layout(job: Job, batch: int) -> str:
@@ -108,8 +113,8 @@ def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None)
     step = make_step(job, batch, layout)
     flops = 0.0 if job.compiled else _count_flops(step)
     warm_up = Length(
-        steps=max(2, int(_WARM_UP["steps"] * length.steps)),
-        seconds=_WARM_UP["seconds"] * length.seconds,
+        steps=max(2, int(WARM_UP["steps"] * length.steps)),
+        seconds=WARM_UP["seconds"] * length.seconds,
     )
     _times(step, job.device, warm_up)
     launch = _launch_seconds(step, job.device)

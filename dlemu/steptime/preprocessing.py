@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
+from dlemu.host.limits import usable_cpus
 from dlemu.steptime.steps import UsersFunction, names_function
 from dlemu.units import format_seconds
+from dlemu.workload.derived import normal
 
 _KEY = "steptime.preprocess"
 _MOST_KEPT = 100_000
@@ -39,6 +41,8 @@ class Preprocessing:
     workers: int
     alone: NDArray[np.float64]
     together: NDArray[np.float64]
+    on_core: NDArray[np.float64]
+    """CPU seconds of those in `together`: without waiting for a core."""
 
     @property
     def rate(self) -> float:
@@ -46,12 +50,12 @@ class Preprocessing:
         return self.workers / float(self.together.mean())
 
     def key(self) -> Mapping[str, object]:
-        """Return `reader.preprocess_time` for a workload file."""
-        return {
-            "mean": float(f"{self.together.mean():.6g}"),
-            "stdev": float(f"{self.together.std():.4g}"),
-            "type": "normal",
-        }
+        """Return `reader.preprocess_time` for a workload file.
+
+        Where workers are more than CPUs, they wait for each other: so they will in a run, and the
+        time has no waiting in it.
+        """
+        return normal(self.on_core if self.workers > usable_cpus() else self.together)
 
     def lines(self, trained: float) -> list[str]:
         """Return what to know, beside the samples per second that the accelerators train."""
@@ -75,6 +79,7 @@ class Preprocessing:
             "workers": self.workers,
             **{f"{name}_alone": value for name, value in _figures(self.alone).items()},
             **{f"{name}_together": value for name, value in _figures(self.together).items()},
+            **{f"{name}_on_core": value for name, value in _figures(self.on_core).items()},
         }
 
 
@@ -91,11 +96,14 @@ def time_preprocessing(function: str, workers: int, seconds: float) -> Preproces
     if not names_function(function):
         raise WorkloadError(f"{_KEY} must be PACKAGE.MODULE:FUNCTION, got {function!r}")
     alone = _timed(function, 1, seconds)
-    together = _timed(function, workers, seconds) if workers > 1 else alone
-    return Preprocessing(function=function, workers=workers, alone=alone, together=together)
+    together, on_core = _timed(function, workers, seconds) if workers > 1 else alone
+    return Preprocessing(
+        function=function, workers=workers, alone=alone[0], together=together, on_core=on_core
+    )
 
 
 def _timed(function: str, workers: int, seconds: float) -> NDArray[np.float64]:
+    """Return (2, samples): seconds by the clock, and of the CPU."""
     # spawn: this process may hold CUDA, which a fork would not survive.
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(workers)
@@ -111,7 +119,7 @@ def _timed(function: str, workers: int, seconds: float) -> NDArray[np.float64]:
         if isinstance(error, BrokenProcessPool):
             raise RunError(f"{_KEY}={function}: a process was killed; see `dmesg` for the reason")
         raise error
-    return np.concatenate([call.result() for call in calls])
+    return np.concatenate([call.result() for call in calls], axis=1)
 
 
 def _begin(barrier: Any, path: list[str]) -> None:
@@ -121,7 +129,7 @@ def _begin(barrier: Any, path: list[str]) -> None:
 
 
 def _time_in_process(function: str, number: int, seconds: float) -> NDArray[np.float64]:
-    """Return the seconds of samples, taken while all processes work."""
+    """Return (2, samples) seconds, taken while all processes work: by the clock, of the CPU."""
     own = UsersFunction(_KEY, function)
     try:
         # A worker of a DataLoader has torch loaded, which changes how memory is allocated, and
@@ -135,21 +143,22 @@ def _time_in_process(function: str, number: int, seconds: float) -> NDArray[np.f
         _all_ready.wait(_LONGEST_IMPORT)
         with own:
             _times(prepare, number, 0.2 * seconds)  # to warm up
-            return np.array(_times(prepare, number, seconds))
+            return np.array(_times(prepare, number, seconds)).T
     except BaseException:
         with suppress(OSError):
             _all_ready.abort()
         raise
 
 
-def _times(prepare: Any, number: int, seconds: float) -> list[float]:
+def _times(prepare: Any, number: int, seconds: float) -> list[tuple[float, float]]:
     end = time.perf_counter() + seconds
-    found: list[float] = []
+    found: list[tuple[float, float]] = []
     while (begin := time.perf_counter()) < end or len(found) < 2:
+        on_core = time.process_time()
         prepare(number)
         number += 1
         if len(found) < _MOST_KEPT:
-            found.append(time.perf_counter() - begin)
+            found.append((time.perf_counter() - begin, time.process_time() - on_core))
     return found
 
 

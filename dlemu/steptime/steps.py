@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
+
 from dlemu.errors import DlemuError, WorkloadError
+from dlemu.host.limits import host_memory_bytes
+from dlemu.units import format_bytes
 
 NETWORKS = ("unet3d", "resnet50", "cosmoflow")
 
@@ -23,7 +27,9 @@ class Job:
 
     model: str
     device: str
+    precision: str = "bf16"
     compiled: bool = False
+    graph: bool = False
     side: int | None = None
 
 
@@ -78,16 +84,42 @@ def make_step(job: Job, batch: int, layout: str) -> Step:
 
     Raises:
         WorkloadError: the user's function cannot be found, raises, or returns no function.
+        MemoryError: on a CPU, the step needs more than is free.
     """
     if ":" in job.model:
         return _users_step(job, batch)
+    _check_memory(job, batch)
     from dlemu.steptime.networks import Training, network
 
     training = Training(
-        network(job.model, job.side), job.device, layout=layout, compiled=job.compiled
+        network(job.model, job.side),
+        job.device,
+        layout=layout,
+        compiled=job.compiled,
+        precision=job.precision,
     )
     data, target = training.data(batch), training.net.target(batch, job.device)
+    if job.graph:
+        return training.graph(data, target)
     return lambda: training.step(data, target)
+
+
+def _check_memory(job: Job, batch: int) -> None:
+    """Refuse a step of dlemu's networks that this host's memory cannot hold.
+
+    On a GPU PyTorch says so; on a host the kernel ends the process.
+
+    Raises:
+        MemoryError: it needs more than is free.
+    """
+    if job.device != "cpu":
+        return
+    from dlemu.steptime.networks import memory_bytes, network
+
+    needed = memory_bytes(network(job.model, job.side), batch)
+    free = min(psutil.virtual_memory().available, host_memory_bytes()[0])
+    if needed > free:
+        raise MemoryError(f"needs {format_bytes(needed)} of memory, {format_bytes(free)} are free")
 
 
 def _users_step(job: Job, batch: int) -> Step:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dlemu.errors import WorkloadError
 from dlemu.results.records import Steps
-from dlemu.workload.derived import derived_yaml
+from dlemu.workload.derived import derived_yaml, normal
 from dlemu.workload.model import Workload
 
 
@@ -29,11 +29,7 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
     batch = int(np.median(samples))
     keys: dict[str, object] = {
         "reader.batch_size": batch,
-        "train.computation_time": {
-            "mean": float(f"{compute.mean():.6g}"),
-            "stdev": float(f"{compute.std():.4g}"),
-            "type": "normal",
-        },
+        "train.computation_time": normal(compute),
     }
     known = bool(counted["num_bytes"].sum()) and not workload.dataset.record_dims
     of_sample = counted["num_bytes"] / samples

@@ -186,6 +186,14 @@ class Workload(Section):
         return Path(storage.storage_root, folder)
 
     @property
+    def workers_of_rank(self) -> int:
+        """Workers, at least 1, of a rank with accelerators_per_rank accelerators.
+
+        reader.preprocess_time is that of so many which compute at once.
+        """
+        return max(1, self.reader.read_threads * self.accelerators_per_rank)
+
+    @property
     def access(self) -> Access | None:
         """How the data folder's bucket is reached, by keys and environment; None: it is a folder.
 

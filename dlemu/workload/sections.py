@@ -143,12 +143,13 @@ class Distribution(Section):
     """Seconds, drawn for every step and accelerator; a draw below zero counts as zero.
 
     Given by mean and stdev, or by DLIO's keys: `min` and `max` (uniform), `shape` and `scale`
-    (gamma), `scale` (exponential).
+    (gamma), `scale` (exponential). Or by `quantiles`, equally likely times: a draw is one of them.
     """
 
-    type: Literal["normal", "uniform", "gamma", "exponential"] = "normal"
+    type: Literal["normal", "uniform", "gamma", "exponential", "quantiles"] = "normal"
     mean: Seconds
     stdev: Seconds = 0.0
+    quantiles: Annotated[tuple[Seconds, ...], Field(strict=False, max_length=1000)] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -165,17 +166,32 @@ class Distribution(Section):
                 value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
             case {"type": "exponential", "scale": float() | int()}:
                 value["mean"] = _seconds(value.pop("scale"))
+            case {"type": "quantiles", "quantiles": [*times]} if times:
+                times = [_seconds(time) for time in times]
+                value = {"mean": float(np.mean(times)), "stdev": float(np.std(times))} | value
+        if value.get("type") != "quantiles":
+            value.pop("quantiles", None)  # of the distribution that another type has replaced
         return value
 
     @model_validator(mode="after")
-    def _gamma(self) -> Self:
+    def _fits_its_type(self) -> Self:
         if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
             raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
+        if self.type == "quantiles" and not self.quantiles:
+            raise ValueError("type=quantiles needs quantiles, a list of seconds")
+        if self.quantiles and not math.isclose(
+            self.mean, float(np.mean(self.quantiles)), rel_tol=1e-3
+        ):
+            raise ValueError(
+                f"mean {self.mean:g} is not that of quantiles; for another mean set type=normal too"
+            )
         return self
 
     @property
     def longest(self) -> float:
         """Seconds that at most one draw in 10^15 exceeds."""
+        if self.quantiles:
+            return max(self.quantiles)
         scale = self.mean if self.type == "exponential" else 0.0
         if self.type == "gamma" and self.stdev:
             scale = self.stdev**2 / self.mean
@@ -196,6 +212,8 @@ class Distribution(Section):
                 drawn = generator.gamma(shape, self.mean / shape)
             case "exponential":
                 drawn = generator.exponential(self.mean)
+            case "quantiles":
+                drawn = self.quantiles[generator.integers(len(self.quantiles))]
         return max(0.0, float(drawn))
 
 
@@ -481,9 +499,9 @@ class ReaderSection(Section):
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
     """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
-    preprocess: Literal["sleep", "cpu"] = "sleep"
-    """`sleep`: a worker sleeps for preprocess_time. `cpu`: it computes, as long as preprocess_time
-    on an idle host, and longer where workers share cores: as decoding does."""
+    preprocess: Literal["cpu", "sleep"] = "cpu"
+    """`cpu`: a worker computes, for preprocess_time where all workers compute at once, and longer
+    where others need the cores: as decoding does. `sleep`: it sleeps for preprocess_time."""
     decode: Literal["raw", "library"] = "raw"
     """How samples are parsed. `raw`: dlemu reads the bytes of a sample by its place in the file.
     `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
@@ -558,6 +576,11 @@ class TrainSection(Section):
     loop: Literal["rule", "pipelined"] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
+    launch_time: Seconds = 0.0
+    """Seconds at the begin of each step in which the rank computes on a core and holds Python's
+    lock, as a job that queues the step's kernels does. They are a part of computation_time, and
+    the step's whole time where they are longer. A rank with several accelerators spends them
+    once."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
@@ -720,6 +743,11 @@ class SteptimeSection(Section):
     """Batch sizes. `auto`: a quarter, half, one and two times reader.batch_size."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
+    """Of dlemu's networks on a GPU. `bf16`, `fp16`: by autocast, over float32 weights. `tf32`:
+    float32, whose products the tensor cores round. `fp32`: float32 throughout."""
+    graph: bool = False
+    """Replay the step of a dlemu network as one CUDA graph, which takes a single launch."""
     device: Literal["cuda", "cpu"] = "cuda"
     """`cpu` tries the command on a host without a GPU."""
     layout: Literal["auto", "channels_last", "contiguous"] = "auto"

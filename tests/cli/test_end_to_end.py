@@ -110,7 +110,12 @@ def test_generated_replayed_and_shown_again(
 
 
 def test_an_au_under_the_threshold_exits_with_2(data: str, tmp_path: Path) -> None:
-    words = ["reader.preprocess_time=0.02", "reader.read_threads=1", "metric.au=0.9"]
+    words = [
+        "reader.preprocess_time=0.02",
+        "reader.preprocess=sleep",
+        "reader.read_threads=1",
+        "metric.au=0.9",
+    ]
     assert run(["run", *QUICK, data, f"output.folder={tmp_path}", *words]) == 2
     assert run(["report", str(tmp_path)]) == 2, "the same verdict, the same status"
     assert run(["report", str(tmp_path), "metric.au=0.001"]) == 0
@@ -195,7 +200,7 @@ def test_the_report_says_who_reads_for_tensorflow(data: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("ranks", "words", "accelerators", "status"),
     [
-        (3, ["metric.au=1", "reader.preprocess_time=0.01"], 3, 2),
+        (3, ["metric.au=1", "reader.preprocess_time=0.01", "reader.preprocess=sleep"], 3, 2),
         (2, ["num_accelerators=3"], 3, 0),
         (3, ["num_accelerators=2"], 2, 0),
     ],

@@ -34,7 +34,14 @@ def on_ranks(num_ranks: int, *words: str, cwd: Path) -> tuple[int, list[str]]:
 
 def test_a_fail(data: str, tmp_path: Path) -> None:
     # Both wait in vain for a batch that takes longer than the step.
-    words = [*QUICK, data, "metric.au=1", "reader.preprocess_time=0.02", "output.folder=run"]
+    words = [
+        *QUICK,
+        data,
+        "metric.au=1",
+        "reader.preprocess_time=0.02",
+        "reader.preprocess=sleep",
+        "output.folder=run",
+    ]
     status, lines = on_ranks(2, "run", *words, cwd=tmp_path)
     assert (status, lines[-1]) == (2, "results: run")
     assert any(line.startswith("FAIL: ") for line in lines)

@@ -313,6 +313,7 @@ class Loaders:
             folders,
             "tfrecord of 13",
             **{"reader.read_threads": 2, "reader.preprocess_time": 0.001},
+            **{"reader.preprocess": "sleep"},
         )
         loader = case.open()
         epoch = loader.epoch(0, case.plan(0))
@@ -401,7 +402,9 @@ class Loaders:
                 before.append((batch, batch.data.copy()))
 
     def test_preprocessing_takes_time(self, folders: Path) -> None:
-        case = self.case(folders, "npz", **{"reader.preprocess_time": 0.01})
+        case = self.case(
+            folders, "npz", **{"reader.preprocess_time": 0.01, "reader.preprocess": "sleep"}
+        )
         with closing(case.open()) as loader:
             steps = list(loader.epoch(0, case.plan(0)))
         ready = [batches[0].ready for batches in steps]

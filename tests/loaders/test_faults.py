@@ -156,6 +156,7 @@ def test_a_killed_worker_is_named(tmp_path: Path) -> None:
             "reader.data_loader": "pytorch",
             "reader.read_threads": 3,
             "reader.preprocess_time": 0.05,
+            "reader.preprocess": "sleep",
         },
     )
     loader = case.open()
@@ -269,7 +270,8 @@ import sys, time
 from pathlib import Path
 from tests.loaders.contract import make_case
 case = make_case(Path(sys.argv[1]), "npz", {"reader.data_loader": "pytorch",
-    "reader.read_threads": 2, "reader.preprocess_time": 0.05})
+    "reader.read_threads": 2, "reader.preprocess_time": 0.05,
+    "reader.preprocess": "sleep"})
 loader = case.open()
 for epoch in range(1000):
     for batches in loader.epoch(epoch, case.plan(epoch)):

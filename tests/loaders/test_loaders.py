@@ -52,7 +52,7 @@ class TestThreads(Loaders):
                         "num_files_train": 120,
                         "record_length_bytes": 5000.0,
                     },
-                    "reader": reader | {"preprocess_time": {"mean": pause}},
+                    "reader": reader | {"preprocess_time": {"mean": pause}, "preprocess": "sleep"},
                     "train": {},
                 }
             ),

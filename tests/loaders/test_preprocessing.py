@@ -1,5 +1,6 @@
 """Preprocessing that computes takes a core; one that sleeps does not."""
 
+import io
 import itertools
 import zlib
 from pathlib import Path
@@ -23,7 +24,7 @@ def test_the_rest_of_a_block_is_left_for_the_next_call(monkeypatch: pytest.Monke
     assert done == [2, 2, 3, 3, 5]
 
 
-def test_a_block_takes_the_least_time_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_block_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, now = itertools.cycle([5.0, 2.0, 3.0]), [0.0]
 
     def decompress(block: bytes, **_: int) -> None:
@@ -31,8 +32,32 @@ def test_a_block_takes_the_least_time_of_many(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(zlib, "decompress", decompress)
     monkeypatch.setattr(preprocessing, "perf_counter", lambda: now[0])
-    assert block_seconds.__wrapped__() == 2.0
     assert Work(2.0).spend(6.0) == 10.0, "what it took, not what was asked for"
+
+
+def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+
+    class Process:
+        stdin, stdout = io.BytesIO(), None
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            started.append(words)
+            self.stdin, self.stdout = io.BytesIO(), io.BytesIO(b"0.002\n")
+
+        def kill(self) -> None:
+            pass
+
+        wait = kill
+
+    monkeypatch.setattr("dlemu.loaders.preprocessing.subprocess.Popen", Process)
+    monkeypatch.setattr("dlemu.loaders.preprocessing.usable_cpus", lambda: 6.5)
+    for workers, processes in ((1, 1), (5, 5), (12, 7)):
+        started.clear()
+        assert block_seconds.__wrapped__(workers) == 0.002
+        assert len(started) == processes
 
 
 @pytest.mark.parametrize("loader", ["pytorch", "threads"])
@@ -65,7 +90,7 @@ def test_a_worker_computes_or_sleeps(
     with dlemu.make_loader(workload) as batches:
         decode = [batch.decode_seconds for batch in batches]
     if how == "cpu":
-        assert computed == pytest.approx([0.02] * 3)
+        assert computed == pytest.approx([0.01] * 6), "sample by sample"
         assert min(decode) >= 7.0, "it is in the record, as decoding"
     else:
         assert computed == [] and max(decode) < 7.0

@@ -31,7 +31,11 @@ def source(tmp_path: Path) -> Source:
             "num_files_train": NUM_FILES,
             "record_length_bytes": 1000.0,
         },
-        "reader": {"batch_size": BATCH, "preprocess_time": {"mean": 1.0, "stdev": 0.1}},
+        "reader": {
+            "batch_size": BATCH,
+            "preprocess": "sleep",
+            "preprocess_time": {"mean": 1.0, "stdev": 0.1},
+        },
         "train": {},
     }
     workload = check_workload(tree)
@@ -84,12 +88,61 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
         return [tuple(slept[:half]), tuple(slept[half:])]
 
     first, second = drawn(0, 0)
-    assert len(first) == len(set(first)) == NUM_FILES // BATCH, "one sleep for each batch"
+    assert len(first) == len(set(first)) == NUM_FILES, "one sleep for each sample"
     assert sum(first) == pytest.approx(NUM_FILES * 1.0, rel=0.1), "1 s for each sample"
     assert set(first).isdisjoint(second), "each epoch has times of its own"
     others = [*drawn(0, 1), *drawn(1, 0)]
     assert len({first, second, *others}) == 6, "so have accelerators and workers"
     assert drawn(0, 0) == [first, second]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"dataset.format": "tfrecord", "dataset.num_samples_per_file": 6}],
+    ids=["npz", "tfrecord"],
+)
+def test_a_sample_is_preprocessed_before_the_next_is_read(
+    source: Source, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], tmp_path: Path
+) -> None:
+    """As a dataset's __getitem__ does it. Workers that read a whole batch first move together."""
+    keys = keys | {
+        "dataset.data_folder": str(tmp_path / "own"),
+        "dataset.num_files_train": 12,
+        "dataset.record_length_bytes": 10_000,
+    }
+    workload = source.workload.with_keys(keys)
+    generate(workload, world=Alone())
+    reader = reader_of(Source.open(Dataset.of(workload), keep=0))
+    read: list[int] = []
+    monkeypatch.setattr(
+        "dlemu.loaders.worker.time.sleep", lambda _: read.append(reader._reader.so_far().num_bytes)
+    )
+    reader.start_epoch(0)
+    samples = np.arange(BATCH)
+    assert reader.make(Task(0, 0, samples, samples, samples, None), lambda: True) is not None
+    assert len(read) == len(set(read)) == BATCH and read == sorted(read)
+    reader.close()
+
+
+def test_a_sleep_that_ends_late_shortens_the_next(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    now = [0.0]
+
+    def late(seconds: float) -> None:
+        asked.append(seconds)
+        now[0] += seconds + 0.0002
+
+    monkeypatch.setattr("dlemu.loaders.worker.time.sleep", late)
+    monkeypatch.setattr("dlemu.loaders.worker.perf_counter", lambda: now[0])
+    keys = {"reader.preprocess_time": {"mean": 0.01, "stdev": 0.0}}
+    workload = source.workload.with_keys(keys)
+    reader = reader_of(Source.open(Dataset.of(workload), keep=0))
+    read_epoch(reader, source, 0)
+    assert asked[0] == 0.01 and asked[1:] == pytest.approx([0.0098] * (NUM_FILES - 1))
+    assert now[0] == pytest.approx(NUM_FILES * 0.01 + 0.0002)
+    reader.close()
 
 
 def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float]) -> None:
@@ -121,7 +174,7 @@ def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: lis
     reader.start_epoch(0)
     answers = iter([True, False])  # a third question would be one too many
     assert reader.make(tasks_of(source, 0)[0], lambda: next(answers)) is None
-    assert (list(answers), slept) == ([], [])
+    assert list(answers) == [] and len(slept) == 1, "the first sample alone was prepared"
     reader.close()
 
 

@@ -70,7 +70,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hold a run that fails and a series of five, each long enough for plots over time."""
     folder = tmp_path_factory.mktemp("page") / ODD
     data = generate(folder)
-    fails = ["metric.au=0.999", "train.computation_time=0.001", "reader.preprocess_time=0.04"]
+    fails = [
+        "metric.au=0.999",
+        "train.computation_time=0.001",
+        "reader.preprocess_time=0.04",
+        "reader.preprocess=sleep",
+    ]
     series = ["runs=5", "warmup=1", "train.epochs=1", "train.computation_time=0.1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dlemu.run.monitor.HostObserver", partial(HostObserver, period=0.1))

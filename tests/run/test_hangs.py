@@ -161,7 +161,9 @@ def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
 
 def test_a_probe_that_gets_no_answer_comes_to_an_end(folder: Path) -> None:
     """Reads that the probe alone makes never return: it is given up, the run is not."""
-    workload = small(folder, reader__read_threads=1, reader__preprocess_time=0.02)
+    workload = small(
+        folder, reader__read_threads=1, reader__preprocess_time=0.02, reader__preprocess="sleep"
+    )
     # One step, so that the epoch reads few files; the sample of files has all.
     with (
         slow_files(folder / "data", seconds=0, stalls=file_name(20), on="read") as point,

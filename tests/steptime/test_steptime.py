@@ -2,8 +2,8 @@
 
 import json
 import multiprocessing
+import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +13,15 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.errors import WorkloadError
-from dlemu.steptime.answer import StepTimes, fit_line
+from dlemu.host.limits import usable_cpus
+from dlemu.steptime.answer import StepTimes, distribution, fit_line
 from dlemu.steptime.gpu_state import Gpu, State, find_gpu
 from dlemu.steptime.job import batch_sizes
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.steptime.steps import model_of
-from dlemu.workload.model import load_workload
+from dlemu.workload.derived import derived_yaml
+from dlemu.workload.model import check_workload, load_workload
 
 STEP = """
 def quick(batch, device):
@@ -66,16 +68,16 @@ def test_the_users_own_step_becomes_a_workload(
     assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[1,7,4]"]) == 0
     shown = capsys.readouterr().out
     assert "on the CPU: " in shown and "batch 4: out of memory, skipped" in shown
-    evidence = json.loads(Path("out/unet3d_cpu.json").read_text())
+    evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
     assert [each["batch"] for each in evidence["batches"]] == [1, 7]
     assert len(evidence["batches"][1]["step_seconds"]) == 3
-    workload = load_workload("out/unet3d_cpu.yaml")
+    workload = load_workload("out/unet3d_measured_cpu.yaml")
     seven, time = evidence["batches"][1], workload.train.computation_time
-    assert (workload.name, workload.reader.batch_size) == ("unet3d_cpu", 7)
+    assert (workload.name, workload.reader.batch_size) == ("unet3d_measured_cpu", 7)
     assert time.mean == pytest.approx(seven["mean_seconds"], rel=1e-5)
     assert time.stdev == pytest.approx(seven["stdev_seconds"], rel=1e-3)
-    assert "# torch: " in Path("out/unet3d_cpu.yaml").read_text()
-    assert run(["run", "workload=out/unet3d_cpu.yaml", "--cfg", "job"]) == 0
+    assert "# torch: " in Path("out/unet3d_measured_cpu.yaml").read_text()
+    assert run(["run", "workload=out/unet3d_measured_cpu.yaml", "--cfg", "job"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -105,17 +107,32 @@ def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
     assert run([*words, "steptime.seconds=0.2"]) == 0
     shown = capsys.readouterr().out
     assert "preprocessing a sample: " in shown and " in 2 at once; these prepare " in shown
-    found = json.loads(Path("out/unet3d_cpu.json").read_text())["preprocessing"]
+    found = json.loads(Path("out/unet3d_measured_cpu.json").read_text())["preprocessing"]
     assert found["workers"] == 2 and found["samples_together"] >= 2 * 2
     assert len(list(Path().glob("process-*"))) == 1 + 2, "one alone, then two at once"
-    time = load_workload("out/unet3d_cpu.yaml").reader.preprocess_time
-    assert time.mean == pytest.approx(found["mean_seconds_together"], rel=1e-5)
-    assert time.stdev == pytest.approx(found["stdev_seconds_together"], rel=1e-3)
+    reader = load_workload("out/unet3d_measured_cpu.yaml").reader
+    assert reader.read_threads == 2, "the time is that of two workers"
+    kind = "together" if usable_cpus() >= 2 else "on_core"
+    assert reader.preprocess_time.mean == pytest.approx(found[f"mean_seconds_{kind}"], rel=1e-5)
+    assert reader.preprocess_time.stdev == pytest.approx(found[f"stdev_seconds_{kind}"], rel=1e-3)
+
+
+def test_workers_that_wait_for_a_core_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run they wait again: what they waited while they were timed does not count."""
+    waited, on_core = np.full(10, 0.006), np.full(10, 0.003)
+    for cpus, mean in ((4.0, 0.006), (2.0, 0.003)):
+        monkeypatch.setattr("dlemu.steptime.preprocessing.usable_cpus", lambda cpus=cpus: cpus)
+        found = Preprocessing(
+            function="own:f", workers=4, alone=on_core, together=waited, on_core=on_core
+        )
+        assert found.key()["mean"] == mean
 
 
 def test_preprocessing_that_is_slower_than_the_step_is_said() -> None:
     times = np.full(10, 0.004)
-    found = Preprocessing(function="own:sample", workers=4, alone=times / 2, together=times)
+    found = Preprocessing(
+        function="own:sample", workers=4, alone=times / 2, together=times, on_core=times
+    )
     assert found.rate == pytest.approx(1000)
     assert len(found.lines(trained=999)) == 1
     [_, line] = found.lines(trained=1500)
@@ -146,32 +163,6 @@ def test_no_memory_at_any_batch_is_an_error(
 ) -> None:
     assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[4]"]) == 1
     assert "out of memory at every batch size (4)" in capsys.readouterr().err
-
-
-def test_a_batch_for_which_the_host_lacks_memory_is_not_tried(
-    own: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9))
-    monkeypatch.setattr("dlemu.steptime.job.measure", lambda *words: pytest.fail("tried"))
-    assert run([*own, "steptime.batches=[7,14]"]) == 1
-    said = capsys.readouterr()
-    for batch in (7, 14):
-        assert f"batch {batch}: skipped, a step takes about" in said.out
-    assert "out of memory at every batch size (7, 14); set smaller ones with steptime.b" in said.err
-
-
-@pytest.mark.parametrize(
-    ("name", "side", "batch", "taken"),
-    [("unet3d", 64, 2, 1.73e9), ("resnet50", 224, 8, 1.47e9), ("cosmoflow", 128, 1, 1.13e9)],
-)
-def test_a_step_takes_less_memory_than_is_estimated(
-    name: str, side: int, batch: int, taken: float
-) -> None:
-    """`taken` is what processes of such steps took, as /proc says."""
-    pytest.importorskip("torch")
-    from dlemu.steptime.networks import bytes_of_step, network
-
-    assert taken < bytes_of_step(network(name, side), batch) < 2 * taken
 
 
 def test_a_gpu_is_not_replaced_by_the_cpu(
@@ -222,6 +213,97 @@ def test_a_small_network_learns() -> None:
     assert float(dice_and_cross_entropy(sure, right)) == pytest.approx(0, abs=1e-3)
 
 
+def test_what_was_overridden_is_written(own: list[str]) -> None:
+    words = [
+        *own,
+        "steptime.model=own_model:quick",
+        "reader.batch_size=14",
+        "reader.read_threads=3",
+    ]
+    assert run([*words, "steptime.batches=[14]", "metric.au=0.8"]) == 0
+    text = Path("out/unet3d_measured_cpu.yaml").read_text()
+    assert "unet3d_h100 says 323 ms for batch 7; measured at batch 14: " in text
+    assert "defaults: [unet3d_h100, _self_]" in text and "steptime" not in text.split("defaults")[1]
+    found = load_workload("out/unet3d_measured_cpu.yaml")
+    assert (found.reader.batch_size, found.reader.read_threads, found.metric.au) == (14, 3, 0.8)
+    assert run(["run", "workload=out/unet3d_measured_cpu.yaml", "--cfg", "job"]) == 0
+
+
+def test_a_row_is_published_by_where_it_comes_from_not_by_its_name(tmp_path: Path) -> None:
+    tree = load_workload("unet3d_h100").model_dump(
+        mode="json", exclude={"made_from", "given", "ignored"}
+    )
+    own = load_workload("unet3d_h100", {"reader.read_threads": 9, "storage.access_key_id": "key"})
+    file = tmp_path / "unet3d_h100.yaml"
+    for from_file in (False, True):
+        text = derived_yaml(own, "own", {"reader.batch_size": 2}, ["a line"])
+        assert ("defaults" in text) is not from_file and "key" not in text.lower()
+        file.write_text(text)
+        found = load_workload(str(file))
+        assert (found.reader.read_threads, found.reader.batch_size) == (9, 2)
+        assert found.with_keys({"name": "x"}).train == load_workload("unet3d_h100").train
+        own = check_workload({**tree, "reader": {**tree["reader"], "read_threads": 9}})
+        own = own.model_copy(update={"made_from": str(file)})
+
+
+def test_an_interrupted_measurement_keeps_what_it_has(
+    own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The workload's own batch is measured first, so its file is right already."""
+    batches = []
+
+    def interrupted(job: object, batch: int, *rest: object) -> object:
+        batches.append(batch)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return timed(batch, 0.25, 0.01)
+
+    monkeypatch.setattr("dlemu.steptime.job.measure", interrupted)
+    assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[3,7,14]"]) != 0
+    shown = capsys.readouterr().out
+    assert "batch 7, 1 of 3: " in shown and "batch 3, 2 of 3: " in shown and " left" in shown
+    found = load_workload("out/unet3d_measured_cpu.yaml")
+    assert (batches, found.reader.batch_size) == ([7, 3], 7)
+    assert (found.train.computation_time.mean, found.train.launch_time) == (0.25, 0.01)
+    evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
+    assert [each["batch"] for each in evidence["batches"]] == [7]
+
+
+def test_a_skewed_step_is_written_as_measured() -> None:
+    even, skewed = np.full(60, 0.1), np.array([0.1] * 54 + [0.5] * 6)
+    assert distribution(even)["type"] == "normal"
+    found: dict[str, Any] = dict(distribution(skewed))
+    assert found["type"] == "quantiles" and found["mean"] == pytest.approx(0.14)
+    assert set(found["quantiles"]) == {0.1, 0.5}
+    assert load_workload("unet3d_h100", {"train.computation_time": found}).name == "unet3d_h100"
+
+
+def test_a_step_that_memory_cannot_hold_is_left_out(
+    own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel would end the process. What is counted needs no memory."""
+    monkeypatch.setattr("dlemu.steptime.steps.host_memory_bytes", lambda: (10**9, "limit"))
+    assert run([*own, "steptime.batches=[7]"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"batch 7: needs \d+\.\d GiB of memory, 953\.7 MiB are free", shown.out)
+    assert "out of memory at every batch size (7)" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["steptime.precision=tf32"], "steptime.precision needs a GPU"),
+        (["steptime.graph=true"], "steptime.graph needs a GPU"),
+        (["steptime.graph=true", "steptime.model=own_model:quick"], "is for dlemu's networks"),
+    ],
+)
+def test_what_a_cpu_or_an_own_model_cannot_do_is_refused(
+    own: list[str], words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*own, *words]) == 1
+    assert line in capsys.readouterr().err
+
+
 def test_the_fit_is_the_line_through_the_medians() -> None:
     fit = fit_line([1, 2, 4], [3.0, 5.0, 9.0])
     assert fit is not None
@@ -259,38 +341,8 @@ def test_a_launch_bound_step_is_said_and_left_out_of_the_fit() -> None:
     assert "707 MB/s" in text, "a sample of 2.83 MB each 4 ms"
 
 
-def test_the_remarks_below_the_table_are_what_there_is_to_say() -> None:
-    cosmoflow = load_workload("cosmoflow_h100")
-    batch, given = cosmoflow.reader.batch_size, cosmoflow.train.computation_time.mean
-    own = StepTimes(
-        workload=cosmoflow,
-        model="cosmoflow",
-        name="cosmoflow_x",
-        environment={},
-        timed=[timed(batch, 0.010, 0.001), timed(2 * batch, 0.018, 0.001)],
-        skipped=(4 * batch, 8 * batch),
-    )
-    says = f"cosmoflow_h100 says {1e3 * given:.3g} ms for batch {batch}; measured at batch {batch}:"
-    fit = f"t = 2 ms + {8 / batch:g} ms x batch (no median is further from it than 0.0 %)"
-    below = own.lines()[own.lines().index("") + 1 :]
-    assert below == [
-        fit,
-        f"out of memory, skipped: batch {4 * batch}, {8 * batch}",
-        f"{says} 10 ms",
-    ]
-    assert [line[2:] for line in own.yaml().splitlines() if line[2:] in below] == below
-    bare = replace(
-        own,
-        workload=cosmoflow.with_keys({"train.computation_time": 0.0}),
-        timed=[timed(batch, 0.010, 0.010)],
-        skipped=(),
-    )
-    (line,) = bare.lines()[bare.lines().index("") + 1 :]
-    assert line.startswith(f"batch {batch}: the host needs 10 ms to launch a step")
-
-
 def test_batches_are_those_around_the_workloads() -> None:
-    assert batch_sizes("auto", 7) == [1, 3, 7, 14]
+    assert batch_sizes("auto", 7) == [7, 1, 3, 14]
     assert batch_sizes("auto", 1) == [1, 2, 4]
     assert batch_sizes((4, 2), 7) == [2, 4]
 

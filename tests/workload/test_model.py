@@ -66,15 +66,22 @@ def test_every_number_has_a_bound_and_the_line_says_it() -> None:
         tree = with_key(key, [10**30] if key in LISTS else 10**30)
         if key.startswith("drive."):
             tree["drive"].setdefault("read_bandwidth", 10**9)
-        if ".stdev" in key:
+        if ".stdev" in key or ".quantiles" in key:
             tree[key.split(".")[0]][key.split(".")[1]]["mean"] = 1
+        if ".quantiles" in key:
+            tree[key.split(".")[0]][key.split(".")[1]]["type"] = "quantiles"
         line = refusal(tree)
         place = f"{key}[0]" if key in LISTS else key
         assert re.match(rf"{re.escape(place)} must be (at most [\d,]+|-1)", line), line
         assert line.endswith((f"got {10**30:,}", f"got {1e30}")), line
 
 
-LISTS = ("dataset.record_dims", "size.drives")
+LISTS = (
+    "dataset.record_dims",
+    "size.drives",
+    "reader.preprocess_time.quantiles",
+    "train.computation_time.quantiles",
+)
 
 
 @pytest.mark.parametrize(
@@ -478,3 +485,18 @@ def test_ways_of_reading_that_a_format_lacks(keys: dict[str, object], line: str)
     with pytest.raises(WorkloadError) as error:
         load_workload("unet3d_h100", {"dataset.record_length_bytes_stdev": 0, **keys})
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_draw_of_quantiles_is_one_of_them() -> None:
+    """A skewed step: its file has the mean of what was measured."""
+    times = [0.1, 0.1, 0.1, 0.5]
+    keys = {"type": "quantiles", "quantiles": times}
+    workload = load_workload("unet3d_h100", {"train.computation_time": {"mean": 0.2} | keys})
+    time = workload.train.computation_time
+    assert time.mean == 0.2 and time.longest == 0.5
+    drawn = [time.draw(np.random.default_rng(seed)) for seed in range(200)]
+    assert set(drawn) == {0.1, 0.5} and np.mean(drawn) == pytest.approx(0.2, rel=0.2)
+    with pytest.raises(WorkloadError, match=r"mean 0\.3 is not that of quantiles"):
+        load_workload("unet3d_h100", {"train.computation_time": {"mean": 0.3} | keys})
+    plain = workload.with_keys({"train.computation_time": {"mean": 0.3, "type": "normal"}})
+    assert plain.train.computation_time.quantiles == ()
