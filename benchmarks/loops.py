@@ -21,7 +21,7 @@ import numpy as np
 
 from dlemu.workload.model import load_workload
 from tests.lab.bench import ROOT, dataset, folder_on_disk, start
-from tests.lab.loops import Loop, simulate
+from tests.lab.simulated import Loop, Read, true_au
 from tests.lab.slow_files import slow_files
 
 _LOOPS: tuple[Loop, ...] = get_args(Loop)
@@ -82,15 +82,15 @@ def simulated() -> None:
         sizes = np.maximum(0.01, generator.normal(1.0, variation, 8000))
         cells = []
         for factor, shared in ((1, False), (2, False), (1, True)):
-            seconds = (sizes / (_WORKERS if shared else 1)).tolist()
+            reads = [Read(num_bytes=each) if shared else Read(each) for each in sizes.tolist()]
             found = [
-                simulate(
-                    seconds,
+                true_au(
+                    [[read] for read in reads],
                     workers=_WORKERS,
-                    ahead=_WORKERS * factor,
+                    prefetch_factor=factor,
                     computation_time=1 / _WORKERS,
                     loop=loop,
-                    shared=shared,
+                    bytes_per_second=_WORKERS,
                 )
                 for loop in _LOOPS
             ]

@@ -138,4 +138,4 @@ def test_sizes_take_a_unit(key: str, capsys: pytest.CaptureFixture[str]) -> None
     words = ["run", "workload=resnet50_h100", f"{key}=1MB", "--cfg", "job"]
     assert run(words) == 0
     leaf = key.rpartition(".")[2]
-    assert re.search(rf"\b{leaf}: 1000000(\.0)?$", capsys.readouterr().out, re.M)
+    assert re.search(rf"\b{leaf}: 1000000(\.0|B)?$", capsys.readouterr().out, re.M)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Loop = Literal["rule", "pipelined"]
+
 
 @dataclass(frozen=True)
 class Read:
@@ -29,7 +31,7 @@ def true_au(
     workers: int,
     prefetch_factor: int,
     computation_time: float,
-    loop: Literal["rule", "pipelined"] = "rule",
+    loop: Loop = "rule",
     bytes_per_second: float = float("inf"),
     late: float = 0.0,
 ) -> float:

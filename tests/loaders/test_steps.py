@@ -8,7 +8,6 @@ import pytest
 
 from dlemu.loaders import Batch
 from dlemu.loaders.steps import Takers, Window
-from tests.lab.loops import Loop, simulate
 
 
 def batch_of(step: int) -> Batch:
@@ -50,30 +49,6 @@ def test_without_workers_a_batch_is_read_when_it_is_asked_for() -> None:
         assert rule.limit == step + 1
         pipelined.made(step)
         assert pipelined.limit == step + 2
-
-
-@pytest.mark.parametrize(("shared", "least_gap"), [(False, 4.0), (True, -0.1)])
-def test_the_loops_differ_where_each_worker_waits_for_its_own_reads(
-    shared: bool, least_gap: float
-) -> None:
-    """4 workers, one batch each, sizes that vary by 18 %, and as much capacity as demand."""
-    generator = np.random.default_rng(1)
-    seconds = np.maximum(0.01, generator.normal(1.0, 0.18, 4000)) / (4 if shared else 1)
-    found = {}
-    loops: tuple[Loop, ...] = ("rule", "pipelined")
-    for loop in loops:
-        found[loop] = simulate(
-            seconds.tolist(),
-            workers=4,
-            ahead=4,
-            computation_time=0.25,
-            loop=loop,
-            shared=shared,
-        )
-    gap = found["pipelined"] - found["rule"]
-    assert least_gap <= gap <= least_gap + 4, found
-    if shared:
-        assert found["rule"] > 98
 
 
 @pytest.mark.parametrize("when_asked", [False, True])

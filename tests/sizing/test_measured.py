@@ -131,7 +131,7 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
     summary = Summary(
         limit={"name": "storage", "evidence": "sda gave 1 MB/s"},
-        measured={"page_cache_share": 0.25},
+        measured={"page_cache_share": 0.125},
     )
 
     given = load_workload("unet3d_h100", {"host_memory": "1GiB"})
@@ -141,10 +141,10 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     # 2 accelerators, 2 steps of 4 s each.
     assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
     assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
-    assert (point.limit, point.page_cache_share) == (limit, 0.25)
+    assert (point.limit, point.page_cache_share) == (limit, 0.125)
     assert point.remarks == judge_run(given, outcome.metrics, summary).remarks
     assert "host_memory=1.0 GiB as given, not measured" in point.remarks
-    assert "BUT 25% of the bytes came from memory, not from storage" in point.remarks
+    assert "BUT 12% of the bytes came from memory, not from storage" in point.remarks
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,5 +1,6 @@
 """The search in simulated time: storages whose answer is known, noise from a seed."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -23,6 +24,28 @@ def storage_of(feeds: float, *, ceiling: float = 98.0, limit: str = "storage") -
     def measure(number: int) -> Point:
         au = min(ceiling, 90 * feeds / number)
         return Point(number, au, 1.0 * number, 1e9 * number, limit if au < 90 else "none", 10.0)
+
+    return measure
+
+
+def runs_of(found: dict[int, list[tuple[float, str]]]) -> Measure:
+    """Return runs with this AU and limit, in turn, by number of accelerators; the last remains."""
+
+    def measure(number: int) -> Point:
+        runs = found[number]
+        au, limit = runs.pop(0) if len(runs) > 1 else runs[0]
+        return Point(number, au, 0.0, 0.0, limit)
+
+    return measure
+
+
+def changed(clean: Measure, change: Callable[[int, Point], float]) -> Measure:
+    """Return runs whose AU is another: that of the run's index and what it would have been."""
+    runs = itertools.count()
+
+    def measure(number: int) -> Point:
+        point = clean(number)
+        return replace(point, au_percentage=change(next(runs), point))
 
     return measure
 
@@ -136,7 +159,7 @@ def test_no_real_number_contradicts_what_was_measured() -> None:
     """4 that the storage holds at AU 58 promise 2.58; 2 fail for another reason."""
     found = {4: (58.0, "storage"), 3: (77.4, "storage"), 2: (85.0, "unclear"), 1: (98.0, "none")}
 
-    sizing = size(lambda n: Point(n, found[n][0], 0.0, 0.0, found[n][1]), start=4, most=4)
+    sizing = size(runs_of({number: [run] for number, run in found.items()}), start=4, most=4)
 
     assert (sizing.num_accelerators, sizing.fewest_failed) == (1, 2)
     assert (sizing.real_accelerators, sizing.interval) == (None, None)
@@ -155,17 +178,10 @@ def test_the_real_number_rests_on_runs_that_the_storage_held_back() -> None:
 
 
 def test_a_run_that_was_disturbed_is_made_again() -> None:
-    clean = storage_of(8.4)
     disturbed = {1: 0.6, 4: 0.8}  # of the runs: one that finds the number, one that confirms it
-    runs = 0
+    noisy = changed(storage_of(8.4), lambda run, p: p.au_percentage * disturbed.get(run, 1))
 
-    def measure(number: int) -> Point:
-        nonlocal runs
-        runs += 1
-        point = clean(number)
-        return replace(point, au_percentage=point.au_percentage * disturbed.get(runs - 1, 1))
-
-    sizing = size(measure, start=9, confirm=3)
+    sizing = size(noisy, start=9, confirm=3)
 
     assert tried(sizing) == [9, 8, 8, 8, 8, 8, 8, 8]
     assert (sizing.num_accelerators, sizing.limit, sizing.at_least) == (8, "storage", False)
@@ -175,11 +191,7 @@ def test_a_run_that_was_disturbed_is_made_again() -> None:
 def test_what_storage_gave_to_more_no_host_holds_back_from_fewer() -> None:
     found = {4: [(81.0, "storage")], 3: [(85.0, "loader"), (98.0, "none")], 2: [(98.0, "none")]}
 
-    def measure(number: int) -> Point:
-        au, limit = found[number].pop(0) if len(found[number]) > 1 else found[number][0]
-        return Point(number, au, 0.0, 0.0, limit)
-
-    sizing = size(measure, start=4, confirm=2)
+    sizing = size(runs_of(found), start=4, confirm=2)
 
     assert (sizing.num_accelerators, tried(sizing)) == (3, [4, 3, 3, 3])
     assert (sizing.limit, sizing.at_least) == ("storage", False)
@@ -187,54 +199,39 @@ def test_what_storage_gave_to_more_no_host_holds_back_from_fewer() -> None:
 
 def test_a_run_far_below_its_like_is_made_again() -> None:
     found = {11: [77.9], 10: [85.2], 9: [95.7, 85.6, 95.1]}
+    unclear = {number: [(au, "unclear") for au in runs] for number, runs in found.items()}
 
-    def measure(number: int) -> Point:
-        runs = found[number]
-        return Point(number, runs.pop(0) if len(runs) > 1 else runs[0], 0.0, 0.0, "unclear")
-
-    sizing = size(measure, start=11, confirm=2)
+    sizing = size(runs_of(unclear), start=11, confirm=2)
 
     assert (sizing.num_accelerators, tried(sizing)) == (9, [11, 10, 9, 9, 9, 9])
 
 
 def test_a_number_that_is_always_disturbed_fails() -> None:
     """Else a host that does worse with one number than with more would be asked for ever."""
+    found = {1: [(99.0, "loader")], 2: [(50.0, "loader")], 3: [(89.9, "loader")]}
 
-    def measure(number: int) -> Point:
-        return Point(number, {1: 99.0, 2: 50.0, 3: 89.9}[number], 0.0, 0.0, "loader")
-
-    sizing = size(measure, start=3, most=3)
+    sizing = size(runs_of(found), start=3, most=3)
 
     assert (sizing.num_accelerators, tried(sizing).count(2)) == (1, 3)
 
 
 def test_a_failing_confirmation_steps_down_by_one() -> None:
-    clean = storage_of(20.2)
-    runs = 0
+    noisy = changed(storage_of(20.2), lambda run, p: 89.9 if run == 5 else p.au_percentage)
 
-    def measure(number: int) -> Point:
-        nonlocal runs
-        runs += number == 20
-        point = clean(number)
-        return replace(point, au_percentage=89.9) if number == 20 and runs == 3 else point
-
-    sizing = size(measure, start=18)
+    sizing = size(noisy, start=18)
 
     assert tried(sizing) == [18, 29, 21, 20, 20, 20, 19, 19, 19, 19, 19]
     assert sizing.num_accelerators == 19
     assert min(p.au_percentage for p in sizing.confirmations) >= 90
 
 
+def low_at(run: int, feeds: float) -> Measure:
+    """Return runs without noise, but that one of them reads a point low."""
+    return changed(storage_of(feeds), lambda each, p: p.au_percentage - (each == run))
+
+
 def test_the_first_run_may_read_low() -> None:
-    clean = storage_of(8.05)
-    first = True
-
-    def measure(number: int) -> Point:
-        nonlocal first
-        low, first = 1.0 * first, False
-        return replace(clean(number), au_percentage=clean(number).au_percentage - low)
-
-    sizing = size(measure, start=8)
+    sizing = size(low_at(0, 8.05), start=8)
 
     assert sizing.num_accelerators == 8
     assert tried(sizing) == [8, 8, 9, 8, 8, 8, 8, 8]
@@ -243,32 +240,15 @@ def test_the_first_run_may_read_low() -> None:
 
 def test_a_first_run_a_point_low_is_repeated_and_no_later_one() -> None:
     """8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold."""
-    clean = storage_of(8.02)
-
-    def low_at(run: int, start: int) -> list[int]:
-        runs = 0
-
-        def measure(number: int) -> Point:
-            nonlocal runs
-            runs += 1
-            point = clean(number)
-            return replace(point, au_percentage=point.au_percentage - (runs == run))
-
-        return tried(size(measure, start=start, confirm=1))
-
-    assert low_at(1, start=8) == [8, 8, 9, 8]
-    assert low_at(2, start=9) == [9, 8, 7], "8 were counted as failed"
+    assert tried(size(low_at(0, 8.02), start=8, confirm=1)) == [8, 8, 9, 8]
+    assert tried(size(low_at(1, 8.02), start=9, confirm=1)) == [9, 8, 7], "8 were counted as failed"
 
 
 def test_overload_that_makes_storage_collapse_is_recovered_from() -> None:
-    clean = storage_of(20.5)
+    def collapsed(_: int, point: Point) -> float:
+        return point.au_percentage * (0.5 if point.num_accelerators > 30 else 1)
 
-    def measure(number: int) -> Point:
-        point = clean(number)
-        collapsed = point.au_percentage * (0.5 if number > 30 else 1)
-        return replace(point, au_percentage=collapsed)
-
-    sizing = size(measure, start=60)
+    sizing = size(changed(storage_of(20.5), collapsed), start=60)
 
     assert sizing.num_accelerators == 20
     assert len(sizing.points) <= 12
@@ -391,8 +371,8 @@ def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
 
 def test_of_as_many_limits_the_later_counts() -> None:
     """Of 5 and 4 accelerators, which both fail; 4 is nearer to the answer."""
-    found = {5: (70.0, "loader"), 4: (85.0, "host cpu"), 3: (98.0, "none")}
-    sizing = size(lambda n: Point(n, found[n][0], 0.0, 0.0, found[n][1]), start=5, most=5)
+    found = {5: [(70.0, "loader")], 4: [(85.0, "host cpu")], 3: [(98.0, "none")]}
+    sizing = size(runs_of(found), start=5, most=5)
     assert (sizing.num_accelerators, sizing.fewest_failed) == (3, 4)
     assert sizing.limit == "host cpu"
 
@@ -421,16 +401,8 @@ def test_throttled_devices(start: int, first_low: float, prefetched: float, knee
     assert sum(num <= 12 for num in runs) >= 190
 
 
-@pytest.mark.parametrize(
-    ("threshold", "start", "most", "message"),
-    [
-        (90, 9, 8, "size.start must be from 1 to size.max_accelerators=8, got 9"),
-        (90, 1, 0, "size.start must be from 1 to size.max_accelerators=0, got 1"),
-    ],
-)
-def test_a_search_that_cannot_be_gets_one_line(
-    threshold: float, start: int, most: int, message: str
-) -> None:
-    with pytest.raises(WorkloadError) as error:
-        search(storage_of(3), Goal(threshold, most, start=start))
-    assert str(error.value) == message
+@pytest.mark.parametrize(("start", "most"), [(9, 8), (1, 0)])
+def test_a_search_begins_below_its_most(start: int, most: int) -> None:
+    line = rf"^size\.start must be from 1 to size\.max_accelerators={most}, got {start}$"
+    with pytest.raises(WorkloadError, match=line):
+        Goal(90, most, start)
