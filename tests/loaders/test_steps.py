@@ -2,13 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dlemu.loaders import Batch
 from dlemu.loaders.steps import Takers, Window
 from tests.lab.loops import Loop, simulate
+from tests.lab.simulated import Read, true_au
+from tests.lab.waiting import LONG
 
 
 def batch_of(step: int) -> Batch:
@@ -52,30 +57,6 @@ def test_without_workers_a_batch_is_read_when_it_is_asked_for() -> None:
         assert pipelined.limit == step + 2
 
 
-@pytest.mark.parametrize(("shared", "least_gap"), [(False, 4.0), (True, -0.1)])
-def test_the_loops_differ_where_each_worker_waits_for_its_own_reads(
-    shared: bool, least_gap: float
-) -> None:
-    """4 workers, one batch each, sizes that vary by 18 %, and as much capacity as demand."""
-    generator = np.random.default_rng(1)
-    seconds = np.maximum(0.01, generator.normal(1.0, 0.18, 4000)) / (4 if shared else 1)
-    found = {}
-    loops: tuple[Loop, ...] = ("rule", "pipelined")
-    for loop in loops:
-        found[loop] = simulate(
-            seconds.tolist(),
-            workers=4,
-            ahead=4,
-            computation_time=0.25,
-            loop=loop,
-            shared=shared,
-        )
-    gap = found["pipelined"] - found["rule"]
-    assert least_gap <= gap <= least_gap + 4, found
-    if shared:
-        assert found["rule"] > 98
-
-
 @pytest.mark.parametrize("when_asked", [False, True])
 def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
     when_asked: bool,
@@ -96,7 +77,7 @@ def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
     brought = 0 if when_asked else 1
     for step in range(3):
         with changed:
-            assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), 10)  # type: ignore[misc]
+            assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), LONG)  # type: ignore[misc]
             assert len(advanced) == min(3, step + brought)
         assert next(steps)[0].step == step
     takers.end()
@@ -113,3 +94,61 @@ def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:
     with pytest.raises(ValueError, match="a broken file"):
         next(steps)
     takers.end()
+
+
+def alone(*seconds: float) -> list[list[Read]]:
+    return [[Read(each)] for each in seconds]
+
+
+@pytest.mark.parametrize(
+    ("batches", "keys", "au"),
+    [
+        # Nothing is read ahead of the first request: 3 s for each batch, 1 s of them computing.
+        (alone(3, 3, 3), {"workers": 1}, 100 * 1 / 3),
+        # Two workers bring a batch each 1.5 s.
+        (alone(3, 3, 3, 3, 3), {"workers": 2}, 100 * 4 / 6),
+        # Both share the storage: a batch each 3 s again.
+        ([[Read(num_bytes=6)]] * 3, {"workers": 2, "bytes_per_second": 2}, 100 * 1 / 3),
+        # A batch of three records of other sizes, request by request: 1 + 2 + 3 s.
+        ([[Read(1), Read(2), Read(3)]] * 3, {"workers": 1}, 100 * 1 / 6),
+        # All four are asked for at once: the last is there 0.3 s after the third has computed.
+        (alone(0.4, 0.4, 0.4, 2.5), {"workers": 1, "prefetch_factor": 4}, 100 * 3 / 3.3),
+        # Only one is asked for at once: the last begins with the second step.
+        (alone(0.4, 0.4, 2.5), {"workers": 1}, 100 * 2 / 3.5),
+        # A pipelined loop asks for it with the first.
+        (alone(0.4, 0.4, 2.5), {"workers": 1, "loop": "pipelined"}, 100 * 2 / 2.9),
+        # Each wait ends 0.5 s late: 3.5 s for a batch.
+        (alone(3, 3, 3), {"workers": 1, "late": 0.5}, 100 * 2 / 7),
+    ],
+)
+def test_the_truth_is_told_by_events(
+    batches: list[list[Read]], keys: dict[str, Any], au: float
+) -> None:
+    given = {"prefetch_factor": 1} | keys
+    assert true_au(batches, computation_time=1.0, **given) == pytest.approx(au)
+
+
+@given(
+    st.lists(st.floats(0.1, 5), min_size=3, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["rule", "pipelined"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
+    seconds: list[float], workers: int, factor: int, loop: Loop
+) -> None:
+    """Batches of several records and other sizes, read by several workers that read ahead."""
+    ours = simulate(
+        seconds,
+        workers=workers,
+        ahead=workers * factor,
+        computation_time=1.0,
+        loop=loop,
+        shared=False,
+    )
+    batches = [[Read(each / 2), Read(each / 2)] for each in seconds]
+    truth = true_au(
+        batches, workers=workers, prefetch_factor=factor, computation_time=1.0, loop=loop
+    )
+    assert ours == pytest.approx(truth, abs=1e-6)

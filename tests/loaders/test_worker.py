@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, generate
+from dlemu.datagen import Content
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.loaders.checksums import CHECKSUMS
@@ -15,8 +15,7 @@ from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.workload.model import check_workload
-from dlemu.world.world import Alone
+from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
 
@@ -24,18 +23,8 @@ NUM_FILES, BATCH = 12, 3
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     """Files of 1000 bytes, whose preprocessing takes 1 s each, more or less."""
-    tree = {
-        "dataset": {
-            "data_folder": str(tmp_path),
-            "format": "npz",
-            "num_files_train": NUM_FILES,
-            "record_length_bytes": 1000.0,
-        },
-        "reader": {"batch_size": BATCH, "preprocess_time": {"mean": 1.0, "stdev": 0.1}},
-        "train": {},
-    }
-    workload = check_workload(tree)
-    generate(workload, world=Alone())
+    keys = {"reader.batch_size": BATCH, "reader.preprocess_time": {"mean": 1.0, "stdev": 0.1}}
+    workload = generated(tmp_path, keys, num_files_train=NUM_FILES, record_length_bytes=1000.0)
     return Source.open(Dataset.of(workload), keep=0)
 
 
@@ -127,19 +116,9 @@ def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: lis
 
 def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -> None:
     """Of two HDF5 files with 5 samples each: two neighbours, one alone, and one of the other."""
-    tree = {
-        "dataset": {
-            "data_folder": str(tmp_path),
-            "format": "hdf5",
-            "num_files_train": 2,
-            "num_samples_per_file": 5,
-            "record_length_bytes": 1000.0,
-        },
-        "reader": {"batch_size": 4},
-        "train": {},
-    }
-    workload = check_workload(tree)
-    generate(workload, world=Alone())
+    shape = {"num_samples_per_file": 5, "record_length_bytes": 1000.0}
+    keys = {"reader.batch_size": 4}
+    workload = generated(tmp_path, keys, format="hdf5", num_files_train=2, **shape)
     source = Source.open(Dataset.of(workload), keep=1)
     slots = Slots(aligned_buffer(Slots.num_bytes(source, 1000)), source, 1000)
     read: list[int] = []
