@@ -35,14 +35,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
+import h5py
 import numpy as np
 import yaml
 
 from dlemu.cli.main import run
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
-from dlemu.errors import DlemuError
-from dlemu.formats import Parquet, raw, tfrecord
+from dlemu.errors import DatasetError, DlemuError
+from dlemu.formats import FORMATS, Parquet, raw, tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.paths.sweep import Cell, cells_of
 from dlemu.reports import stored as storing
@@ -50,13 +51,13 @@ from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.terminal import shown
+from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import FormatName, check_workload, load_workload
 from dlemu.workload.sections import ColumnSection
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
-from tests.formats.contract import file_samples, write_file
-from tests.formats.test_fuzz import check, damaged, files_of
+from tests.formats.contract import content, file_samples, write_file
 from tests.lab.commands import QUICK, SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +78,35 @@ class Finding(Exception):
 
 
 # --- damage ---------------------------------------------------------------------------------------
+
+_EXTREMES = (0, 1, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+
+
+def damaged(data: bytes, randomly: random.Random) -> bytes:
+    """Return the file with a few changes of one kind or another."""
+    mutable = bytearray(data)
+    for _ in range(randomly.randint(1, 3)):
+        # Most of what a format reads stands near the start, or the end.
+        near = min(len(mutable), randomly.choice((64, 512, 2500, 10**9)))
+        at = randomly.randrange(near) if near else 0
+        if randomly.random() < 0.3:
+            at = max(0, len(mutable) - 1 - at)
+        match randomly.randrange(5):
+            case 0:
+                mutable = mutable[:at]
+            case 1 if mutable:
+                mutable[at] ^= 1 << randomly.randrange(8)
+            case 2:
+                width = randomly.choice((1, 2, 4, 8))
+                value = randomly.choice((*_EXTREMES, len(mutable), randomly.getrandbits(64)))
+                mutable[at : at + width] = (value % 256**width).to_bytes(width, "little")
+            case 3:
+                source = randomly.randrange(len(mutable) + 1)
+                mutable[at : at + 40] = mutable[source : source + 40]
+            case _:
+                mutable[at:at] = randomly.randbytes(randomly.choice((1, 8, 4096)))
+    return bytes(mutable)
+
 
 _TEXTS = (
     "", "x", "auto", "null", "~", "../../etc/passwd", "/etc/passwd", "a/../../b", "\x1b[2J\x9b",
@@ -229,6 +259,68 @@ class Target:
     """Parses an input in that folder; DlemuError is an answer."""
     inputs: int
     """Number of inputs of a short run: some seconds."""
+
+
+_SIZES = ([5000], [100] * 3)
+
+
+@functools.cache
+def files_of(name: FormatName) -> list[tuple[bytes, int]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return sound_files(Path(folder), name)
+
+
+def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
+    """Return files of ours and of libraries, with the number of samples in each."""
+    path, files = folder / f"a.{name}", []
+    for sizes in _SIZES:
+        write_file(path, FORMATS[name], file_samples(sizes))
+        files.append((path.read_bytes(), len(sizes)))
+    x = np.frombuffer(content(1, 60), np.uint8).reshape(5, 4, 3)
+    match name:
+        case "npy":
+            np.save(path, x)
+        case "npz":
+            np.savez(path, y=np.zeros(3, np.int64), x=x)
+        case "hdf5":
+            with h5py.File(path, "w", libver="latest") as file:
+                file["records_0"], file["labels"] = x.swapaxes(0, 2), np.zeros(3, np.int64)
+        case "tfrecord":
+            from tfrecord import TFRecordWriter  # which imports torch: other targets do without
+
+            writer = TFRecordWriter(str(path))
+            for _ in range(3):
+                writer.write({"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")})
+            writer.close()
+    files.append((path.read_bytes(), 3))
+    return files
+
+
+def check(name: FormatName, data: bytes, num_samples: int) -> None:
+    """Locate the samples of what may be damaged."""
+    num_read = 0
+
+    def read(offset: int, length: int) -> bytes:
+        nonlocal num_read
+        assert offset >= 0 and length >= 0
+        part = data[offset : offset + length]
+        num_read += len(part)
+        return part
+
+    try:
+        FORMATS[name].check_head(data[:PAGE_BYTES], len(data))
+    except DatasetError as error:
+        assert "\n" not in str(error)
+    try:
+        places = FORMATS[name].locate(read, len(data), num_samples=num_samples)
+    except DatasetError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 400
+    else:
+        assert len(places.offsets) == len(places.lengths) == num_samples
+        for offset, length in zip(places.offsets.tolist(), places.lengths.tolist(), strict=True):
+            assert 0 <= offset <= offset + length * places.interleaved <= len(data)
+    assert num_read < 2 * len(data) + 4_500_000, "fields are bounded, and so are reads"
 
 
 def _format(name: FormatName) -> Target:

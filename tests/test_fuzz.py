@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dlemu.workload.model import FormatName
 from tests import fuzz
 from tests.test_layers import ROOT
 
@@ -73,3 +76,31 @@ def test_damage_reaches_every_place() -> None:
     assert tree == {"a": [1, {"b": "x"}], "c": None}, "the seed stays"
     assert any(each.get("c") for each in made if isinstance(each, dict))
     assert any("a" not in each for each in made if isinstance(each, dict))
+
+
+@pytest.mark.parametrize("name", ["npy", "npz", "tfrecord"])
+@settings(max_examples=100)
+@given(data=st.binary(max_size=300), num_samples=st.integers(1, 4))
+def test_files_of_anything(name: FormatName, data: bytes, num_samples: int) -> None:
+    fuzz.check(name, data, num_samples)
+    start = {"npy": b"\x93NUMPY\1\0", "npz": b"PK\3\4", "tfrecord": b""}[name]
+    fuzz.check(name, start + data, num_samples)
+
+
+@settings(max_examples=150)
+@given(
+    text=st.one_of(
+        st.text(max_size=60),
+        st.from_regex(
+            r"\{'descr': '[<>|=]?[a-zA-Z]\d{0,3}', 'fortran_order': (True|False|0), "
+            r"'shape': \((-?\d{1,30}, ?){0,70}\)\}",
+            fullmatch=True,
+        ),
+        st.sampled_from(["(" * 9000, "[" * 5000 + "]" * 5000, "{" * 99, "-" * 9000 + "1"]),
+    )
+)
+def test_npy_headers_of_anything(text: str) -> None:
+    encoded = text.encode("latin1", errors="ignore")
+    header = b"\x93NUMPY\1\0" + len(encoded).to_bytes(2, "little") + encoded
+    fuzz.check("npy", header + bytes(100), 1)
+    fuzz.check("npy", header + bytes(100), 3)

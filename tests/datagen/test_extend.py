@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,8 @@ import pytest
 from dlemu.datagen import generate, read_manifest, survey, verify, write
 from dlemu.errors import DatasetError
 from dlemu.world.world import Alone
-from tests.datagen.test_write import (
-    KINDS,
-    ROOT,
-    generated,
-    killed_after,
-    program,
-    tree,
-    workload_of,
-)
+from tests.datagen.test_write import KINDS, ROOT, program
+from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.mpirun import mpirun
 
 
@@ -138,21 +130,6 @@ def test_killed_anywhere_it_continues(
     assert used > 5 and unfinished > 15
 
 
-def test_killed_by_a_signal_it_continues(tmp_path: Path) -> None:
-    kind = {"format": "tfrecord", "record_length_bytes": 3e5, "num_subfolders_train": 3}
-    generated(tmp_path / "data", **kind, num_files_train=90)
-    before = stamps(tmp_path / "data")
-    generated(tmp_path / "whole", **kind, num_files_train=300)
-    larger = workload_of(tmp_path / "data", **kind, num_files_train=300)
-
-    for num_files in (0, 1, 5, 50, 100):
-        assert killed_after(num_files, larger) == -signal.SIGKILL
-    generate(larger, world=Alone())
-
-    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
-    assert before.items() <= stamps(tmp_path / "data").items()
-
-
 def test_lost_and_damaged_files_are_written_under_their_new_names(tmp_path: Path) -> None:
     generated(tmp_path / "data", num_files_train=9)
     (tmp_path / "data" / "train" / "img_3_of_9.npz").unlink()
@@ -190,17 +167,5 @@ def test_nothing_else_may_differ(tmp_path: Path) -> None:
         "seed 0: dataset.num_files_train is 9, the workload's is 10, and dataset.seed is 0, the "
         "workload's is 1; use another dataset.data_folder, or set dataset.num_files_train=9 "
         "dataset.seed=0"
-    )
-    assert tree(tmp_path) == before
-
-
-def test_a_dataset_never_becomes_smaller(tmp_path: Path) -> None:
-    generated(tmp_path, num_files_train=9)
-    before = tree(tmp_path)
-    with pytest.raises(DatasetError) as error:
-        generate(workload_of(tmp_path, num_files_train=8), world=Alone())
-    assert str(error.value).endswith(
-        "dataset.num_files_train is 9, the workload's is 8; datagen extends a dataset, and never "
-        "makes it smaller; use another dataset.data_folder, or set dataset.num_files_train=9"
     )
     assert tree(tmp_path) == before

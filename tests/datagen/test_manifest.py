@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 import tfrecord
 
 from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify, write
-from dlemu.datagen.manifest import FILE_TYPE, write_manifest
+from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
@@ -26,7 +25,8 @@ from dlemu.loaders.source import Source, sample_bytes
 from dlemu.storage.regular import read_regular
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
-from tests.datagen.test_write import ROOT, generated, tree, workload_of
+from tests.datagen.test_write import ROOT
+from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.mpirun import mpirun
 
 
@@ -549,32 +549,3 @@ def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed
         np.savez(path, x=np.zeros((*sides, 1), np.uint8), y=np.zeros(1))
     keys = {"num_files_train": num_files, "record_length_bytes": mean}
     survey(tmp_path, workload_of(tmp_path, record_length_bytes_stdev=stdev, **keys))
-
-
-def test_a_million_files_take_little(tmp_path: Path) -> None:
-    """One of ten sizes up to which manifests are used: 12 bytes a file on disk.
-
-    That time grows as the files do, tests/dataset/test_scale.py holds against a tenth of them.
-    """
-    workload = workload_of(tmp_path, num_files_train=1_000_000, record_length_bytes_stdev=1e3)
-    recipe, crcs = Recipe.of(workload), np.arange(1_000_000, dtype=np.uint32)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    write_manifest(tmp_path, recipe, crcs)
-    manifest = read_manifest(tmp_path)
-
-    assert manifest is not None and np.array_equal(manifest.files["crc32c"], crcs)
-    assert np.array_equal(manifest.files["bytes"], recipe.file_sizes())
-    assert manifest.num_bytes == manifest.files["bytes"].sum()
-    assert (tmp_path / "dlemu.files.npy").stat().st_size < 12_000_200
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000
-
-
-def test_generate_returns_the_manifest(tmp_path: Path) -> None:
-    manifest = generate(workload_of(tmp_path), world=Alone())
-    stored = read_manifest(tmp_path)
-    assert stored is not None
-    assert (manifest.recipe, manifest.num_bytes) == (stored.recipe, stored.num_bytes)
-    assert np.array_equal(manifest.files, stored.files)
-    assert manifest.files_written == 6
-    assert manifest.describe().endswith("all written now")

@@ -1,7 +1,6 @@
 """Datasets are generated whole, the same on any number of ranks and after any interruption."""
 
 import contextlib
-import hashlib
 import itertools
 import os
 import shutil
@@ -27,32 +26,12 @@ from dlemu.datagen.write import FileWriter
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import FORMATS
 from dlemu.units import format_bytes
-from dlemu.workload.model import Workload, check_workload
+from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
+from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.mpirun import mpirun
 
 ROOT = Path(__file__).parents[2]
-
-
-def workload_of(folder: Path, **dataset: Any) -> Workload:
-    keys = {"format": "npz", "num_files_train": 6, "record_length_bytes": 5000.0}
-    return check_workload(
-        {
-            "dataset": {"data_folder": str(folder), **keys, **dataset},
-            "reader": {"batch_size": 1},
-            "train": {},
-        }
-    )
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Return the content of all files below a folder, by their paths."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_file()
-        else "folder"
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 KINDS: list[dict[str, Any]] = [
@@ -105,40 +84,6 @@ def test_rows_of_a_shape_are_one_column(tmp_path: Path, element_type: str) -> No
     manifest = generate(workload_of(tmp_path, num_samples_per_file=4, **kind), world=Alone())
     assert manifest.layout.mean_bytes == 9 * np.dtype(element_type).itemsize
     assert verify(tmp_path, full=True, world=Alone()) == []
-
-
-def test_sizes_are_as_asked_on_disk(tmp_path: Path) -> None:
-    stdev = {"record_length_bytes": 4000.0, "record_length_bytes_stdev": 1000.0}
-    workload = workload_of(
-        tmp_path, format="tfrecord", num_files_train=10, num_samples_per_file=100, **stdev
-    )
-    generate(workload, world=Alone())
-
-    lengths = []
-    for path in (tmp_path / "train").iterdir():
-        with open(path, "rb") as file:
-            size = path.stat().st_size
-
-            def read(offset: int, length: int, number: int = file.fileno()) -> bytes:
-                return os.pread(number, length, offset)
-
-            lengths += FORMATS["tfrecord"].locate(read, size, num_samples=100).lengths.tolist()
-
-    assert np.mean(lengths) == pytest.approx(4000, rel=0.03)
-    assert np.std(lengths) == pytest.approx(1000, rel=0.06)
-    assert len(set(lengths)) > 500
-
-
-def test_no_page_comes_twice_in_the_set(tmp_path: Path) -> None:
-    """On disk, where payloads of TFRecord begin anywhere in a page."""
-    sizes = {"num_samples_per_file": 20, "record_length_bytes": 50_000.5}
-    generate(workload_of(tmp_path, format="tfrecord", **sizes), world=Alone())
-    pages = [
-        data[at : at + 4096]
-        for data in (path.read_bytes() for path in (tmp_path / "train").iterdir())
-        for at in range(0, len(data) - 4095, 4096)
-    ]
-    assert len(set(pages)) == len(pages) > 1400
 
 
 PROGRAM = """
@@ -223,12 +168,6 @@ def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
         "what was done stays done"
     )
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
-
-
-def generated(folder: Path, **dataset: Any) -> Workload:
-    workload = workload_of(folder, **dataset)
-    generate(workload, world=Alone())
-    return workload
 
 
 def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:

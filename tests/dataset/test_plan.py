@@ -1,7 +1,6 @@
 """Who reads what when: every sample once, equal steps, another order each epoch."""
 
 import math
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -303,21 +302,6 @@ def test_the_workloads_keys_decide() -> None:
         assert len(orders) == 4
 
 
-@pytest.mark.parametrize("name", ["cosmoflow_h100", "resnet50_h100"])
-def test_a_large_plan_is_made_in_little_memory(name: str) -> None:
-    """524 288 files for 128 accelerators in 200 MB; so the 1.3 million samples of ResNet."""
-    workload = load_workload(name)
-    layout = layout_of(workload)
-    accelerators = 128 if name == "cosmoflow_h100" else 16
-    make_plan(workload, layout, num_accelerators=accelerators, epoch=0)
-    tracemalloc.start()
-    plan = make_plan(workload, layout, num_accelerators=accelerators, epoch=1)
-    assert plan.num_steps >= 2
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 200e6
-
-
 def test_rows_that_stay_together_are_planned_as_one() -> None:
     """The plan of 12,288 rows a batch is that of single rows, in a fraction of the memory."""
     keys: dict[str, object]
@@ -378,8 +362,8 @@ def test_a_computed_order_is_as_random_as_a_drawn_one() -> None:
 
 
 @pytest.mark.parametrize("make", [plan_epoch, plan_streams])
-@settings(max_examples=25, deadline=None)
-@given(st.integers(2, 150), streams, st.data())
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 120), streams, st.data())
 def test_of_a_large_plan_each_rank_makes_its_own_part(
     make: Callable[[int, PlanOptions], EpochPlan],
     num_files: int,

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dlemu
 from dlemu.dataset import rule
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import (
@@ -105,26 +104,6 @@ def test_the_size_of_the_benchmarks_example() -> None:
     assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
     assert (size.num_files, size.num_samples, size.decided_by) == (28_000, 28_000, "steps")
     assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
-
-
-def test_it_prints_what_datasize_shows() -> None:
-    size = dlemu.dataset_size(job(), num_accelerators=8, host_memory="256GiB")
-    assert str(size) == (
-        """\
-unet3d_h100: 8 emulated accelerators, batches of 7, samples of 139.8 MiB
-samples for 500 steps                28,000   500 x 7 x 8  <- decides
-samples for 5 x memory              9,375.1   5 x 1 x 256.0 GiB (host_memory, as given) / \
-1.46601e+08 B
-files                                28,000   of 1 sample, npz
-total                               3,822.9 GiB
-
-written below the working directory; name a folder on the storage instead:
-dlemu datagen workload=unet3d_h100 dataset.data_folder=data/unet3d_h100 \
-dataset.num_files_train=28000"""
-    )
-    size = dataset_size(job(), num_accelerators=1, host_memory=256 * GIB)
-    lines = str(size).splitlines()
-    assert "decides" not in lines[1] and lines[2].endswith("  <- decides")
 
 
 def test_more_files_than_there_may_be_are_explained() -> None:

@@ -8,13 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from dlemu.datagen import generate
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import FILES_KEPT
 from dlemu.units import PAGE_BYTES, round_up
-from dlemu.workload.model import Workload, check_workload
+from dlemu.workload.model import Workload
 from dlemu.workload.sections import FormatName
-from dlemu.world.world import Alone
+from tests.lab.dataset import generated
 from tests.loaders.contract import Case
 
 SAMPLE, GROUP = 16_384, 4
@@ -39,23 +38,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def written(folder: Path, name: str, samples: int, files: int, access: str | None) -> Workload:
     """Write a dataset; a combination that the keys refuse is skipped."""
-    dataset: dict[str, Any] = {
-        "data_folder": str(folder),
-        "format": name,
-        "num_files_train": files,
-        "num_samples_per_file": samples,
-        "record_length_bytes": float(SAMPLE),
-    }
+    shape: dict[str, Any] = {"format": name, "num_files_train": files}
+    shape |= {"num_samples_per_file": samples, "record_length_bytes": float(SAMPLE)}
     if name == "parquet":
         column = {"name": "a", "dtype": "uint8", "size": SAMPLE, "read": True}
-        dataset["parquet"] = {"columns": [column], "row_group_size": GROUP}
-    reader = {"batch_size": 2, "odirect": True, "data_loader": "threads", "access": access}
+        shape["parquet"] = {"columns": [column], "row_group_size": GROUP}
+    keys = {"batch_size": 2, "odirect": True, "data_loader": "threads", "access": access}
     try:
-        workload = check_workload({"dataset": dataset, "reader": reader, "train": {"epochs": 1}})
-        generate(workload, world=Alone())
+        return generated(folder, {f"reader.{key}": value for key, value in keys.items()}, **shape)
     except WorkloadError as error:
         pytest.skip(str(error))
-    return workload
 
 
 @pytest.mark.parametrize("known_places", [True, False], ids=["own", "foreign"])

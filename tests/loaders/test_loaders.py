@@ -1,74 +1,305 @@
-"""Every loader keeps the contract."""
+"""What every loader must do, whatever the format, the way of reading and the number of workers."""
 
+import itertools
+import math
+import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dlemu.datagen import generate
+from dlemu.dataset.plan import EpochPlan
 from dlemu.host.devices import lies_in_memory
-from dlemu.workload.model import check_workload
-from dlemu.world.world import Alone
+from dlemu.loaders import LOADERS, Batch
+from dlemu.loaders.worker import SampleReader
 from tests.lab.bench import folder_in_memory
-from tests.loaders.contract import Case, Loaders
+from tests.lab.dataset import generated
+from tests.lab.waiting import until
+from tests.loaders.contract import BY_DALI, DATASETS, Case, check_epoch, make_case, payload_bytes
+
+MakeCase = Callable[..., Case]
 
 
-class TestPyTorch(Loaders):
-    name = "pytorch"
+@pytest.fixture(params=[name for name in LOADERS if name != "native_dali"])  # dali's older name
+def name(request: pytest.FixtureRequest) -> str:
+    """`reader.data_loader`"""
+    if request.param == "dali":
+        pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
+    return str(request.param)
 
 
-class TestTensorFlow(Loaders):
-    name = "tensorflow"
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where datasets lie: each is written once."""
+    return tmp_path_factory.mktemp("datasets")
 
-    def ahead(self, workers: int, prefetch: int, *, batch_size: int) -> int:
-        """Prefetched batches, and two samples of each stream behind them, as tf.data has them."""
+
+@pytest.fixture
+def case(name: str, folders: Path) -> MakeCase:
+    """What opens a dataset for the loader."""
+
+    def make(dataset: str, *, num_accelerators: int = 1, **keys: object) -> Case:
+        if name == "tensorflow" and dataset.startswith("parquet"):
+            pytest.skip("tf.data's order is not that of row groups")
+        if name == "dali" and dataset not in BY_DALI:
+            pytest.skip("DALI has no reader for it")
+        keys = {"reader.data_loader": name, "reader.read_threads": 1, **keys}
+        folder = folders / dataset.replace(" ", "_")
+        return make_case(folder, dataset, keys, num_accelerators=num_accelerators)
+
+    return make
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("way", ["buffered", "direct", "library"])
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_yields_what_the_plan_and_the_generator_say(
+    case: MakeCase, name: str, dataset: str, way: str, workers: int
+) -> None:
+    keys: dict[str, object] = {"reader.read_threads": workers}
+    if way == "direct":
+        keys["reader.odirect"] = True
+    if way == "library":
+        keys["reader.decode"] = "library"
+    elif dataset.startswith("parquet"):
+        pytest.skip("rows are handed over with reader.decode=library")
+    found = case(dataset, **keys)
+    loader = found.open()
+    assert loader.direct is (way == "direct")
+    read = []
+    try:
+        for epoch in range(2):
+            steps = check_epoch(found, loader, epoch)
+            read.append([b.samples.tolist() for batches in steps for b in batches])
+            num_bytes = sum(batch.num_bytes for batches in steps for batch in batches)
+            assert num_bytes >= 0.9 * payload_bytes(found, steps)
+            if name != "dali" and way != "library":
+                assert all(batch.num_reads >= 1 for batch in steps[0])
+    finally:
+        loader.close()
+    assert read[0] != read[1], "each epoch has its own order"
+
+
+@pytest.mark.parametrize("dataset", ["npz", "tfrecord", "npz of 5", "tfrecord of 13"])
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dataset.record_length_bytes_resize": 5_000},
+        {"dataset.record_length_bytes_resize": 30_000},
+        {"reader.check_crc": True},
+        {"reader.io_depth": 3, "reader.transfer_size": 4096},
+    ],
+    ids=["cut", "padded", "checked", "several reads"],
+)
+def test_cuts_pads_checks_and_keeps_several_reads_in_flight(
+    case: MakeCase, dataset: str, direct: bool, keys: dict[str, object]
+) -> None:
+    keys = {"reader.odirect": direct, "reader.read_threads": 2} | keys
+    found = case(dataset, **keys)
+    with closing(found.open()) as loader:
+        check_epoch(found, loader, 0)
+        check_epoch(found, loader, 1)
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_reads_foreign_files_by_their_own_headers(case: MakeCase, dataset: str) -> None:
+    keys: dict[str, object] = {"reader.read_threads": 2}
+    if dataset.startswith("parquet"):
+        keys["reader.decode"] = "library"
+    found = case(dataset, **keys)
+    with closing(found.open(known_places=False)) as loader:
+        check_epoch(found, loader, 0)
+
+
+@pytest.mark.parametrize("dataset", ["npz", "hdf5 of 5", "tfrecord of 13"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_serves_several_accelerators(case: MakeCase, dataset: str, workers: int) -> None:
+    keys = {"num_accelerators": 3, "reader.read_threads": workers, "reader.batch_size": 2}
+    found = case(dataset, **keys)
+    with closing(found.open()) as loader:
+        steps = check_epoch(found, loader, 0)
+    read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
+    assert len(read) == len(set(read)), "each sample once"
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("direct", [False, True])
+def test_reads_as_much_when_it_drops_the_bytes(case: MakeCase, dataset: str, direct: bool) -> None:
+    found = case(dataset, **{"reader.odirect": direct})
+    counts = []
+    for keep in (0, 0) if dataset.startswith("parquet") else (1, 0):
+        with closing(found.open(keep=keep)) as loader:
+            steps = list(loader.epoch(0, found.plan(0)))
+        assert all((batch.data is not None) is bool(keep) for one in steps for batch in one)
+        counts.append([batch.num_bytes for one in steps for batch in one])
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) >= 0.9 * payload_bytes(found, steps)
+
+
+def test_may_be_closed_early_and_go_on(case: MakeCase) -> None:
+    before = _own_resources()
+    keys = {"reader.read_threads": 2, "reader.preprocess_time": 0.001}
+    found = case("tfrecord of 13", **keys, **{"reader.preprocess": "sleep"})
+    loader = found.open()
+    epoch = loader.epoch(0, found.plan(0))
+    next(iter(epoch))
+    epoch.close()  # type: ignore[attr-defined]
+    check_epoch(found, loader, 1)
+    loader.epoch(0, found.plan(0))
+    epoch = loader.epoch(0, found.plan(0))
+    next(iter(epoch))
+    pids = loader.pids()
+    loader.close()
+    loader.close()
+    del epoch
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists()
+    # Threads of torch's queues end in their own time.
+    until(lambda: _own_resources() == before, "the end of all threads")
+
+
+@pytest.mark.parametrize("loop", ["rule", "pipelined"])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 8])
+def test_reads_no_further_ahead_than_its_loop_has_asked(
+    case: MakeCase, name: str, workers: int, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many batches as a DataLoader (or tf.data) would have begun, at every step.
+
+    The memory for batches holds these and no more.
+    """
+    count = _count_tasks(monkeypatch)
+    keys = {"reader.read_threads": workers, "reader.batch_size": 1, "train.loop": loop}
+    for prefetch in (0, 1, 2, 3, 5, 8):
+        found = case("npz", **keys, **{"reader.prefetch_size": prefetch})
+        in_flight = 1 + (loop == "pipelined") + ahead(name, workers, prefetch, batch_size=1)
+        plan, addresses = found.plan(0), []
+        before = count()
+        with closing(found.open()) as loader:
+            for step, [batch] in enumerate(loader.epoch(0, plan)):
+                wanted = before + _num_tasks(plan, min(step + in_flight, plan.num_steps))
+                until(lambda: count() >= wanted, pause=0.002)  # noqa: B023
+                assert count() == wanted, f"prefetch_size={prefetch}, step {step}"
+                assert batch.data is not None
+                addresses.append(batch.data.ctypes.data)
+                if step == 4:
+                    break
+        if name != "dali":
+            assert len(set(addresses[:in_flight])) == min(5, in_flight)
+        if name != "dali" and in_flight < 5:
+            assert addresses[in_flight] == addresses[0], "memory is used again"
+
+
+def ahead(name: str, workers: int, prefetch: int, *, batch_size: int) -> int:
+    """Return the batches that are read ahead of what was taken: torch's DataLoader's, or tf.data's.
+
+    tf.data has prefetched batches, and two samples of each stream behind them.
+    """
+    if name == "tensorflow":
         return prefetch + 2 * max(1, workers) // batch_size
+    return workers * max(1, math.ceil(prefetch / max(1, workers)))
 
 
-class TestThreads(Loaders):
-    name = "threads"
+@pytest.mark.parametrize("loop", ["rule", "pipelined"])
+def test_without_workers_each_accelerator_reads_at_its_own_time(
+    case: MakeCase, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that many ranks would: nobody's reading waits for another's."""
+    together = threading.Barrier(3)
+    make = SampleReader.make
 
-    @pytest.fixture
-    def in_memory(self) -> Iterator[Path]:
-        with folder_in_memory() as folder:
-            if not lies_in_memory(folder):
-                pytest.skip("this host's /dev/shm is no tmpfs")
-            yield folder
+    def make_with_others(self: SampleReader, *given: Any) -> Any:
+        together.wait(timeout=60)  # all three read, or none goes on
+        return make(self, *given)
 
-    @pytest.mark.parametrize(("pause", "most"), [(0.0, 1), (0.02, 12)])
-    def test_where_nothing_waits_threads_are_no_more_than_cpus(
-        self, pause: float, most: int, in_memory: Path
-    ) -> None:
-        """Preprocessing may wait, whatever the files lie on."""
-        reader = {"data_loader": "threads", "read_threads": 4, "batch_size": 2}
-        case = Case(
-            check_workload(
-                {
-                    "dataset": {
-                        "data_folder": str(in_memory),
-                        "format": "npz",
-                        "num_files_train": 120,
-                        "record_length_bytes": 5000.0,
-                    },
-                    "reader": reader | {"preprocess_time": {"mean": pause}, "preprocess": "sleep"},
-                    "train": {},
-                }
-            ),
-            num_accelerators=3,
-        )
-        generate(case.workload, world=Alone())
-        cpus = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(cpus)})
-        before = threading.active_count()
-        try:
-            loader = case.open()
-            plan = case.plan(0)
-            for batches in loader.epoch(0, plan):
+    monkeypatch.setattr(SampleReader, "make", make_with_others)
+    keys = {"num_accelerators": 3, "reader.read_threads": 0, "train.loop": loop}
+    found = case("npz", **keys)
+    with closing(found.open()) as loader:
+        check_epoch(found, loader, 0)
+
+
+@pytest.mark.parametrize("dataset", ["npz", "tfrecord of 13"])
+def test_a_batch_is_one_array_that_is_valid_as_long_as_was_asked(
+    case: MakeCase, dataset: str
+) -> None:
+    resize = 30_000
+    keys = {"dataset.record_length_bytes_resize": resize, "reader.read_threads": 2}
+    found = case(dataset, **keys)
+    with closing(found.open(keep=2)) as loader:
+        before: list[tuple[Batch, NDArray[np.uint8]]] = []
+        for [batch] in loader.epoch(0, found.plan(0)):
+            assert batch.data is not None and batch.lengths is not None
+            assert batch.data.shape == (3, resize) and batch.data.flags.c_contiguous
+            assert batch.lengths.tolist() == [resize] * 3
+            for last, copy in before[-1:]:
+                assert np.array_equal(last.data, copy), "the last batch is still there"  # type: ignore[arg-type]
+            before.append((batch, batch.data.copy()))
+
+
+def _num_tasks(plan: EpochPlan, num_steps: int) -> int:
+    """Return how many tasks make the first batches of one accelerator."""
+    if plan.stream_of is None:
+        return num_steps
+    return int(plan.takes_part(0)[:num_steps].sum())
+
+
+def _count_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return what tells how many batches workers have begun, threads or forked processes."""
+    # Each adds to a byte of its own, so that none is lost: no worker begins 256 batches.
+    begun = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    makers = itertools.count()
+    make, create = SampleReader.make, SampleReader.__init__
+
+    def counted_create(self: SampleReader, *given: Any, **keys: Any) -> None:
+        create(self, *given, **keys)
+        place = os.getpid() * 61 + next(makers)
+        self.place = place % len(begun)  # type: ignore[attr-defined]
+
+    def counted_make(self: SampleReader, *given: Any) -> Any:
+        begun[self.place] += 1  # type: ignore[attr-defined]
+        return make(self, *given)
+
+    monkeypatch.setattr(SampleReader, "__init__", counted_create)
+    monkeypatch.setattr(SampleReader, "make", counted_make)
+    return lambda: int(begun.sum())
+
+
+def _own_resources() -> tuple[list[str], list[str]]:
+    """Return names of shared memory as torch and multiprocessing give them, and threads."""
+    shared = [n for n in os.listdir("/dev/shm") if n.startswith(("torch_", "psm_", "sem."))]
+    return sorted(shared), sorted(thread.name for thread in threading.enumerate())
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        if not lies_in_memory(folder):
+            pytest.skip("this host's /dev/shm is no tmpfs")
+        yield folder
+
+
+@pytest.mark.parametrize(("pause", "most"), [(0.0, 1), (0.02, 12)])
+def test_where_nothing_waits_threads_are_no_more_than_cpus(
+    pause: float, most: int, in_memory: Path
+) -> None:
+    """Preprocessing may wait, whatever the files lie on."""
+    keys = {"data_loader": "threads", "read_threads": 4, "batch_size": 2, "preprocess_time": pause}
+    given = {f"reader.{key}": value for key, value in keys.items()} | {"reader.preprocess": "sleep"}
+    made = Case(generated(in_memory, given, num_files_train=120), num_accelerators=3)
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    before = threading.active_count()
+    try:
+        with closing(made.open()) as loader:
+            for batches in loader.epoch(0, made.plan(0)):
                 assert len(batches) == 3
-            num_threads = threading.active_count() - before
-            loader.close()
-        finally:
-            os.sched_setaffinity(0, cpus)
-        assert num_threads == most
+            assert threading.active_count() - before == most
+    finally:
+        os.sched_setaffinity(0, cpus)

@@ -13,6 +13,7 @@ from dlemu.objects.store import Store, store_of
 from dlemu.units import ceil_div
 from dlemu.workload.objects import Access
 from tests.lab.object_server import RangeServer
+from tests.lab.waiting import until
 from tests.loaders.contract import DATASETS, Case, check_epoch, make_case
 
 
@@ -138,12 +139,8 @@ def test_no_more_requests_are_in_flight_than_asked_for(folder: Path, server: Ran
     steps = opened.epoch(0, case.plan(0))
     thread = threading.Thread(target=lambda: next(steps), daemon=True)
     thread.start()
-    for _ in range(200):
-        if sum(server.seen.methods.values()) == 6:
-            break
-        thread.join(0.05)
-    thread.join(0.3)
-    assert server.seen.methods == {"GET": 2 * 1 * 3}, "accelerators x workers x reader's"
+    until(lambda: sum(server.seen.methods.values()) >= 6, "accelerators x workers x reader's")
+    assert server.seen.methods == {"GET": 2 * 1 * 3}
     assert "reads train/img_" in opened.waiting_for()
     assert opened.waiting_for().endswith(f" from {server.url}")
     server.faults.hang.set()

@@ -11,6 +11,7 @@ import dlemu
 from dlemu.loaders import preprocessing
 from dlemu.loaders.preprocessing import Work, block_seconds
 from dlemu.results.sums import Rule
+from tests.lab.dataset import generated
 
 
 def test_the_rest_of_a_block_is_left_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,20 +66,9 @@ def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
 def test_a_worker_computes_or_sleeps(
     loader: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = dlemu.load_workload(
-        "unet3d_h100",
-        {
-            "dataset.data_folder": str(tmp_path),
-            "dataset.num_files_train": 6,
-            "dataset.record_length_bytes": 1000,
-            "dataset.record_length_bytes_stdev": 0,
-            "reader.data_loader": loader,
-            "reader.batch_size": 2,
-            "reader.read_threads": 0,
-            "reader.preprocess_time": 0.01,
-            "reader.preprocess": how,
-        },
-    )
+    keys = {"data_loader": loader, "batch_size": 2, "read_threads": 0}
+    keys |= {"preprocess_time": 0.01, "preprocess": how}
+    workload = generated(tmp_path, {f"reader.{key}": value for key, value in keys.items()})
     computed: list[float] = []
 
     def spend(self: Work, seconds: float) -> float:
@@ -86,7 +76,6 @@ def test_a_worker_computes_or_sleeps(
         return 7.0
 
     monkeypatch.setattr(Work, "spend", spend)
-    dlemu.generate(workload, world=dlemu.Alone())
     with dlemu.make_loader(workload) as batches:
         decode = [batch.decode_seconds for batch in batches]
     if how == "cpu":

@@ -148,14 +148,6 @@ def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> 
     assert read == wanted
 
 
-def test_compressed_columns_are_refused(tmp_path: Path) -> None:
-    write_foreign(tmp_path, compression="gzip")
-    with pytest.raises(
-        DatasetError, match=r"img_0_of_2.parquet: column a is compressed, \d+ bytes"
-    ):
-        survey(tmp_path, parquet_workload(tmp_path))
-
-
 def test_an_index_that_points_past_its_file(tmp_path: Path) -> None:
     case = make_case(tmp_path, "indexed of 13")
     for name in ("dlemu.json", "dlemu.files.npy"):

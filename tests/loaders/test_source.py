@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.workload.model import check_workload
-from dlemu.world.world import Alone
+from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 6, 3
 
@@ -24,18 +22,13 @@ def source_in(
     known_places: bool = True,
     keep: int = 1,
     batch_size: int = BATCH,
-    train: dict[str, Any] | None = None,
+    loop: str = "rule",
     **dataset: Any,
 ) -> Source:
     """Return a dataset in a folder; two workers read 5 batches ahead, rounded up to 6."""
-    least = {"format": "npy", "num_files_train": NUM_FILES, "record_length_bytes": 1000.0}
-    tree = {
-        "dataset": {"data_folder": str(folder), **least, **dataset},
-        "reader": {"batch_size": batch_size, "read_threads": 2, "prefetch_size": 5},
-        "train": train or {},
-    }
-    workload = check_workload(tree)
-    generate(workload, world=Alone())
+    keys = {"reader.batch_size": batch_size, "reader.read_threads": 2, "reader.prefetch_size": 5}
+    shape = {"format": "npy", "num_files_train": NUM_FILES, "record_length_bytes": 1000.0} | dataset
+    workload = generated(folder, {**keys, "train.loop": loop}, **shape)
     return Source.open(Dataset(workload, layout_of(workload), known_places), keep=keep)
 
 
@@ -49,23 +42,10 @@ def test_each_batch_that_may_exist_at_once_has_a_slot(
 ) -> None:
     """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
     for keep in (1, 2):
-        source = source_in(tmp_path, keep=keep, train={"loop": loop})
+        source = source_in(tmp_path, keep=keep, loop=loop)
         assert source.takes_early == takes_early
         assert slots_of(source, 1000).num_slots == 6 + takes_early + keep
         assert not source.reads_when_asked
-
-
-def test_slots_lie_apart_in_the_room_that_was_asked_for(tmp_path: Path) -> None:
-    slots = slots_of(source_in(tmp_path), 1000)
-    assert slots.data.shape == (7, BATCH, 1000) and not slots.data.any()
-    for slot in range(7):
-        for row in range(BATCH):
-            memory = slots.row(slot, row, 1000, 1000)
-            assert len(memory) == 1000
-            memory[:] = bytes([1 + slot * BATCH + row]) * 1000
-    wanted = 1 + np.arange(7 * BATCH).reshape(7, BATCH)
-    assert (slots.data == wanted[:, :, None]).all(), "none lies on another, or on the lengths"
-    assert (slots.lengths == 1000).all()
 
 
 def test_many_lengths_take_more_than_a_page_and_lie_on_no_sample(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """How far ahead batches are read, under both training loops; and how batches are brought."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dlemu.loaders import Batch
 from dlemu.loaders.steps import Takers, Window
+from tests.lab.simulated import Loop, Read, true_au
+from tests.lab.waiting import LONG
 
 
 def batch_of(step: int) -> Batch:
@@ -71,7 +76,7 @@ def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
     brought = 0 if when_asked else 1
     for step in range(3):
         with changed:
-            assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), 10)  # type: ignore[misc]
+            assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), LONG)  # type: ignore[misc]
             assert len(advanced) == min(3, step + brought)
         assert next(steps)[0].step == step
     takers.end()
@@ -88,3 +93,84 @@ def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:
     with pytest.raises(ValueError, match="a broken file"):
         next(steps)
     takers.end()
+
+
+def alone(*seconds: float) -> list[list[Read]]:
+    return [[Read(each)] for each in seconds]
+
+
+@pytest.mark.parametrize(
+    ("batches", "keys", "au"),
+    [
+        # Nothing is read ahead of the first request: 3 s for each batch, 1 s of them computing.
+        (alone(3, 3, 3), {"workers": 1}, 100 * 1 / 3),
+        # Two workers bring a batch each 1.5 s.
+        (alone(3, 3, 3, 3, 3), {"workers": 2}, 100 * 4 / 6),
+        # Both share the storage: a batch each 3 s again.
+        ([[Read(num_bytes=6)]] * 3, {"workers": 2, "bytes_per_second": 2}, 100 * 1 / 3),
+        # A batch of three records of other sizes, request by request: 1 + 2 + 3 s.
+        ([[Read(1), Read(2), Read(3)]] * 3, {"workers": 1}, 100 * 1 / 6),
+        # All four are asked for at once: the last is there 0.3 s after the third has computed.
+        (alone(0.4, 0.4, 0.4, 2.5), {"workers": 1, "prefetch_factor": 4}, 100 * 3 / 3.3),
+        # Only one is asked for at once: the last begins with the second step.
+        (alone(0.4, 0.4, 2.5), {"workers": 1}, 100 * 2 / 3.5),
+        # A pipelined loop asks for it with the first.
+        (alone(0.4, 0.4, 2.5), {"workers": 1, "loop": "pipelined"}, 100 * 2 / 2.9),
+        # Each wait ends 0.5 s late: 3.5 s for a batch.
+        (alone(3, 3, 3), {"workers": 1, "late": 0.5}, 100 * 2 / 7),
+    ],
+)
+def test_the_truth_is_told_by_events(
+    batches: list[list[Read]], keys: dict[str, Any], au: float
+) -> None:
+    given = {"prefetch_factor": 1} | keys
+    assert true_au(batches, computation_time=1.0, **given) == pytest.approx(au)
+
+
+def au_of_ours(seconds: Sequence[float], *, workers: int, ahead: int, loop: Loop) -> float:
+    """Return the AU in percent of our loop, whose workers read as far ahead as a window lets them.
+
+    `seconds` is what each batch takes to read; a step computes for 1 s; the first is left out.
+    """
+    window = Window(ahead=ahead, takes_early=1 if loop == "pipelined" else 0)
+    window.begin(0)
+    following = list(range(workers))
+    arrives: dict[int, float] = {}  # by worker
+    made: set[int] = set()
+    now, step, first_step, ends = 0.0, 0, 0.0, None
+    while step < len(seconds):
+        for worker, batch in enumerate(following):
+            if worker not in arrives and batch < min(len(seconds), window.limit):
+                arrives[worker] = now + seconds[batch]
+        if ends is None and step in made:
+            ends = now + 1
+        now = min([*arrives.values(), *([] if ends is None else [ends])])
+        for worker in [each for each, time in arrives.items() if time <= now]:
+            del arrives[worker]
+            made.add(following[worker])
+            window.made(following[worker])
+            following[worker] += workers
+        if ends == now:
+            ends, step = None, step + 1
+            window.begin(step)
+            first_step = first_step or now
+    return 100 * (len(seconds) - 1) / (now - first_step)
+
+
+@given(
+    st.lists(st.floats(0.1, 5), min_size=3, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["rule", "pipelined"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
+    seconds: list[float], workers: int, factor: int, loop: Loop
+) -> None:
+    """Batches of several records and other sizes, read by several workers that read ahead."""
+    ours = au_of_ours(seconds, workers=workers, ahead=workers * factor, loop=loop)
+    batches = [[Read(each / 2), Read(each / 2)] for each in seconds]
+    truth = true_au(
+        batches, workers=workers, prefetch_factor=factor, computation_time=1.0, loop=loop
+    )
+    assert ours == pytest.approx(truth, abs=1e-6)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, generate
+import dlemu
+from dlemu.datagen import Content
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.loaders.checksums import CHECKSUMS
@@ -15,8 +16,7 @@ from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.workload.model import check_workload
-from dlemu.world.world import Alone
+from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
 
@@ -24,22 +24,12 @@ NUM_FILES, BATCH = 12, 3
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     """Files of 1000 bytes, whose preprocessing takes 1 s each, more or less."""
-    tree = {
-        "dataset": {
-            "data_folder": str(tmp_path),
-            "format": "npz",
-            "num_files_train": NUM_FILES,
-            "record_length_bytes": 1000.0,
-        },
-        "reader": {
-            "batch_size": BATCH,
-            "preprocess": "sleep",
-            "preprocess_time": {"mean": 1.0, "stdev": 0.1},
-        },
-        "train": {},
+    keys = {
+        "reader.batch_size": BATCH,
+        "reader.preprocess": "sleep",
+        "reader.preprocess_time": {"mean": 1.0, "stdev": 0.1},
     }
-    workload = check_workload(tree)
-    generate(workload, world=Alone())
+    workload = generated(tmp_path, keys, num_files_train=NUM_FILES, record_length_bytes=1000.0)
     return Source.open(Dataset.of(workload), keep=0)
 
 
@@ -111,7 +101,7 @@ def test_a_sample_is_preprocessed_before_the_next_is_read(
         "dataset.record_length_bytes": 10_000,
     }
     workload = source.workload.with_keys(keys)
-    generate(workload, world=Alone())
+    dlemu.generate(workload, world=dlemu.Alone())
     reader = reader_of(Source.open(Dataset.of(workload), keep=0))
     read: list[int] = []
     monkeypatch.setattr(
@@ -180,19 +170,9 @@ def test_a_batch_that_is_no_longer_wanted_is_not_made(source: Source, slept: lis
 
 def test_samples_that_do_not_follow_one_another_are_read_apart(tmp_path: Path) -> None:
     """Of two HDF5 files with 5 samples each: two neighbours, one alone, and one of the other."""
-    tree = {
-        "dataset": {
-            "data_folder": str(tmp_path),
-            "format": "hdf5",
-            "num_files_train": 2,
-            "num_samples_per_file": 5,
-            "record_length_bytes": 1000.0,
-        },
-        "reader": {"batch_size": 4},
-        "train": {},
-    }
-    workload = check_workload(tree)
-    generate(workload, world=Alone())
+    shape = {"num_samples_per_file": 5, "record_length_bytes": 1000.0}
+    keys = {"reader.batch_size": 4}
+    workload = generated(tmp_path, keys, format="hdf5", num_files_train=2, **shape)
     source = Source.open(Dataset.of(workload), keep=1)
     slots = Slots(aligned_buffer(Slots.num_bytes(source, 1000)), source, 1000)
     read: list[int] = []

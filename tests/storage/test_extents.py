@@ -3,12 +3,10 @@
 import errno
 import gc
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.extents import Part, extent_reader, settle_direct
+from dlemu.storage.extents import ExtentReader, File, Part, extent_reader, settle_direct
 from dlemu.storage.regular import open_sized
 
 NUM_BYTES = 50_003
@@ -31,6 +29,33 @@ def file_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("storage") / "file"
     path.write_bytes(CONTENT)
     return path
+
+
+Opened = Callable[..., tuple[ExtentReader, File]]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """What opens a file with a reader; both are closed after the test."""
+    made: list[tuple[ExtentReader, File]] = []
+
+    def open_file(
+        path: Path, *, direct: bool = False, piece_bytes: int = 4096, io_depth: int = 1
+    ) -> tuple[ExtentReader, File]:
+        reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
+        made.append((reader, reader.open(str(path))))
+        return made[-1]
+
+    yield open_file
+    for reader, file in made:
+        reader.close_file(file)
+        reader.close()
+
+
+@pytest.fixture(params=[(False, 1), (False, 3), (True, 1), (True, 3)], ids=str)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Through the page cache or past it, one request at a time or several."""
+    return dict(zip(("direct", "io_depth"), request.param, strict=True))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,64 +105,49 @@ def test_bytes_go_where_they_are_wanted(
     reader.close()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("io_depth", [1, 3])
-def test_counts_what_the_kernel_handed_over(file_path: Path, direct: bool, io_depth: int) -> None:
-    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
-    file = reader.open(str(file_path))
+def test_counts_what_the_kernel_handed_over(
+    opened: Opened, file_path: Path, way: dict[str, Any]
+) -> None:
+    reader, file = opened(file_path, piece_bytes=8192, **way)
     before, cost = _rchar()
     reader.head(file)
     reader.read(file, 0, [NUM_BYTES])
     after, _ = _rchar()
     assert reader.bytes_read == NUM_BYTES
     assert after - before - cost == NUM_BYTES
-    reader.close_file(file)
-    reader.close()
 
 
-def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(CONTENT)
-    program = (
-        "from dlemu.storage.extents import extent_reader\n"
-        "reader = extent_reader(direct=True, piece_bytes=8192)\n"
-        f"file = reader.open({str(path)!r})\n"
-        "for start in range(0, 50_000, 1000):\n"
-        "    reader.read(file, start, [1000], ahead=True)\n"
-    )
-    trace = tmp_path / "trace"
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
-    subprocess.run(
-        ["strace", "-f", "-e", "trace=preadv2", "-o", str(trace), sys.executable, "-c", program],
-        check=True,
-    )
-    offsets = re.findall(r", 1, (\d+), 0\) += \d+$", trace.read_text(), re.MULTILINE)
-    assert offsets == [str(start) for start in range(0, 50_000, 8192)]
+def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, preadv = list[int](), os.preadv
+
+    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        offsets.append(offset)
+        return preadv(descriptor, into, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", spy)
+    reader, file = opened(file_path, direct=True, piece_bytes=8192)
+    for start in range(0, 50_000, 1000):
+        reader.read(file, start, [1000], ahead=True)
+    assert offsets == list(range(0, 50_000, 8192))
 
 
-def test_a_short_file_is_named(file_path: Path) -> None:
-    reader = extent_reader(direct=False, piece_bytes=4096)
-    file = reader.open(str(file_path))
+def test_a_short_file_is_named(opened: Opened, file_path: Path) -> None:
+    reader, file = opened(file_path)
     with pytest.raises(DatasetError, match=rf"{file_path} holds 50003 bytes, at least 50004"):
         reader.read(file, 50_000, [4])
-    reader.close_file(file)
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("io_depth", [1, 2])
 def test_a_file_that_is_cut_while_it_is_read_is_named(
-    tmp_path: Path, direct: bool, io_depth: int
+    opened: Opened, tmp_path: Path, way: dict[str, Any]
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
-    file = reader.open(str(path))
+    reader, file = opened(path, **way)
     os.truncate(path, 20_000)
     with pytest.raises(DatasetError, match="ends at byte 20000, but held 50003"):
         reader.read(file, 0, [NUM_BYTES])
-    reader.close_file(file)
-    reader.close()
 
 
 def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
@@ -165,13 +175,18 @@ def test_open_files_are_kept_up_to_a_bound(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [4, 5, 6])
+def test_an_open_file_that_was_changed_or_replaced_is_named(tmp_path: Path, num_bytes: int) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"12345")
-    other.write_bytes(b"54321")
     reader = extent_reader(direct=False, piece_bytes=4096)
     reader.keep_open(str(path))
-    other.rename(path)
+    assert reader.keep_open(str(path)).num_bytes == 5
+    if num_bytes == 5:
+        other.write_bytes(b"54321")
+        other.rename(path)
+    else:
+        os.truncate(path, num_bytes)
     with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
         reader.keep_open(str(path))
     reader.close()
@@ -216,16 +231,13 @@ def test_an_open_file_that_a_network_file_system_has_lost_is_named(
     assert not Path(f"/proc/self/fd/{descriptor}").exists()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("io_depth", [1, 3])
 def test_a_drives_error_is_named(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, io_depth: int
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, **way)
     monkeypatch.setattr(os, "preadv", refuse)
     line = rf"^{file_path} cannot be read at byte 8192: Input/output error$"
     with pytest.raises(DatasetError, match=line):
@@ -234,14 +246,10 @@ def test_a_drives_error_is_named(
         with pytest.raises(DatasetError, match=line):
             reader.read_each(file, [8192] * count, [100] * count)
     monkeypatch.undo()
-    reader.close_file(file)
-    reader.close()
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("io_depth", [1, 3])
 def test_a_check_is_no_part_of_reading_and_copying(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, io_depth: int
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     """By a clock that stands still but in the check."""
     now = 0.0
@@ -251,30 +259,14 @@ def test_a_check_is_no_part_of_reading_and_copying(
         now += len(data)
 
     monkeypatch.setattr("dlemu.storage.extents.perf_counter", lambda: now)
-    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, piece_bytes=8192, **way)
     reader.read(file, 100, [NUM_BYTES - 100], check=check)
     assert (reader.read_seconds, reader.copy_seconds) == (0, 0)
     assert reader.check_seconds == NUM_BYTES - 100
-    reader.close_file(file)
-    reader.close()
-
-
-@pytest.mark.parametrize("num_bytes", [4, 6])
-def test_an_open_file_that_has_another_size_now_is_named(tmp_path: Path, num_bytes: int) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"12345")
-    reader = extent_reader(direct=False, piece_bytes=4096)
-    reader.keep_open(str(path))
-    assert reader.keep_open(str(path)).num_bytes == 5
-    os.truncate(path, num_bytes)
-    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
-        reader.keep_open(str(path))
-    reader.close()
 
 
 def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a file's end does that, and from there no O_DIRECT read can begin."""
     offsets: list[int] = []
@@ -283,13 +275,11 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
         offsets.append(offset)
         return 4096 if len(offsets) == 1 else 904
 
-    reader = extent_reader(direct=True, piece_bytes=16384)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, direct=True, piece_bytes=16384)
     monkeypatch.setattr(os, "preadv", cut)
     with pytest.raises(DatasetError, match="ends at byte 5000, but held 50003"):
         reader.read(file, 0, [16384])
     assert offsets == [0, 4096], "a whole page that came is gone on from"
-    reader.close_file(file)
 
 
 @pytest.fixture
@@ -375,7 +365,7 @@ os.wait()
 @pytest.mark.parametrize("where", ["tmp_path", "memory"])
 @pytest.mark.parametrize("hole", [False, True])
 def test_what_is_in_the_page_cache_takes_few_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, hole: bool
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, hole: bool
 ) -> None:
     if where == "memory":
         folder = tempfile.TemporaryDirectory(prefix="dlemu-test.", dir="/dev/shm")
@@ -383,10 +373,10 @@ def test_what_is_in_the_page_cache_takes_few_calls(
     path, piece = tmp_path / "file", 1 << 18
     content = np.random.default_rng(1).bytes(20 << 20)
     path.write_bytes(content)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
         if hole:
-            os.posix_fadvise(file.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(written.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
     kept, calls, preadv = bytearray(3 << 20), [], os.preadv
 
     def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
@@ -395,12 +385,11 @@ def test_what_is_in_the_page_cache_takes_few_calls(
         return got
 
     monkeypatch.setattr(os, "preadv", spy)
-    reader = extent_reader(direct=False, piece_bytes=piece)
-    opened = reader.open(str(path))
+    reader, file = opened(path, piece_bytes=piece)
     # Many small parts, more than one call takes, and large ones; kept ones on both sides.
     parts: list[Part] = [memoryview(kept)[: 1 << 20], *[3] * 5000, (11 << 20) - 15_000]
     parts += [memoryview(kept)[1 << 20 :], 6 << 20]
-    reader.read(opened, 0, parts)
+    reader.read(file, 0, parts)
 
     assert bytes(kept) == content[: 1 << 20] + content[12 << 20 : 14 << 20]
     assert reader.bytes_read == sum(got for _, _, got, _ in calls) == len(content)
@@ -417,7 +406,7 @@ def test_what_is_in_the_page_cache_takes_few_calls(
 
 
 def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv, flags_seen = os.preadv, []
 
@@ -428,8 +417,7 @@ def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
         return preadv(descriptor, into, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)
-    reader = extent_reader(direct=False, piece_bytes=10_000)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, piece_bytes=10_000)
     for _ in range(2):
         kept = bytearray(NUM_BYTES)
         reader.read(file, 0, [memoryview(kept)])
@@ -437,17 +425,14 @@ def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
     assert flags_seen == [os.RWF_NOWAIT] + [0] * 12  # asked once, and not again
 
 
-@pytest.mark.parametrize(
-    ("direct", "calls"), [(False, [1, 1, 2, 4]), (True, [1, 2, 2, 5])], ids=["buffered", "direct"]
-)
-@pytest.mark.parametrize("io_depth", [1, 3])
 def test_calls_are_counted(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, calls: list[int], io_depth: int
+    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     """Extents of a piece, across its end, and of several pieces; pages and pieces of 4096 bytes."""
     extents = [(4096, 4096), (100, 4096), (9000, 5000), (0, 16_384)]
-    if direct:
-        extents[3] = (4000, 16_384)
+    calls = [1, 1, 2, 4]
+    if way["direct"]:
+        extents[3], calls = (4000, 16_384), [1, 2, 2, 5]
     made = []
     read = os.preadv
 
@@ -456,8 +441,7 @@ def test_calls_are_counted(
         return read(*words)
 
     monkeypatch.setattr(os, "preadv", counted)
-    reader = extent_reader(direct=direct, piece_bytes=4096, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, **way)
     for (offset, length), number in zip(extents, calls, strict=True):
         reader.num_reads, before = 0, len(made)
         reader.read_each(file, [offset], [length])
@@ -465,26 +449,19 @@ def test_calls_are_counted(
     reader.read_each(file, [0, 5000], [100, 100])
     reader.head(file)
     reader.read(file, 0, [20_000])
-    reader.close_file(file)
-    reader.close()
     assert reader.num_reads == len(made) - sum(calls[:3])
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("io_depth", [1, 3])
 def test_the_call_that_reads_an_extent_drops_what_is_not_kept_of_it(
-    file_path: Path, direct: bool, io_depth: int
+    opened: Opened, file_path: Path, way: dict[str, Any]
 ) -> None:
     """The last extent is longer than a piece, and is cut in its second one."""
     offsets, lengths = [100, 9000, 4096, 20_000], [3000, 50, 4096, 10_000]
     kept = [bytearray(num) for num in (1000, 50, 0, 9000)]
-    reader = extent_reader(direct=direct, piece_bytes=8192, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, piece_bytes=8192, **way)
     reader.read_each(file, offsets, lengths, [memoryview(each) for each in kept])
     for offset, data in zip(offsets, kept, strict=True):
         assert data == CONTENT[offset : offset + len(data)]
     assert reader.num_reads == 5
-    if not direct:
+    if not way["direct"]:
         assert reader.bytes_read == sum(lengths)
-    reader.close_file(file)
-    reader.close()

@@ -14,7 +14,6 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.results.records import read_steps, read_summary
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import cached_share, drop
-from dlemu.storage.probe import probe_rate
 from dlemu.storage.regular import (
     check_regular,
     count_linked,
@@ -126,14 +125,6 @@ def test_the_sizes_of_a_manifest_may_be_no_fifo(tmp_path: Path) -> None:
     path.unlink()
     fifo(path)
     assert str(soon(lambda: read_manifest(tmp_path / "data"))) == f"{path} is a FIFO, not a file"
-
-
-def test_the_probe_reads_what_is_a_file(tmp_path: Path) -> None:
-    path = fifo(tmp_path / "fifo")
-    assert soon(lambda: probe_rate([path], num_readers=2, seconds=0.05)) is None
-    (tmp_path / "file").write_bytes(bytes(1 << 20))
-    both = [path, tmp_path / "file"]
-    assert isinstance(soon(lambda: probe_rate(both, num_readers=2, seconds=0.05)), float)
 
 
 def test_names_of_one_file_are_counted(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -138,23 +137,6 @@ def test_the_edition_is_the_workloads() -> None:
     metrics = meter.metrics()
     assert metrics is not None and metrics.edition == "v2.0"
     assert metrics.au_percentage == pytest.approx(100 * 4 / 6)
-
-
-def test_pytorchs_own_loader_is_an_iterable_like_any_other() -> None:
-    torch: Any = pytest.importorskip("torch", reason="pip install 'dlemu[torch]'")
-    data = torch.utils.data.TensorDataset(torch.arange(20.0))
-    loader = torch.utils.data.DataLoader(data, batch_size=4)
-    keys = {"train.computation_time": 0.005, "reader.batch_size": 4}
-    meter = Meter(WORKLOAD.with_keys(keys))
-    seen = []
-    for (values,) in meter.epoch(loader, 0):
-        seen += values.tolist()
-        meter.compute(values)
-    assert seen == list(range(20))
-    assert len(meter.steps) == 5
-    assert (meter.steps["compute"] >= 0.005).all()
-    assert (meter.steps["wait"] > 0).all()
-    assert "emulated accelerator" in meter.report()
 
 
 def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""Small datasets, and the workloads that name them."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlemu.datagen import generate
+from dlemu.workload.model import Workload, check_workload
+from dlemu.world.world import Alone
+
+
+def workload_of(
+    folder: Path, keys: Mapping[str, object] | None = None, /, **dataset: Any
+) -> Workload:
+    """Return a workload of 6 npz files of 5000 bytes in a folder, unless told otherwise."""
+    least = {"format": "npz", "num_files_train": 6, "record_length_bytes": 5000.0}
+    section = {"data_folder": str(folder), **least, **dataset}
+    tree = {"dataset": section, "reader": {"batch_size": 1}, "train": {}}
+    return check_workload(tree).with_keys(keys or {})
+
+
+def generated(
+    folder: Path, keys: Mapping[str, object] | None = None, /, **dataset: Any
+) -> Workload:
+    """Return such a workload, its dataset written if it is not there yet."""
+    workload = workload_of(folder, keys, **dataset)
+    generate(workload, world=Alone())
+    return workload
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return the content of all files below a folder, by their paths."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
