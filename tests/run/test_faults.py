@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -241,19 +242,18 @@ def test_an_interrupted_run_says_so(
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.mpi)])
-def test_a_read_that_never_ends_is_named(folder: Path, loader: str, num_ranks: int) -> None:
+def test_a_read_that_never_ends_is_named(
+    folder: Path, loader: str, num_ranks: int, time_flies: Callable[[], object]
+) -> None:
     workload = small(folder, reader__data_loader=loader, reader__file_shuffle="off", **_LONG)
-    stuck = a_file(folder, 8 + num_ranks - 1)
+    stuck, log = a_file(folder, 8 + num_ranks - 1), folder / "log"
+    keys: dict[str, Any] = {"num_ranks": num_ranks, "own_shared": True}
     with (
-        slow_files(folder / "data", seconds=0, stalls=stuck.name) as point,
-        start(
-            workload,
-            f"dataset.data_folder={point}",
-            "output.stall_seconds=2",
-            num_ranks=num_ranks,
-            own_shared=True,
-        ) as run,
+        slow_files(folder / "data", seconds=0, stalls=stuck.name, log=log) as point,
+        start(workload, f"dataset.data_folder={point}", **keys) as run,
     ):
+        until(lambda: log.exists() and f"{stuck.name} hangs" in log.read_text(), "the read")
+        time_flies()
         words = f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds"
         fails(run, *words)
 
