@@ -165,16 +165,6 @@ def test_a_bound_passes_or_fails(
     assert run(["report", "out"]) == status
 
 
-def test_writes_that_met_no_drive_pass_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["checkpoint.num_checkpoints_read=0", "checkpoint.max_seconds=1000"]
-    words += ["checkpoint.fsync=false", "checkpoint.odirect=false", "output.folder=out"]
-    assert run(["-q", "checkpoint", *THREE, *words]) == 1
-    [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("NO VERDICT: unet3d takes ")
-    assert "; BUT " in line and "in memory" in line
-    assert run(["report", "out"]) == 1
-
-
 def test_a_prediction_has_a_range(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=llama3_8b", "drive=d3_s4520", "drives=2", "checkpoint.mtbf=3h", "--json"]
     assert run(["predict", *words]) == 0
