@@ -5,7 +5,7 @@ import multiprocessing.util
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,3 +87,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = (str(Path(__file__)), 0, "Skipped: starts a process")
     if call.when == "teardown":
         _left.clear()
+
+
+@pytest.fixture
+def time_flies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """What lets as many seconds pass as the watchdog waits, in all commands that are started."""
+    file = tmp_path / "time flies"
+    monkeypatch.setattr(warm, "settings", {**warm.settings, "tests.lab.flying.file": str(file)})
+    return file.touch

@@ -71,33 +71,12 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
         assert 0 < entry["least_seconds"] <= entry["mean_seconds"] <= entry["seconds"]
         assert entry["seconds"] <= entry["between_barriers_seconds"]
     assert all(entry["parts"]["compare"] > 0 for entry in own["loads"])
-    for line in (
-        "writes:   878.9 KiB (900 kB) in 3 files, in ck",
-        "save 2 of 2: ",
-        "load 2 of 2: ",
-        "verified: every byte that was read is the one that was written",
-        "readers: one host, so each accelerator reads what its own host has written",
-        "Young: with a failure every 3:00:00 the best is one every ",
-        "limit of the saves: ",
-        "unet3d takes ",
-        "results: out",
-    ):
-        assert line in said, line
+    assert "verified: every byte that was read is the one that was written" in said
     assert run(["report", "out"]) == 0
     report = capsys.readouterr().out
     assert report.splitlines()[1:] == said.partition("\n\n")[2].splitlines()[:-1]
-    assert run(["report", "out", "--json", "--html", "page.html"]) == 0
+    assert run(["report", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": "out"} | told
-    page = Path("page.html").read_text()
-    for part in ("unet3d takes", "duration of each checkpoint", "<th>one every</th>", "Young: "):
-        assert part in page, part
-    assert "<pre>" not in page
-    assert run(["report", "out", "out", "--html", "page.html"]) == 0
-    assert "<td>checkpoint of unet3d</td>" in Path("page.html").read_text().replace(
-        ' class="text"', ""
-    )
-    assert run(["compare", "out", "out", "compare.max_loss=1%"]) == 0
-    assert "save (GB/s)" in capsys.readouterr().out
 
 
 def test_only_the_newest_are_kept_and_read_in_turn() -> None:
@@ -184,47 +163,6 @@ def test_a_bound_passes_or_fails(
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{verdict}: unet3d takes ") and line.endswith(" s wanted")
     assert run(["report", "out"]) == status
-
-
-def test_writes_that_met_no_drive_pass_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["checkpoint.num_checkpoints_read=0", "checkpoint.max_seconds=1000"]
-    words += ["checkpoint.fsync=false", "checkpoint.odirect=false", "output.folder=out"]
-    assert run(["-q", "checkpoint", *THREE, *words]) == 1
-    [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("NO VERDICT: unet3d takes ")
-    assert "; BUT " in line and "in memory" in line
-    assert run(["report", "out"]) == 1
-
-
-def test_a_subset_and_a_scale_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["model=llama3_405b", "checkpoint.scale=1e-7", "checkpoint.checkpoint_folder=ck"]
-    words += [
-        "checkpoint.mode=subset",
-        "checkpoint.time_between_checkpoints=0",
-        "num_accelerators=2",
-    ]
-    words += ["checkpoint.num_checkpoints_write=1", "checkpoint.num_checkpoints_read=1"]
-    assert run(["checkpoint", *words]) == 0
-    said = capsys.readouterr().out
-    assert "2 of 512 accelerators: 2.6 KiB (2.65 kB) of 555.1 KiB, 0.466%, each file at" in said
-    assert "llama3_405b (2 of 512 ranks: 2.6 KiB of 555.1 KiB) at scale 1e-07 takes" in said
-    assert "note: every duration and cost is that of llama3_405b (2 of 512 ranks: 2.6" in said
-
-
-def test_a_dry_run_needs_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["checkpoint", "model=llama3_70b", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "writes:   911.2 GiB (978 GB) in 128 files",
-        "share:    14.2 GiB (15.3 GB) an accelerator",
-        "time:     unknown a checkpoint (name a drive (drive=d7_ps1010), or "
-        "checkpoint.checkpoint_folder)",
-        "dlemu checkpoint would be accepted; nothing was written",
-    ]
-    assert run(["checkpoint", "model=llama3_8b", "drive=d7_ps1010", "--dry-run"]) == 0
-    assert "about 12.1 s a checkpoint (at 9.3 GB/s, 1 x D7-PS1010)" in capsys.readouterr().out
-    assert run(["checkpoint", *THREE, "--dry-run"]) == 0
-    assert "were written in a probe of one second" in capsys.readouterr().out
-    assert os.listdir() == []
 
 
 def test_a_prediction_has_a_range(capsys: pytest.CaptureFixture[str]) -> None:

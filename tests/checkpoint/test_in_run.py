@@ -22,13 +22,12 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
-from dlemu.errors import RunError, WorkloadError
-from dlemu.results.checkpoints import checkpoint_cost, checkpoint_lines, dlio_names, with_cost
+from dlemu.errors import RunError
+from dlemu.results.checkpoints import checkpoint_lines, dlio_names
 from dlemu.run.replay import new_steps
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
-from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
 
 
@@ -146,16 +145,6 @@ def test_older_ones_go_and_those_of_an_earlier_run_as_well(tmp_path: Path) -> No
     assert told == ["next", "removed: 2 checkpoints of an earlier command", "next"]
 
 
-def test_foreign_files_are_refused_and_stay(tmp_path: Path) -> None:
-    (tmp_path / "mine.pt").touch()
-    with (
-        pytest.raises(WorkloadError, match=r"mine\.pt"),
-        open_checkpoints(job(tmp_path), place(), [4], lambda _: None),
-    ):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.pt"]
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_drive_that_fails_ends_the_run_in_one_line(tmp_path: Path, asynchronous: bool) -> None:
     workload = job(tmp_path, asynchronous=asynchronous)
@@ -233,24 +222,3 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
             clock.time = 4.0
         checkpoints.finish()
     assert [epoch["writing"].all() for epoch in steps] == [writes, False]
-
-
-def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
-    steps = new_steps(0, np.ones((4, 1)))
-    steps["compute"], steps["stall"][1, 0] = 1.0, 2.0
-    cost = checkpoint_cost(sums_of(steps, ["rank 0"]).epochs)
-    assert cost is not None
-    with open_checkpoints(job(tmp_path), place(), [4], lambda _: None) as checkpoints:
-        checkpoints.take(0, 4)
-        fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
-    fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
-    fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
-    lines = checkpoint_lines(cost, with_cost(fields, cost))
-    assert lines == [
-        "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
-        "written in 500 ms, 2 MB/s",
-        "utilisation with all stalls counted 66.67%: accelerators stood still for 2 s for 1 "
-        "checkpoint",
-        "sda, on which checkpoints were written: 3 MB read and 1 MB written in the epochs, by any "
-        "process, 25% of them writes",
-    ]

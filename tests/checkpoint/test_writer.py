@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Stopped, Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
@@ -64,14 +63,6 @@ def test_files_hold_their_bytes_and_are_read_back(
         for name, size, sample in files:
             read = reader.read(tmp_path / name, size, sample=sample)
             assert (read.num_bytes, read.compare > 0) == (size, True)
-
-
-def test_no_two_pages_are_alike(tmp_path: Path, content: Content) -> None:
-    with Writer(content, piece_bytes=PIECE) as writer:
-        for sample in (3, 4):
-            writer.write(tmp_path / f"{sample}", 4 * PIECE, sample=sample)
-    pages = np.frombuffer(b"".join((tmp_path / n).read_bytes() for n in "34"), "V4096")
-    assert len({page.tobytes() for page in pages}) == len(pages) == 8 * PIECE // 4096
 
 
 @pytest.fixture
@@ -154,13 +145,6 @@ def test_fsync_is_asked_for_file_and_folder(
             writer.write_share(tmp_path, [("a", 10, 0), ("b", 10, 1)])
     folder = str(tmp_path)
     assert synced == [f"{folder}/a.partial", f"{folder}/b.partial", folder]
-
-
-def test_times_add_up() -> None:
-    one = WriteTimes(num_bytes=3, open=1, write=2, waited=3, fsync=4, close=5, generation=6)
-    both = one + one
-    assert (both.num_bytes, both.open, both.close, both.generation) == (6, 2, 10, 12)
-    assert both.seconds == 30
 
 
 @pytest.mark.parametrize(

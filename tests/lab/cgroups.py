@@ -41,24 +41,11 @@ def throttled_reads(
     rates = [(_disk_number(place), rate) for place, rate in ((folder, bytes_per_second), *others)]
     with _group("blkio", "io") as (group, edition):
         for number, rate in rates:
-            _throttle(group, edition, "read", f"{number} {rate}")
+            if edition == 1:
+                _limit(group, "blkio.throttle.read_bps_device", f"{number} {rate}")
+            else:
+                _limit(group, "io.max", f"{number} rbps={rate}")
         yield group
-
-
-@contextlib.contextmanager
-def throttled_writes(folder: Path, bytes_per_second: int) -> Iterator[Group]:
-    """Hold writes with O_DIRECT to the disk under a folder to a rate."""
-    with _group("blkio", "io") as (group, edition):
-        _throttle(group, edition, "write", f"{_disk_number(folder)} {bytes_per_second}")
-        yield group
-
-
-def _throttle(group: Group, edition: int, way: str, limit: str) -> None:
-    """Hold reads or writes to a limit, "major:minor bytes_per_second"."""
-    if edition == 1:
-        _limit(group, f"blkio.throttle.{way}_bps_device", limit)
-    else:
-        _limit(group, "io.max", limit.replace(" ", f" {way[0]}bps="))
 
 
 @contextlib.contextmanager

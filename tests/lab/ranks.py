@@ -26,6 +26,18 @@ from dlemu.world.world import World
 STUCK_SECONDS = 60
 
 
+def values_of(world: World) -> dict[str, Any]:
+    """Return what this rank gets of the others in each way there is."""
+    return {
+        "place": [world.host_index, world.num_hosts, world.local_rank, world.num_local_ranks],
+        "gathered": world.gather(world.rank * 10),
+        "reduced": world.reduce(str(world.rank), str.__add__),
+        "all_gathered": world.all_gather(world.host),
+        "broadcast": world.broadcast({"from": world.rank}),
+        "on_first": world.on_first(lambda: world.rank),
+    }
+
+
 def meet(world: World) -> dict[str, Any]:
     """Meet 20 times, each time with another rank late."""
     times = []
@@ -36,10 +48,7 @@ def meet(world: World) -> dict[str, Any]:
         world.barrier(timeout=30 if index % 2 else None)
         times.append((arrived, time.perf_counter()))
     return {
-        "place": [world.host_index, world.num_hosts, world.local_rank, world.num_local_ranks],
-        "gathered": world.gather(world.rank * 10),
-        "all_gathered": world.all_gather(world.host),
-        "broadcast": world.broadcast({"from": world.rank}),
+        "values": values_of(world),
         "times": times,
         "notes": world.notes,
         "maps_shared_memory": "sm_segment" in Path("/proc/self/maps").read_text(),

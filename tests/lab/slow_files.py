@@ -45,7 +45,8 @@ def slow_files(
     """Show a folder at a new place: reads take `seconds`, and to open a file `open_seconds`.
 
     Of the file or folder `stalls` what `on` names is never answered: "read", "open", "list" or
-    "lookup". The thread and name of each file that is opened, or never answers, go to `log`.
+    "lookup". The thread and name of each file that is opened go to `log`; "hangs" follows the name
+    of what is never answered.
     """
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
@@ -156,7 +157,7 @@ class _SlowServer(Server):
             if not unique:
                 continue
             if self._never_answers(what, node, body):
-                self._note(pid, self._stalls)
+                self._note(pid, f"{self._stalls} hangs")
                 self._threads.submit(self._stall, unique, pid)
                 continue
             if what == READ:

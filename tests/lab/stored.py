@@ -62,6 +62,7 @@ from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
+from tests.lab.limits import limit_lines
 
 GIB = 1 << 30
 DATA = "/mnt/d1/unet3d"
@@ -541,5 +542,6 @@ RENDERED: dict[str, Callable[[Path], str]] = {
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),
     "rows": _rows,
+    "limits": limit_lines,
 }
 """By name, what a command shows and a stored result does not. Each gets an empty folder."""

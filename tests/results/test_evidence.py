@@ -158,6 +158,19 @@ def test_where_storage_is_not_seen_a_hosts_rate_is_its_part_of_what_loaders_took
     assert [host.read_bytes_per_second for host in hosts] == [READ / 2 / 100] * 2
 
 
+def test_hosts_that_share_a_drive_have_each_the_rate_of_its_own_reads() -> None:
+    """Each sees all that both have read; a third has a drive of its own, and reads less."""
+    both = epoch_of(devices=busy(sda=0.5), device_read_bytes=800, process_read_bytes=400)
+    own = epoch_of(devices=busy(sda=0.5), device_read_bytes=200, process_read_bytes=200)
+    machines = (("a", "x", both), ("b", "y", own), ("c", "x", both))
+    hosts = hosts_of(gather(*(report(seen, host=h, machine=m) for h, m, seen in machines)))
+    assert [(host.host, host.read_bytes_per_second) for host in hosts] == [
+        ("a", 4.0),
+        ("b", 2.0),
+        ("c", 4.0),
+    ]
+
+
 def test_what_hosts_of_one_machine_share_counts_once() -> None:
     """Containers may share a drive, and the network interfaces; both see what both have read."""
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import yaml
 
@@ -61,25 +60,6 @@ def test_what_was_made_and_is_empty_is_removed(
     with enter(tmp_path / "kept" / "a"), enter(tmp_path / "kept" / "b") as folder:
         (folder / "result").touch()
     assert (tmp_path / "kept" / "b" / "result").exists() and not (tmp_path / "kept" / "a").exists()
-
-
-@pytest.mark.parametrize(
-    ("folder", "reason"),
-    [("file/run", "Not a directory"), ("file", "File exists"), ("/proc/run", "No such file or")],
-)
-def test_a_folder_that_cannot_be_made_is_one_line(
-    folder: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    for enter in (make(Path(folder)), hold(folder, "")):
-        with pytest.raises(WorkloadError) as error, enter:
-            pass
-        assert str(error.value).startswith(f"output.folder {folder} cannot be written ({reason}")
-        assert str(error.value).endswith("; set output.folder")
-    Path("outputs").symlink_to("nowhere")
-    with pytest.raises(WorkloadError, match=r"cannot be written \(File exists\)"), hold(None, "x"):
-        pass
 
 
 def test_commands_of_one_second_have_folders_of_their_own(
@@ -244,41 +224,6 @@ def test_only_records_that_rank_0_does_not_see_are_leftovers(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return generate(tmp_path_factory.mktemp("folders"))
-
-
-REFUSED = [
-    ["run", *QUICK, "dataset.data_folder=/nowhere"],
-    ["run", *QUICK, "dataset.data_folder=/nowhere", "runs=2"],
-    ["run", *QUICK, "dataset.num_files_train=57"],
-    ["run", *QUICK, "dataset.record_length_bytes_resize=300000000"],
-    ["run", *QUICK, "dataset.record_length_bytes_resize=300000000", "runs=2"],
-    ["run", *QUICK, "division=closed"],
-    ["size", *QUICK, "dataset.data_folder=/nowhere"],
-    ["size", *QUICK, "size.quick=true", "size.start=4"],
-    ["size", *QUICK],
-    ["calibrate", *QUICK, "dataset.data_folder=/nowhere"],
-    ["calibrate", *QUICK, "dataset.data_folder=/dev/shm"],
-    ["predict", *QUICK],
-]
-
-
-@pytest.mark.parametrize("given", [[], ["output.folder=some/results"]])
-@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join([words[0], *words[-2:]]))
-def test_a_command_that_is_refused_leaves_nothing(
-    words: list[str],
-    given: list[str],
-    data: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    free = SimpleNamespace(available=1 << 30, total=1 << 30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    command, *keys = words
-    assert run([command, data, *keys, *given]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not any(tmp_path.iterdir()), list(tmp_path.rglob("*"))
 
 
 def test_the_same_command_may_be_given_again_once_a_run_has_failed(

@@ -18,57 +18,24 @@ from dlemu.results.judgement import (
 )
 from dlemu.results.metrics import Metrics, measure_run
 from dlemu.results.objects import objects_fields
-from dlemu.results.records import STEP, Steps, write_steps
+from dlemu.results.records import Steps, write_steps
 from dlemu.results.summary import Measured, Summary
 from dlemu.results.text import render_run, verdict_line
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
-
-
-class Device:
-    """Serves an accelerator's reads; those outstanding share its rate evenly.
-
-    It gives `share` of what an accelerator asks that computes for 1 s on each batch.
-    """
-
-    def __init__(self, share: float) -> None:
-        self.now = 0.0
-        self._seconds = 1 / share
-        self._left: dict[int, float] = {}
-
-    def ask(self, step: int) -> None:
-        self._left[step] = self._seconds
-
-    def wait_for(self, step: int) -> None:
-        while step in self._left:
-            self.serve(self.now + min(self._left.values()) * len(self._left))
-
-    def serve(self, until: float) -> None:
-        while self._left and until - self.now > 1e-12:
-            part = min(*self._left.values(), (until - self.now) / len(self._left))
-            self.now += part * len(self._left)
-            self._left = {n: left - part for n, left in self._left.items() if left - part > 1e-9}
-        self.now = until
+from tests.lab.shared import Shared
 
 
 def replay(
     share: float, *, num_steps: int, window: int, accelerators: int = 1, start: float = 0.0
 ) -> Steps:
-    """Return the steps of a pipelined loop on such a device; `start` seconds go before it."""
-    steps = np.zeros((accelerators, num_steps), STEP)
+    """Return the steps of a pipelined loop on storage that gives a share of what is asked.
+
+    Each accelerator computes for 1 s on each batch; `start` seconds go before the first.
+    """
+    one = Shared(window, window, share, 1.0, is_pipelined=True).steps(num_steps)
+    steps = np.repeat(one, accelerators, axis=0)
     steps["accelerator"] = np.arange(accelerators)[:, None]
-    steps["step"] = np.arange(num_steps)
-    steps["compute"] = steps["computation_time"] = 1.0
-    device = Device(share)
-    for step in range(min(window, num_steps)):
-        device.ask(step)
-    for step in range(num_steps):
-        begun = device.now
-        device.wait_for(step)
-        steps["wait"][:, step] = device.now - begun
-        if step + window < num_steps:
-            device.ask(step + window)
-        device.serve(device.now + 1.0)
     steps["wait"][:, 0] += start
     return steps
 
@@ -360,23 +327,6 @@ def _hide(folder: Path) -> None:
     steps["barrier"] = 0.0
     steps["wait"] = np.where(steps["step"] == 0, 20.0, 0.0)
     write_steps(folder, 0, steps)
-
-
-def test_the_text_the_page_and_the_json_say_the_same(
-    unproven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.html"
-    assert run(["report", str(unproven), "metric.au=0.9", "--html", str(page)]) == 1
-    text = capsys.readouterr().out
-    (line,) = (line for line in text.splitlines() if line.startswith("NO VERDICT: "))
-    assert "PASS" not in text and "dataset.num_files_train=" in line
-    assert '<p class="verdict none">NO VERDICT: utilisation 100.00%' in page.read_text()
-    assert run(["report", str(unproven), "metric.au=0.9", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"], told["verdict"]) == ("complete", "NO VERDICT")
-    assert told["reasons"][0] in line
-    assert told["metric"]["train_au_meet_expectation"] == "no verdict"
-    assert told["metric"]["train_hidden_share"] == pytest.approx(4 / 7)
 
 
 def test_several_runs_have_no_verdict_if_one_has_none_and_none_fails(

@@ -1,7 +1,5 @@
 """What was lost, and for what: by hand, by the rule's AU, and on a simulated storage."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,26 +7,14 @@ from hypothesis import strategies as st
 
 from dlemu.results.losses import Losses, find_losses, told
 from dlemu.results.metrics import measure
-from dlemu.results.records import STEP, Steps
+from dlemu.results.records import Steps
 from dlemu.results.sums import Rule
+from tests.lab.shared import Shared, rows
 from tests.lab.summed import sums_of
 
 
 def losses_of(steps: Steps, names: list[str], preprocess_seconds: float = 0.0) -> Losses:
     return find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess_seconds)))
-
-
-def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
-    """Return steps whose fields are numbers, or arrays (accelerators, steps)."""
-    steps = np.zeros((num_accelerators, num_steps), STEP)
-    steps["accelerator"] = np.arange(num_accelerators)[:, None]
-    steps["step"] = np.arange(num_steps)
-    steps["num_samples"] = 2
-    for name, value in fields.items():
-        steps[name] = value
-    ready = steps["wait"] + steps["compute"]
-    steps["barrier"] += ready.max(axis=0) - ready
-    return steps
 
 
 def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
@@ -130,63 +116,6 @@ def test_what_is_lost_is_what_the_rules_au_lacks(
     if num_epochs == 1:
         assert 100 * au == pytest.approx(measure(everything).au_percentage)
     assert sum(rank.saved for rank in losses.ranks) <= losses.parts.total + 1e-9
-
-
-@dataclass
-class Shared:
-    """Streams that share a storage's rate, and an accelerator that takes batches in order.
-
-    Each of `num_workers` makes every so many-th batch, at most `window` ahead; a read is one unit.
-    The odd workers get `favour` times as much as the even ones.
-    """
-
-    num_workers: int
-    window: int
-    rate: float
-    compute: float
-    is_pipelined: bool
-    favour: float = 1.0
-    now: float = 0.0
-    left: dict[int, float] = field(default_factory=dict)
-    begun: dict[int, float] = field(default_factory=dict)
-    ready: dict[int, float] = field(default_factory=dict)
-
-    def steps(self, num_steps: int) -> Steps:
-        """Return the records of so many steps."""
-        steps = rows(1, num_steps, computation_time=self.compute, compute=self.compute)
-        for step in range(num_steps):
-            start = self.now
-            while step not in self.ready:
-                self._run(step, num_steps, until=np.inf)
-            steps["wait"][0, step] = self.now - start
-            steps["read"][0, step] = self.ready[step] - self.begun[step]
-            end = self.now + self.compute
-            while self.now < end:
-                self._run(step + self.is_pipelined, num_steps, until=end)
-        return steps
-
-    def _run(self, taken: int, num_steps: int, until: float) -> None:
-        """Go on to the end of the next read, or until then."""
-        for worker in range(self.num_workers):
-            made = [batch for batch in self.begun if batch % self.num_workers == worker]
-            batch = max(made, default=worker - self.num_workers) + self.num_workers
-            is_free = not any(batch % self.num_workers == worker for batch in self.left)
-            if is_free and batch < min(taken + self.window, num_steps):
-                self.left[batch] = 1.0
-                self.begun[batch] = self.now
-        if not self.left:
-            self.now = until
-            return
-        weights = {batch: self.favour if batch % 2 else 1.0 for batch in self.left}
-        unit = self.rate / sum(weights.values())
-        first = min(left / weights[batch] / unit for batch, left in self.left.items())
-        seconds = min(until - self.now, first)
-        self.now = until if seconds == until - self.now else self.now + seconds
-        for batch in list(self.left):
-            self.left[batch] -= seconds * unit * weights[batch]
-            if self.left[batch] < 1e-9:
-                del self.left[batch]
-                self.ready[batch] = self.now
 
 
 @pytest.mark.parametrize("is_pipelined", [True, False])

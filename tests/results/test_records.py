@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError
 from dlemu.results import records
-from dlemu.results.folders import make
 from dlemu.results.records import (
-    CONFIG,
     STEP,
     JsonLines,
     Steps,
@@ -26,14 +24,10 @@ from dlemu.results.records import (
     check_writable,
     read_steps,
     read_summary,
-    write_config,
     write_json,
     write_steps,
     write_summary,
 )
-from dlemu.workload.model import load_workload
-
-WORKLOAD = load_workload("unet3d_h100")
 
 
 def some_steps(rank: int = 0, number: int = 3) -> Steps:
@@ -54,11 +48,6 @@ def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
         "steps.10.npy",
         "steps.2.npy",
     ], "no temporary file is left"
-
-
-def test_anyone_can_read_the_records(tmp_path: Path) -> None:
-    write_steps(tmp_path, 0, some_steps())
-    assert np.load(tmp_path / "steps.0.npy", allow_pickle=False)["wait"].tolist() == [0.1] * 3
 
 
 @given(steps=arrays(STEP, st.integers(0, 5), elements=None, fill=st.nothing()))
@@ -181,20 +170,6 @@ def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -
     assert "\n" not in str(error.value)
 
 
-def test_a_summary_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as error:
-        read_summary(tmp_path)
-    assert str(error.value) == f"{tmp_path} holds no summary.json; is it a run's folder?"
-
-
-def test_a_runs_folder_holds_its_workload(tmp_path: Path) -> None:
-    workload = WORKLOAD.with_keys({"output.folder": str(tmp_path)})
-    write_config(tmp_path, workload)
-    again = load_workload(tmp_path / CONFIG)
-    assert again.output.folder == str(tmp_path)
-    assert again.dataset == WORKLOAD.dataset
-
-
 def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("kept")
@@ -299,18 +274,3 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(small_disk: Path) -> N
     )
     write_summary(small_disk, {"status": "failed"})
     assert sorted(path.name for path in small_disk.iterdir()) == ["steps.0.npy", "summary.json"]
-
-
-@pytest.mark.root
-def test_a_read_only_disk_is_one_line(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(WorkloadError) as error, make(small_disk / "run"):
-        pass
-    assert str(error.value) == (
-        f"output.folder {small_disk}/run cannot be written (Read-only file system); "
-        "set output.folder"
-    )
-    with pytest.raises(RunError, match=r"cannot be written \(Read-only file system\)"):
-        write_steps(small_disk, 0, some_steps())
-    with pytest.raises(RunError, match=r"cannot be written \(Read-only file system\)"):
-        write_summary(small_disk, {})

@@ -111,19 +111,6 @@ def test_auto_takes_the_dataset_that_is_there_if_it_is_large_enough(tmp_path: Pa
     assert (found.known_places, found.notes) == (True, ())
 
 
-@pytest.mark.parametrize("loader", ["threads", "pytorch"])
-def test_a_file_that_went_missing_fails_the_run_by_name(loader: str, tmp_path: Path) -> None:
-    workload = small(tmp_path, reader__data_loader=loader, output__drop_caches=False)
-    missing = sorted((tmp_path / "data" / "train").iterdir())[17]
-    missing.unlink()
-    with pytest.raises(DlemuError) as error:
-        run(workload)
-    assert str(missing) in str(error.value) and "\n" not in str(error.value)
-    summary = summary_of(tmp_path)
-    assert (summary["status"], summary["error"]) == ("failed", str(error.value))
-    assert summary["metric"] == {} and summary["limit"] is None, "no verdict"
-
-
 def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
     keys = {"metric__max_cached_share": 0.0, "output__drop_caches": False, "metric__au": 0.01}
     workload = small(tmp_path, **keys)

@@ -7,16 +7,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dlemu.datagen import generate
 from dlemu.errors import RunError
-from dlemu.run import watchdog
+from dlemu.run import job, watchdog
 from dlemu.run.watchdog import Watchdog
+from dlemu.workload.model import load_workload
 from dlemu.workload.sections import Distribution
 from dlemu.world import ending
-from dlemu.world.world import Alone
+from dlemu.world.world import Alone, World
 from tests.lab.virtual import VirtualClock
 
 
@@ -182,6 +185,35 @@ def test_a_long_computation_time_is_no_stall(clock: VirtualClock) -> None:
         with pytest.raises(Ended):
             dog.look()
     assert seen[0] >= 2000
+
+
+def test_a_run_is_not_ended_by_a_long_computation_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that compute for longer than a stall may last, with a look in the middle of each."""
+    dogs: list[Watchdog] = []
+
+    class Looking(VirtualClock):
+        def sleep_until(self, deadline: float) -> None:
+            for part in (0.6, 1.0):
+                self.time += max(0.0, part * (deadline - self.time))
+                dogs[0].look()
+
+    clock = Looking(time.perf_counter())
+
+    def watched(stall: float, world: World) -> Watchdog:
+        dogs.append(Watchdog(stall, world, now=clock.now))
+        return dogs[0]
+
+    monkeypatch.setattr(job, "Watchdog", watched)
+    keys = {"train.computation_time": 100.0, "output.stall_seconds": 10.0, "train.epochs": 1}
+    keys |= {"dataset.num_files_train": 4, "dataset.record_length_bytes": 1000}
+    places = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "run")}
+    small = {"reader.batch_size": 1, "reader.data_loader": "threads"}
+    workload = load_workload("unet3d_h100", keys | places | small)
+    generate(workload, world=Alone())
+    outcome = job.run_job(workload, world=Alone(), clock=clock, say=lambda text: None)
+    assert outcome is not None and outcome.metrics.epochs[0].seconds >= 400
 
 
 def test_others_wait_for_whoever_computes_or_prepares(clock: VirtualClock) -> None:

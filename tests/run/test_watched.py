@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dlemu.datagen import generate
-from dlemu.errors import WorkloadError
 from dlemu.results.text import render_run
 from dlemu.run.job import run_job
 from dlemu.run.monitor import watched_places
@@ -78,28 +77,6 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
     text = render_run(job, outcome.metrics, outcome.summary)
     assert "mounted cache, watched; bytes in MB" in text
     assert "warm AU" in text
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        (
-            {"cache.origin": "/nosuch"},
-            "cache.origin /nosuch is no folder and no block device; name where the mounted cache "
-            "reads from (cache.origin), and where it keeps its copies (cache.devices)",
-        ),
-        ({"cache.devices": ["/", "/dev/null"]}, "cache.devices /dev/null is no folder and no"),
-        (
-            {"cache.origin": "/", "cache.folder": "/tmp/x"},
-            "cache.origin / is watched behind a cache that is mounted, and cache.folder is a cache",
-        ),
-    ],
-)
-def test_places_that_cannot_be_watched_get_one_line(keys: dict[str, object], line: str) -> None:
-    with pytest.raises(WorkloadError) as error:
-        watched_places(workload(Path("/data"), **keys))
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
 
 
 def test_nothing_is_watched_unless_it_is_named() -> None:
