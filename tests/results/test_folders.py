@@ -355,7 +355,8 @@ def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path
     assert num >= 3 and f"{num} epochs of 8 steps" in out
     (told,) = [line for line in out.splitlines() if line.startswith("NO VERDICT")]
     assert told.startswith(verdict)
-    assert out.splitlines()[-1] == "results: run"
+    again = "interrupted; its records are in run; this runs it again: dlemu run "
+    assert out.splitlines()[-1].startswith(again)
     done = dlemu("report", "run", "--html", "page.html", cwd=tmp_path)
     assert done.returncode == 1 and done.stdout.splitlines()[0] == "run: incomplete"
     assert told in done.stdout.splitlines() and "limit:" not in done.stdout
