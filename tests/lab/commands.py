@@ -5,7 +5,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from dlemu import datagen
 from dlemu.cli.main import run
+from dlemu.workload.compose import compose_words
+from dlemu.workload.model import Workload, check_workload
+from dlemu.world.world import Alone
 from tests.lab import warm
 
 SIZES = [
@@ -33,6 +37,18 @@ def generate(folder: Path, words: Sequence[str] = SMALL) -> str:
     data = f"dataset.data_folder={folder / 'data'}"
     assert run(["datagen", *words, data]) == 0
     return data
+
+
+def small_job(folder: Path, **keys: object) -> Workload:
+    """Return the quick job over folder/data, which is written if it was not; results: folder/run.
+
+    `keys` are dotted, with "__" for the dot.
+    """
+    places = [f"dataset.data_folder={folder / 'data'}", f"output.folder={folder / 'run'}"]
+    quick = check_workload(compose_words([*QUICK, *places]))
+    job = quick.with_keys({key.replace("__", "."): value for key, value in keys.items()})
+    datagen.generate(job, world=Alone())
+    return job
 
 
 def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:

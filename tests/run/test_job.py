@@ -1,9 +1,6 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +8,7 @@ from typing import cast
 import psutil
 import pytest
 
-from dlemu import Alone, DlemuError, generate, load_workload, run_job
+from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
@@ -21,41 +18,8 @@ from dlemu.results.records import read_steps
 from dlemu.results.summary import Summary
 from dlemu.workload.model import Workload
 from tests.lab import warm
-from tests.lab.commands import execute
+from tests.lab.commands import QUICK, execute, small_job
 from tests.lab.mpirun import mpirun
-
-SMALL: dict[str, object] = {
-    "dataset.num_files_train": 56,
-    "dataset.record_length_bytes": 20_000,
-    "dataset.record_length_bytes_stdev": 5_000,
-    "dataset.record_length_bytes_resize": 2_000,
-    "reader.data_loader": "threads",
-    "train.computation_time": 0.002,
-    "train.epochs": 2,
-}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where storage is no limit."""
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no /dev/shm")
-    folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}-{tmp_path.name}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
-
-
-def small(folder: Path, **keys: object) -> Workload:
-    """Return a small workload whose dataset lies in folder/data, written if it was not."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    places = {
-        "dataset.data_folder": str(folder / "data"),
-        "output.folder": str(folder / "run"),
-    }
-    workload = load_workload("unet3d_h100", SMALL | places | given)
-    generate(workload, world=Alone())
-    return workload
 
 
 def run(workload: Workload) -> Outcome:
@@ -72,12 +36,12 @@ def summary_of(folder: Path) -> dict[str, object]:
 def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
     world = Alone()
     world.notes = ("rank 1 on host b cannot be reached over TCP",)
-    outcome = run_job(small(tmp_path), world=world, say=lambda text: None)
+    outcome = run_job(small_job(tmp_path), world=world, say=lambda text: None)
     assert outcome is not None and world.notes[0] in outcome.summary["notes"]
 
 
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
-    workload = small(tmp_path)
+    workload = small_job(tmp_path)
     run(workload)
     summary = summary_of(tmp_path)
     told = with_metrics(cast(Summary, summary), workload, measure(read_steps(tmp_path / "run")))
@@ -93,18 +57,18 @@ def test_a_random_order_is_recorded_so_that_it_can_be_had_again(tmp_path: Path) 
     seeds, sizes = set(), []
     for number in range(2):
         folder = tmp_path / f"run{number}"
-        run(small(tmp_path, reader__file_shuffle="random", output__folder=str(folder)))
+        run(small_job(tmp_path, reader__file_shuffle="random", output__folder=str(folder)))
         seeds.add(load_workload(folder / "config.yaml").train.seed)
         sizes.append(read_steps(folder)["num_bytes"].tolist())
     assert len(seeds) == 2 and sizes[0] != sizes[1]
     again = tmp_path / "again"
     seed = load_workload(tmp_path / "run0" / "config.yaml").train.seed
-    run(small(tmp_path, train__seed=seed, output__folder=str(again)))
+    run(small_job(tmp_path, train__seed=seed, output__folder=str(again)))
     assert read_steps(again)["num_bytes"].tolist() == sizes[0]
 
 
 def test_auto_takes_the_dataset_that_is_there_if_it_is_large_enough(tmp_path: Path) -> None:
-    workload = small(tmp_path, reader__batch_size=1, dataset__num_files_train=510)
+    workload = small_job(tmp_path, reader__batch_size=1, dataset__num_files_train=510)
     auto = workload.with_keys({"dataset.num_files_train": "auto", "host_memory": 1 << 20})
     found = find_dataset(auto, Alone())
     assert (found.workload.num_files, found.layout.num_files) == (510, 510)
@@ -113,7 +77,7 @@ def test_auto_takes_the_dataset_that_is_there_if_it_is_large_enough(tmp_path: Pa
 
 def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
     keys = {"metric__max_cached_share": 0.0, "output__drop_caches": False, "metric__au": 0.01}
-    workload = small(tmp_path, **keys)
+    workload = small_job(tmp_path, **keys)
     outcome = run(workload)
     share = outcome.summary["measured"]["page_cache_share"]
     if share is None:
@@ -129,14 +93,13 @@ def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_an_error_on_another_rank_is_one_line(tmp_path: Path) -> None:
     """A file that only rank 1's plan has goes missing: it says so, and both end."""
-    workload = small(tmp_path, output__drop_caches=False, train__epochs=1)
+    workload = small_job(tmp_path, output__drop_caches=False, train__epochs=1)
     layout = layout_of(workload)
     plan = make_plan(workload, layout, num_accelerators=2, epoch=0)
     missing = tmp_path / "data" / layout.path(int(layout.file_of(plan.fetch(2, 1))[0]))
     missing.unlink()
-    words = [f"{key}={value}" for key, value in SMALL.items()]
-    words += [f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"]
-    words += ["workload=unet3d_h100", "output.drop_caches=false", "train.epochs=1"]
+    words = [*QUICK, f"dataset.data_folder={tmp_path / 'data'}", "output.drop_caches=false"]
+    words += [f"output.folder={tmp_path / 'run'}", "train.epochs=1"]
     command = mpirun(2, "--bind-to", "none", *warm.command(), "run", *words)
     done = execute(command, cwd=tmp_path)
     ours = [line for line in done.stderr.splitlines() if "dlemu" in line and "MPI" not in line]
@@ -162,7 +125,7 @@ def test_a_run_hands_over_what_its_loader_would(
     loader: str, asked: str | None, handed_over: str, tmp_path: Path
 ) -> None:
     """With a batch handed over, record_length_bytes_resize counts: padding takes time."""
-    job = small(tmp_path, reader__data_loader=loader, train__epochs=1, reader__hand_over=asked)
+    job = small_job(tmp_path, reader__data_loader=loader, train__epochs=1, reader__hand_over=asked)
     outcome = run(job)
     assert outcome.summary["hand_over"] == handed_over
     seconds = read_steps(outcome.folder)["hand_over"].sum()
@@ -178,7 +141,7 @@ def test_batches_that_memory_cannot_hold_are_refused(
     keys = {"reader__data_loader": loader, "reader__hand_over": "batch"}
     wide = {"dataset__record_length_bytes_resize": 30_000}
     with pytest.raises(DlemuError) as error:
-        run(small(tmp_path, **keys, **wide))
+        run(small_job(tmp_path, **keys, **wide))
     assert str(error.value) == (
         "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
         "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.datagen import generate
 from dlemu.errors import DatasetError
 from dlemu.loaders import Batch
 from dlemu.results.metrics import measure
@@ -21,19 +20,10 @@ from dlemu.run.job import run_job
 from dlemu.run.live import Live, RunProgress
 from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.terminal import silent
-from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
+from tests.lab.commands import small_job
 from tests.lab.virtual import VirtualClock
-
-KEYS: dict[str, object] = {
-    "dataset.num_files_train": 30,
-    "dataset.record_length_bytes": 20_000,
-    "dataset.record_length_bytes_stdev": 0,
-    "reader.batch_size": 1,
-    "reader.data_loader": "threads",
-    "train.computation_time": 0.05,
-    "train.epochs": 2,
-}
 
 
 class NoMonitor:
@@ -45,10 +35,13 @@ class NoMonitor:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Workload:
-    folders = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "r")}
-    workload = load_workload("unet3d_h100", {**KEYS, **folders})
-    generate(workload, world=Alone())
-    return workload
+    return small_job(
+        tmp_path,
+        dataset__num_files_train=30,
+        dataset__record_length_bytes_stdev=0,
+        reader__batch_size=1,
+        train__computation_time=0.05,
+    )
 
 
 def part_of(steps: Steps, epoch: int, num_steps: int) -> Steps:

@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.datagen import generate
 from dlemu.errors import RunError
 from dlemu.run import job, watchdog
 from dlemu.run.watchdog import Watchdog
-from dlemu.workload.model import load_workload
 from dlemu.workload.sections import Distribution
 from dlemu.world import ending
 from dlemu.world.world import Alone, World
+from tests.lab.commands import small_job
 from tests.lab.virtual import VirtualClock
 
 
@@ -206,12 +205,9 @@ def test_a_run_is_not_ended_by_a_long_computation_time(
         return dogs[0]
 
     monkeypatch.setattr(job, "Watchdog", watched)
-    keys = {"train.computation_time": 100.0, "output.stall_seconds": 10.0, "train.epochs": 1}
-    keys |= {"dataset.num_files_train": 4, "dataset.record_length_bytes": 1000}
-    places = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "run")}
-    small = {"reader.batch_size": 1, "reader.data_loader": "threads"}
-    workload = load_workload("unet3d_h100", keys | places | small)
-    generate(workload, world=Alone())
+    small = {"dataset__num_files_train": 4, "reader__batch_size": 1, "train__epochs": 1}
+    long = {"train__computation_time": 100.0, "output__stall_seconds": 10.0}
+    workload = small_job(tmp_path, **small, **long)
     outcome = job.run_job(workload, world=Alone(), clock=clock, say=lambda text: None)
     assert outcome is not None and outcome.metrics.epochs[0].seconds >= 400
 
