@@ -10,7 +10,9 @@ from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 
 
-def workload_of(folder: Path, keys: Mapping[str, object] | None = None, **dataset: Any) -> Workload:
+def workload_of(
+    folder: Path, keys: Mapping[str, object] | None = None, /, **dataset: Any
+) -> Workload:
     """Return a workload of 6 npz files of 5000 bytes in a folder, unless told otherwise."""
     least = {"format": "npz", "num_files_train": 6, "record_length_bytes": 5000.0}
     section = {"data_folder": str(folder), **least, **dataset}
@@ -18,7 +20,9 @@ def workload_of(folder: Path, keys: Mapping[str, object] | None = None, **datase
     return check_workload(tree).with_keys(keys or {})
 
 
-def generated(folder: Path, keys: Mapping[str, object] | None = None, **dataset: Any) -> Workload:
+def generated(
+    folder: Path, keys: Mapping[str, object] | None = None, /, **dataset: Any
+) -> Workload:
     """Return such a workload, its dataset written if it is not there yet."""
     workload = workload_of(folder, keys, **dataset)
     generate(workload, world=Alone())

@@ -373,10 +373,10 @@ def test_what_is_in_the_page_cache_takes_few_calls(
     path, piece = tmp_path / "file", 1 << 18
     content = np.random.default_rng(1).bytes(20 << 20)
     path.write_bytes(content)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
         if hole:
-            os.posix_fadvise(file.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(written.fileno(), 9 << 20, 0, os.POSIX_FADV_DONTNEED)
     kept, calls, preadv = bytearray(3 << 20), [], os.preadv
 
     def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
