@@ -54,7 +54,7 @@ from dlemu.terminal import shown
 from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import FormatName, check_workload, load_workload
-from dlemu.workload.sections import ColumnSection
+from dlemu.workload.sections import BARE, ColumnSection
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
 from tests.formats.contract import content, file_samples, write_file
@@ -67,7 +67,7 @@ MOST_SECONDS = 30.0
 """CPU time of one input. NumPy takes seconds for a header of 10,000 letters that is no literal."""
 MOST_LETTERS = 10_100
 """Of one line."""
-FORMAT_NAMES: tuple[FormatName, ...] = ("npz", "npy", "hdf5", "tfrecord")
+FORMAT_NAMES = [name for name in FORMATS if name not in BARE]
 ACTS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 Randomly = random.Random

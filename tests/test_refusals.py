@@ -8,9 +8,10 @@ import re
 from tests.lab.golden import REFUSALS, Refusal, refused
 
 _REMEDY = re.compile(
-    r"; |\bdid you mean |\b(write|set|add|name|leave|keep) |\bmust |\bneeds |\bknown: |\blists |"
+    r"; |\bdid you mean |\b(write|set|add|use|name|leave|keep) |\bmust |\bneeds |\bknown: |"
     # A mistake that is its own remedy.
-    r"unknown key |is none of |is not set|is needed, got |takes no |has no value|only|\?$|: dlemu "
+    r"unknown key |is none of |is not set|is needed, got |takes no |has no value|only|\?$|: dlemu |"
+    r"\blists "
 )
 NO_REMEDY = (
     "workload=nosuch.yaml",

@@ -86,7 +86,7 @@ class Sink(Protocol):
 
 
 class Format(Protocol):
-    """A file format. Each module of this package is one. tests/formats/contract.py checks it."""
+    """A file format, as each module of this package. tests/formats/test_formats.py checks it."""
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int) -> Places:
         """Return where the payloads lie in a file of `file_bytes` bytes, by its own headers.

@@ -71,7 +71,7 @@ class Batch:
 
 
 class Loader(Protocol):
-    """Reads batches for the accelerators of one rank. tests/loaders/contract.py checks it."""
+    """Reads batches for the accelerators of one rank. tests/loaders/test_loaders.py checks it."""
 
     direct: bool
     """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""

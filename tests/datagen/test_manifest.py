@@ -18,7 +18,7 @@ import tfrecord
 
 from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.manifest import FILE_TYPE
-from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
@@ -26,7 +26,7 @@ from dlemu.storage.regular import read_regular
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.datagen.test_write import ROOT
-from tests.lab.dataset import generated, tree, workload_of
+from tests.lab.dataset import flip, generated, tree, workload_of
 from tests.lab.mpirun import mpirun
 
 
@@ -67,6 +67,12 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
     assert manifest is not None
     assert manifest.recipe == Recipe.of(workload)
     assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
+
+
+def layout_in(folder: Path) -> Layout:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest.layout
 
 
 def test_there_is_none(tmp_path: Path) -> None:
@@ -183,31 +189,22 @@ def test_another_layout_does_not_fit(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     manifest.check(layout_of(workload), tmp_path)
-    for key, value, shown in (
-        ("dataset.num_files_train", 5, "num_files_train is 6, the workload's is 5"),
-        ("dataset.record_length_bytes", 5001.0, r"bytes is 5000\.0, the workload's is 5001\.0"),
-        ("dataset.format", "hdf5", "format is npz, the workload's is hdf5"),
-        ("dataset.file_prefix", "a", "file_prefix is img, the workload's is a"),
-    ):
-        with pytest.raises(DatasetError, match=shown):
-            manifest.check(layout_of(workload.with_keys({key: value})), tmp_path)
+    other = workload.with_keys({"dataset.record_length_bytes": 5001.0})
+    with pytest.raises(DatasetError, match=r"bytes is 5000\.0, the workload's is 5001\.0"):
+        manifest.check(layout_of(other), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
 def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
     generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    layout = manifest.layout
+    layout = layout_in(tmp_path)
     paths = [tmp_path / layout.path(file) for file in range(9)]
     size = paths[0].stat().st_size
     paths[0].unlink()
     os.truncate(paths[1], 4000)
     with open(paths[2], "ab") as file:
         file.write(b"x")
-    data = bytearray(paths[3].read_bytes())
-    data[4500] ^= 1
-    paths[3].write_bytes(data)
+    flip(paths[3], 4500)
     shutil.copy(paths[5], paths[4])
     (tmp_path / "train" / "img_1_of_8.npz").write_bytes(b"")
 
@@ -229,9 +226,7 @@ def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
 
 def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
     generated(tmp_path, format="tfrecord")
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    layout = manifest.layout
+    layout = layout_in(tmp_path)
     (tmp_path / layout.index_path(1)).unlink()
     index = tmp_path / layout.index_path(2)
     index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
@@ -250,13 +245,9 @@ def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generated(tmp_path, format="tfrecord")
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    layout = manifest.layout
+    layout = layout_in(tmp_path)
     for file in (1, 4):
-        data = bytearray((tmp_path / layout.path(file)).read_bytes())
-        data[4500] ^= 1
-        (tmp_path / layout.path(file)).write_bytes(data)
+        flip(tmp_path / layout.path(file), 4500)
 
     def unreadable(path: Path) -> bytes:
         if path == tmp_path / layout.index_path(1):
@@ -280,9 +271,7 @@ def written(path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["npz", "npy", "hdf5", "tfrecord"])
 def test_repair_writes_exactly_what_is_bad(tmp_path: Path, name: str) -> None:
     generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
-    whole, manifest = tree(tmp_path), read_manifest(tmp_path)
-    assert manifest is not None
-    layout = manifest.layout
+    whole, layout = tree(tmp_path), layout_in(tmp_path)
     shutil.rmtree(tmp_path / "train" / "1")
     os.truncate(tmp_path / layout.path(2), 17)
     with open(tmp_path / layout.path(4), "r+b") as file:
@@ -362,9 +351,7 @@ def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
     whole = tree(tmp_path)
     bad = [f"train/img_{file}_of_6.npz" for file in (1, 2, 4)]
     for path in bad:
-        data = bytearray((tmp_path / path).read_bytes())
-        data[-1] ^= 1
-        (tmp_path / path).write_bytes(data)
+        flip(tmp_path / path, -1)
 
     job = subprocess.run(
         mpirun(2, sys.executable, "-c", PROGRAM, str(tmp_path)),
@@ -536,7 +523,7 @@ def test_a_hundred_small_files_are_no_unet3d(tmp_path: Path) -> None:
         survey(tmp_path, shape)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_files", [12, 168])
 def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed: int) -> None:
     """Two sides, drawn apart: 0.71 of the stdev that was asked for, and whole numbers."""

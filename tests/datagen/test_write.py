@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,7 +107,7 @@ def program(workload: Workload) -> list[str]:
     ("num_ranks", "kind"), [(2, KINDS[0]), (3, KINDS[5])], ids=["npz", "tfrecord"]
 )
 def test_ranks_change_no_byte(tmp_path: Path, num_ranks: int, kind: dict[str, Any]) -> None:
-    generate(workload_of(tmp_path / "alone", num_files_train=7, **kind), world=Alone())
+    generated(tmp_path / "alone", num_files_train=7, **kind)
     workload = workload_of(tmp_path / "ranks", num_files_train=7, **kind)
     subprocess.run(mpirun(num_ranks, *program(workload)), cwd=ROOT, check=True, timeout=120)
 
@@ -249,20 +250,33 @@ def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert generate(workload, world=Alone()).files_written == 0
 
 
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (
+            {"num_files_train": 5},
+            "dataset.num_files_train is 6, the workload's is 5; datagen extends a dataset, and "
+            "never makes it smaller; use another dataset.data_folder, or set "
+            "dataset.num_files_train=6",
+        ),
+        # To more files, nothing else may differ.
+        (
+            {"num_files_train": 10, "seed": 1},
+            "dataset.num_files_train is 6, the workload's is 10, and dataset.seed is 0, the "
+            "workload's is 1; use another dataset.data_folder, or set dataset.num_files_train=6 "
+            "dataset.seed=0",
+        ),
+        ({"format": "npy"}, "dataset.format is npz, the workload's is npy; use another "),
+        ({"record_dims": (50, 100)}, "dataset.record_dims is "),
+    ],
+)
+def test_another_dataset_is_refused(tmp_path: Path, keys: dict[str, Any], shown: str) -> None:
     generated(tmp_path, num_subfolders_train=2)
     before = tree(tmp_path)
-    for key, value, shown in (
-        ("num_files_train", 5, "dataset.num_files_train is 6, the workload's is 5; datagen ext"),
-        ("format", "npy", "dataset.format is npz, the workload's is npy"),
-        ("seed", 1, "dataset.seed is 0, the workload's is 1"),
-        ("record_dims", (50, 100), "dataset.record_dims is "),
-    ):
-        other = workload_of(tmp_path, **{"num_subfolders_train": 2, key: value})
-        with pytest.raises(DatasetError, match=shown) as error:
-            generate(other, world=Alone())
-        assert "of 6 npz files img_* of 1 sample, 5,000 bytes each" in str(error.value)
-        assert "use another dataset.data_folder, or set " in str(error.value)
+    with pytest.raises(DatasetError, match=re.escape(shown)) as error:
+        generated(tmp_path, **{"num_subfolders_train": 2, **keys})
+    assert "of 6 npz files img_* of 1 sample, 5,000 bytes each" in str(error.value)
+    assert "use another dataset.data_folder, or set " in str(error.value)
     assert tree(tmp_path) == before
 
 
@@ -270,7 +284,7 @@ def test_the_keys_that_fit_the_dataset_are_told(tmp_path: Path) -> None:
     """All that differ; set, they make the workload fit."""
     generated(tmp_path, format="npy", record_dims=(5, 7), record_element_type="float32", seed=3)
     with pytest.raises(DatasetError) as error:
-        generate(workload_of(tmp_path), world=Alone())
+        generated(tmp_path)
     assert str(error.value) == (
         f"{tmp_path} holds a dataset of 6 npy files img_* of 1 sample of shape [5, 7], 140 bytes "
         "each, float32, seed 3: dataset.format is npy, the workload's is npz, and "
@@ -294,7 +308,7 @@ def test_files_of_unknown_origin_are_not_overwritten(tmp_path: Path) -> None:
         (tmp_path / "other" / "train" / name).write_bytes(b"")
     before = tree(tmp_path / "other")
     with pytest.raises(DatasetError) as error:
-        generate(workload_of(tmp_path / "other"), world=Alone())
+        generated(tmp_path / "other")
     assert str(error.value) == (
         f"{tmp_path}/other/train/img_2_of_6.npz.partia (and 2 other files) is no file of this "
         "dataset; move it elsewhere, or use another dataset.data_folder"
@@ -419,7 +433,7 @@ def test_a_file_where_a_folder_must_be_is_named(
     place.write_text("mine")
 
     with pytest.raises(DatasetError) as error:
-        generate(workload_of(folder), world=Alone())
+        generated(folder)
 
     assert str(error.value).startswith(str(place))
     assert str(error.value).endswith(
@@ -472,7 +486,7 @@ def test_a_disk_that_fills_up_midway_can_be_continued(small_disk: Path, tmp_path
 
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     assert 0 < generate(workload, world=Alone()).files_written < 31
-    generate(workload_of(tmp_path / "whole", **kind), world=Alone())
+    generated(tmp_path / "whole", **kind)
     assert tree(small_disk) == tree(tmp_path / "whole")
 
 

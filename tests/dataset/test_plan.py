@@ -74,22 +74,13 @@ def test_every_sample_is_read_at_most_once(num_files: int, asked: dict[str, Any]
 
 @settings(deadline=None)
 @given(st.integers(1, 60), streams)
-def test_every_sample_of_a_stream_is_read_at_most_once(
-    num_files: int, asked: dict[str, Any]
-) -> None:
-    num_samples = enough(num_files, asked)
-    plan = plan_streams(num_samples, PlanOptions(**asked))
-    check_dealt(plan, num_samples, asked)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 60), streams)
 def test_a_stream_reads_what_it_gives_from_end_to_end(
     num_files: int, asked: dict[str, Any]
 ) -> None:
     """One worker's reads are a stretch of the sequence, and its buffer holds no more than asked."""
     num_samples = enough(num_files, asked)
     plan = plan_streams(num_samples, PlanOptions(**asked))
+    check_dealt(plan, num_samples, asked)
     assert plan.sequence is not None
     place = np.empty(num_samples, int)
     place[plan.sequence] = np.arange(num_samples)

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from dlemu import formats
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, FileSamples, Places
+from dlemu.formats import FORMATS, FileSamples, Places, raw
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.units import PAGE_BYTES
 from dlemu.workload.model import FormatName
 from dlemu.workload.sections import BARE
 from tests.formats.contract import content, file_samples, locate, write_file
+from tests.lab.dataset import flip
 
 SINGLE_SIZES = (1, 2, 100, 127, 128, 4095, 4096, 16_383, 114_660, 150_528, 1_048_577, 2_828_486)
 EQUAL_SIZES = (1, 24, 4096, 10_007)
@@ -239,6 +240,7 @@ def test_an_index_has_a_line_for_each_record(tmp_path: Path) -> None:
 
     data = path.read_bytes()
     assert [data[at + 12 : at + length - 4] for at, length in lines] == records_of(data)
+    assert ours.read_index(ours.index(sizes), file_bytes=len(data), num_samples=7) == lines
     assert sum(length for _, length in lines) == len(data)
     assert len(ours.index(sizes)) == ours.index_bytes(sizes[None])[0]
 
@@ -403,9 +405,7 @@ class TestFilesOfOthers:
     def test_tfrecord_with_a_broken_length(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
         write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
-        data = bytearray(path.read_bytes())
-        data[len(data) // 3 + 1] ^= 1
-        path.write_bytes(data)
+        flip(path, path.stat().st_size // 3 + 1)
         with pytest.raises(DatasetError, match=r"record 1 at byte \d+: the checksum"):
             locate(FORMATS["tfrecord"], path, 3)
 
@@ -490,14 +490,6 @@ def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
 INDEX = b"0 116\n116 200\n316 66\n"
 
 
-def test_an_index_is_read_back() -> None:
-    assert formats.tfrecord.read_index(INDEX, file_bytes=382, num_samples=3) == [
-        (0, 116),
-        (116, 200),
-        (316, 66),
-    ]
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -522,3 +514,44 @@ def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> N
         file.create_dataset("records_0", (1 << 34,), np.uint8, chunks=(4096,))
     with pytest.raises(DatasetError, match="records_0 has 17179869184 bytes by its header"):
         PARSERS["hdf5"](CountedFile(str(path)), 1)
+
+
+# --- bare samples and their indexes: DLIO's indexed_binary ----------------------------------------
+
+
+def u64(*values: int) -> bytes:
+    return np.array(values, "<u8").tobytes()
+
+
+def test_indexes_of_bare_samples_are_read_back() -> None:
+    sizes = np.array([5, 1, 70_000])
+    offsets, lengths = raw.indexes(sizes)
+    assert (offsets, lengths) == (u64(0, 5, 6), u64(5, 1, 70_000))
+    places = raw.locate_by([offsets, lengths], 70_006, num_samples=3)
+    assert (places.offsets.tolist(), places.lengths.tolist()) == ([0, 5, 6], [5, 1, 70_000])
+
+
+def test_indexes_may_leave_gaps() -> None:
+    places = raw.locate_by([u64(0, 100), u64(10, 20)], 200, num_samples=2)
+    assert places.offsets.tolist() == [0, 100]
+
+
+def test_offsets_that_begin_anew_are_those_of_the_sizes() -> None:
+    """DLIO 3.0 counts from zero for each buffer of generation_buffer_size that it wrote."""
+    places = raw.locate_by([u64(0, 10, 0, 10), u64(10, 10, 10, 10)], 40, num_samples=4)
+    assert places.offsets.tolist() == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes", "problem"),
+    [
+        (u64(0, 10), u64(10), "its index has 1 sizes, dataset.num_samples_per_file asks for 2"),
+        (u64(0, 10)[:-3], u64(10, 10), "its index has 1.625 offsets"),
+        (u64(0, 11), u64(10, 10), "points past its end: sample 1 has 10 bytes at 11, the file"),
+        (u64(0, 2**64 - 1), u64(10, 10), "points past its end: sample 1"),
+        (u64(0, 10), u64(10, 0), "sample 1 has 0 bytes"),
+    ],
+)
+def test_a_wrong_index_is_refused(offsets: bytes, sizes: bytes, problem: str) -> None:
+    with pytest.raises(DatasetError, match=problem):
+        raw.locate_by([offsets, sizes], 20, num_samples=2)

@@ -84,32 +84,30 @@ def test_a_missing_udev_entry_is_named_with_the_command_that_writes_it(
     )
 
 
-def test_tmpfs_is_refused(tmp_path: Path, folder: Path) -> None:
-    root = host(tmp_path, folder, file_system="tmpfs")
+TMPFS = "{folder} is on tmpfs, which cuFile never reads; use a folder on a drive"
+NO_MODULES = (
+    "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for ever; "
+    "run on a host whose kernel has CONFIG_MODULES"
+)
 
-    assert str(availability(folder, root=root).reasons[-1]) == (
-        f"{folder} is on tmpfs, which cuFile never reads; use a folder on a drive"
-    )
 
-
-def test_a_kernel_without_modules_is_refused_before_the_driver_can_hang(
-    tmp_path: Path, folder: Path
+@pytest.mark.parametrize(
+    ("file_system", "modules", "reasons"),
+    [
+        ("tmpfs", True, {TMPFS}),
+        ("ext4", False, {NO_MODULES}),
+        ("tmpfs", False, {NO_MODULES, TMPFS}),
+    ],
+)
+def test_all_that_stands_in_the_way_is_named_before_the_driver_can_hang(
+    tmp_path: Path, folder: Path, file_system: str, modules: bool, reasons: set[str]
 ) -> None:
-    root = host(tmp_path, folder)
-    (root / "proc/modules").unlink()
-
-    assert str(availability(folder, root=root).reasons[-1]) == (
-        "/proc/modules is missing (a kernel without modules), and cuFile would wait for it for "
-        "ever; run on a host whose kernel has CONFIG_MODULES"
-    )
-
-
-def test_all_reasons_are_told_at_once(tmp_path: Path, folder: Path) -> None:
-    root = host(tmp_path, folder, file_system="overlay")
-    (root / "proc/modules").unlink()
-
-    reasons = map(str, availability(folder, root=root).reasons)
-    assert len([reason for reason in reasons if "libcufile" not in reason]) == 2
+    root = host(tmp_path, folder, file_system=file_system)
+    if not modules:
+        (root / "proc/modules").unlink()
+    found = map(str, availability(folder, root=root).reasons)
+    others = {reason for reason in found if "libcufile" not in reason}
+    assert others == {reason.format(folder=folder) for reason in reasons}
 
 
 @pytest.mark.parametrize(

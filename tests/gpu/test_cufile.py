@@ -53,30 +53,31 @@ def test_the_layouts_have_the_sizes_that_the_headers_give(version: int, size: in
     assert found[gpus : gpus + 16] == b"\x11" * 16
 
 
+NONE = (0, 0, 0)
+
+
 @pytest.mark.parametrize("version", [1150, 1190, 1200])
-def test_each_path_is_told_apart(version: int) -> None:
-    idle = ((0, 0, 0), (0, 0, 0))
-    expected = {
-        (5, 0, 0): PathBytes(p2pdma=12345),
-        (0, 5, 0): PathBytes(nvidia_fs=12345),
-        (0, 0, 5): PathBytes(compat=12345),
-    }
-    for counts, path_bytes in expected.items():
-        raw = stats(version, read_bytes=12345, gpus=[idle, (counts, (0, 0, 0))])
-
-        assert decode_stats(raw, version) == path_bytes
-
-
-def test_mixed_paths_are_dealt_out_by_operations_and_marked_as_estimated() -> None:
-    raw = stats(1200, read_bytes=1000, write_bytes=90, gpus=[((3, 0, 1), (0, 0, 2))])
-
-    assert decode_stats(raw, 1200) == PathBytes(p2pdma=750, compat=250 + 90, estimated=True)
-
-
-def test_reads_and_writes_by_one_path_each_are_exact() -> None:
-    raw = stats(1150, read_bytes=1000, write_bytes=90, gpus=[((3, 0, 0), (0, 0, 2))])
-
-    assert decode_stats(raw, 1150) == PathBytes(p2pdma=1000, compat=90)
+@pytest.mark.parametrize(
+    ("read_bytes", "write_bytes", "gpus", "found"),
+    [
+        (12345, 0, [(NONE, NONE), ((5, 0, 0), NONE)], PathBytes(p2pdma=12345)),
+        (12345, 0, [(NONE, NONE), ((0, 5, 0), NONE)], PathBytes(nvidia_fs=12345)),
+        (12345, 0, [(NONE, NONE), ((0, 0, 5), NONE)], PathBytes(compat=12345)),
+        # Reads and writes by one path each are exact; mixed ones are dealt out by operations.
+        (1000, 90, [((3, 0, 0), (0, 0, 2))], PathBytes(p2pdma=1000, compat=90)),
+        (1000, 90, [((3, 0, 1), (0, 0, 2))], PathBytes(p2pdma=750, compat=340, estimated=True)),
+        (0, 0, [], PathBytes()),
+    ],
+)
+def test_each_path_is_counted_apart(
+    version: int,
+    read_bytes: int,
+    write_bytes: int,
+    gpus: list[tuple[Paths, Paths]],
+    found: PathBytes,
+) -> None:
+    raw = stats(version, read_bytes=read_bytes, write_bytes=write_bytes, gpus=gpus)
+    assert decode_stats(raw, version) == found
 
 
 def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> None:
@@ -84,11 +85,8 @@ def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> Non
         decode_stats(stats(1150, read_bytes=4096, gpus=[]), 1150)
 
 
-def test_nothing_read_is_no_path() -> None:
-    assert decode_stats(stats(1200, read_bytes=0, gpus=[]), 1200).mode == "none"
-
-
 def test_the_mode_names_every_path_taken() -> None:
+    assert PathBytes().mode == "none"
     assert (PathBytes(p2pdma=1) + PathBytes(host=2)).mode == "p2pdma+host"
     assert (PathBytes(compat=1, estimated=True) + PathBytes(compat=2)) == PathBytes(
         compat=3, estimated=True

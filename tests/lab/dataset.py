@@ -37,3 +37,10 @@ def tree(folder: Path) -> dict[str, str]:
         else "folder"
         for path in sorted(folder.rglob("*"))
     }
+
+
+def flip(path: Path, at: int, bits: int = 1) -> None:
+    """Damage one byte of a file; `at` is counted from its end where it is negative."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= bits
+    path.write_bytes(data)

@@ -17,12 +17,13 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.loaders import check_loader
 from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
+from dlemu.results.records import dump_workload
 from dlemu.sizing.measured import size_storage
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
-from tests.loaders.contract import make_case
+from tests.loaders.contract import Case, make_case
 
 ROOT = Path(__file__).parents[2]
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -32,21 +33,19 @@ def open_files(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object) -> int:
+def most_open(case: Case) -> int:
     """Return the descriptors that reading an epoch adds to this process, at most."""
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    keep = int(given.get("reader.hand_over") != "none")
-    case = make_case(folder, dataset, given, num_accelerators=num_accelerators)
-    before = open_files()
-    with closing(case.open(keep=keep)) as loader:
+    workload, before = case.workload, open_files()
+    forked = workload.reader.multiprocessing_context == "fork"
+    with closing(case.open(keep=int(workload.reader.hand_over != "none"))) as loader:
         most = max(open_files() for _ in loader.epoch(0, case.plan(0)))
-        if case.workload.reader.multiprocessing_context == "fork":
-            allowed = needed(case.workload, num_accelerators)
+        if forked:
+            allowed = needed(workload, case.num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
     del loader
-    servers = 0 if case.workload.reader.multiprocessing_context == "fork" else 2
+    most_left = before + (0 if forked else 2)  # servers
     # Threads that fill multiprocessing's queues end by themselves.
-    until(lambda: (gc.collect(), open_files())[1] <= before + servers, "all others to be closed")
+    until(lambda: (gc.collect(), open_files())[1] <= most_left, "all others to be closed")
     assert open_files() >= before
     return most - before
 
@@ -55,9 +54,8 @@ def most_open(folder: Path, dataset: str, num_accelerators: int, **keys: object)
 def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Have the libraries open what they keep open for as long as this process lives."""
     case = make_case(tmp_path_factory.mktemp("first"), "npz", {"reader.data_loader": "pytorch"})
-    loader = case.open(keep=1)
-    list(loader.epoch(0, case.plan(0)))
-    loader.close()
+    with closing(case.open(keep=1)) as loader:
+        list(loader.epoch(0, case.plan(0)))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5])
@@ -65,11 +63,11 @@ def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_forked_workers_cost_a_descriptor_each_and_one(
     dataset: str, workers: int, hand_over: str, tmp_path: Path
 ) -> None:
-    keys = {"reader__data_loader": "pytorch", "reader__read_threads": workers}
-    workload = make_case(tmp_path, dataset, {k.replace("__", "."): v for k, v in keys.items()})
+    keys = {"reader.data_loader": "pytorch", "reader.read_threads": workers}
+    keys["reader.hand_over"] = hand_over
     for number in (1, 3):
-        counted = most_open(tmp_path, dataset, number, reader__hand_over=hand_over, **keys)
-        formula = needed(workload.workload, number) - OTHERS
+        case = make_case(tmp_path, dataset, keys, num_accelerators=number)
+        counted, formula = most_open(case), needed(case.workload, number) - OTHERS
         if workers:
             assert counted == formula == number * (1 + workers)
         else:
@@ -79,23 +77,21 @@ def test_forked_workers_cost_a_descriptor_each_and_one(
 @pytest.mark.parametrize(
     "keys",
     [
-        {"reader__multiprocessing_context": "spawn", "reader__read_threads": 1},
-        {"reader__multiprocessing_context": "forkserver", "reader__read_threads": 1},
-        {"reader__read_threads": 4, "reader__prefetch_size": 300},
-        {"reader__data_loader": "threads", "reader__read_threads": 4},
+        {"reader.multiprocessing_context": "spawn", "reader.read_threads": 1},
+        {"reader.multiprocessing_context": "forkserver", "reader.read_threads": 1},
+        {"reader.read_threads": 4, "reader.prefetch_size": 300},
+        {"reader.data_loader": "threads", "reader.read_threads": 4},
     ],
 )
 def test_others_cost_what_the_formula_says(keys: dict[str, object], tmp_path: Path) -> None:
-    keys = {"reader__data_loader": "pytorch"} | keys
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    workload = make_case(tmp_path, "npz", given).workload
-    if "reader__multiprocessing_context" in keys:  # its servers stay open
+    keys = {"reader.data_loader": "pytorch"} | keys
+    case = make_case(tmp_path, "npz", keys, num_accelerators=2)
+    if "reader.multiprocessing_context" in keys:  # its servers stay open
         resource_tracker.ensure_running()
-    if keys.get("reader__multiprocessing_context") == "forkserver":
+    if keys.get("reader.multiprocessing_context") == "forkserver":
         forkserver.ensure_running()
-    counted = most_open(tmp_path, "npz", 2, **keys)
-    formula = needed(workload, 2) - OTHERS
-    assert counted == formula if workload.reader.data_loader == "pytorch" else counted <= formula
+    counted, formula = most_open(case), needed(case.workload, 2) - OTHERS
+    assert counted == formula if keys["reader.data_loader"] == "pytorch" else counted <= formula
 
 
 @pytest.fixture
@@ -109,56 +105,49 @@ def few_allowed() -> Iterator[None]:
 
 @pytest.mark.parametrize("loader", ["pytorch", "threads"])
 def test_a_low_soft_limit_is_raised(loader: str, few_allowed: None, tmp_path: Path) -> None:
-    keys: dict[str, object] = {
-        "reader__data_loader": loader,
-        "reader__read_threads": 4,
-        "reader__batch_size": 1,
-    }
-    assert most_open(tmp_path, "npz", 8, **keys) >= (40 if loader == "pytorch" else 0)
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    limit = make_room(make_case(tmp_path, "npz", given).workload, 8)
+    keys = {"reader.data_loader": loader, "reader.read_threads": 4, "reader.batch_size": 1}
+    case = make_case(tmp_path, "npz", keys, num_accelerators=8)
+    assert most_open(case) >= (40 if loader == "pytorch" else 0)
+    limit = make_room(case.workload, 8)
     assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= OTHERS + 32
 
 
-def tiny(folder: Path, **keys: object) -> Workload:
+def tiny(folder: Path, **reader: object) -> Workload:
     """400 samples, enough for a quick search up to 10 accelerators."""
     workload = check_workload(
         {
             "name": "tiny",
             "dataset": {"data_folder": str(folder / "data"), "format": "npz"}
             | {"num_files_train": 400, "record_length_bytes": 4096.0},
-            "reader": {"read_threads": 2, "prefetch_size": 2},
+            "reader": {"read_threads": 2, "prefetch_size": 2} | reader,
             "train": {"computation_time": 0.01, "total_training_steps": 31},
             "metric": {"au": 0.01},
             "size": {"confirm": 1, "quick": True, "max_accelerators": 12},
             "output": {"folder": str(folder / "results")},
         }
     )
-    return workload.with_keys({key.replace("__", "."): value for key, value in keys.items()})
+    generate(workload, world=Alone())
+    return workload
 
 
-def limited_to(most: int, *words: str) -> "subprocess.CompletedProcess[str]":
+def limited_to(soft: int, *words: str, hard: int = 0) -> "subprocess.CompletedProcess[str]":
     """Run dlemu where a process may open so many files."""
 
     def limit(pid: int) -> None:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard or soft))
 
     return warm.run([*warm.COMMAND, *words], cwd=ROOT, enter=limit, timeout=240)
 
 
 def words(workload: Workload, folder: Path) -> list[str]:
-    import yaml
-
     path = folder / "tiny.yaml"
-    tree = workload.model_dump(mode="json", exclude={"ignored", "given"}, exclude_unset=True)
-    path.write_text(yaml.safe_dump(tree))
+    path.write_text(dump_workload(workload))
     return [f"workload={path}"]
 
 
 def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:
     """The line's own number is enough, and one less is not."""
     workload = tiny(tmp_path)
-    generate(workload, world=Alone())
     given = [*words(workload, tmp_path), "num_accelerators=4"]
     need = OTHERS + 4 * 3
     ended = limited_to(need - 1, "run", *given)
@@ -176,33 +165,26 @@ def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:
 
 def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Path) -> None:
     """64 workers, each with the cache's state, files in memory and the file that is written."""
-    workload = tiny(tmp_path, reader__data_loader="threads", reader__read_threads=8)
-    generate(workload, world=Alone())
+    workload = tiny(tmp_path, data_loader="threads", read_threads=8)
     (tmp_path / "cache").mkdir()
     cache = [f"cache.folder={tmp_path}/cache", "cache.capacity=1GiB"]
-    ended = warm.run(
-        [*warm.COMMAND, "run", *words(workload, tmp_path), "num_accelerators=8", *cache],
-        cwd=ROOT,
-        enter=lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (150, HARD)),
-        timeout=240,
-    )
+    given = [*words(workload, tmp_path), "num_accelerators=8", *cache]
+    ended = limited_to(150, "run", *given, hard=HARD)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_requests_to_a_bucket_are_connections(few_allowed: None, tmp_path: Path) -> None:
-    keys: dict[str, object] = {
-        "reader__data_loader": "threads",
-        "reader__gets_in_flight": 16,
-        "dataset__data_folder": "s3://bucket/data",
-        "storage__endpoint_url": "http://localhost:9000",
+    keys = {
+        "dataset.data_folder": "s3://bucket/data",
+        "storage.endpoint_url": "http://localhost:9000",
     }
-    limit = make_room(tiny(tmp_path, **keys), 3)
+    workload = tiny(tmp_path, data_loader="threads", gets_in_flight=16).with_keys(keys)
+    limit = make_room(workload, 3)
     assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= OTHERS + 3 * 2 * 16
 
 
 def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
     workload = tiny(tmp_path)
-    generate(workload, world=Alone())
     ended = limited_to(OTHERS + 5 * 3 + 1, "size", *words(workload, tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "at least 5 tiny accelerators" in ended.stdout
@@ -217,7 +199,6 @@ def test_where_not_even_one_can_be_run_no_other_number_is_proposed(
     assert most_accelerators(workload) == 0
     with pytest.raises(WorkloadError, match=r"have 20 here; use more ranks or fewer"):
         check_loader(workload, 1)
-    generate(workload, world=Alone())
     with pytest.raises(WorkloadError, match="need 131 open files"):
         size_storage(workload, Alone())
 

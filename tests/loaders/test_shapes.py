@@ -16,6 +16,7 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.loaders import check_loader, open_loader
 from dlemu.loaders.library import CountedFile
 from dlemu.workload.model import Workload, check_workload
+from tests.lab.dataset import flip
 from tests.loaders.contract import expected, make_case
 
 LOADERS = ["threads", "pytorch"]
@@ -166,9 +167,7 @@ def test_an_index_that_points_past_its_file(tmp_path: Path) -> None:
 def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
     case = make_case(tmp_path, "parquet of 13", {"reader.data_loader": "threads"})
     path = tmp_path / case.layout.path(0)
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
+    flip(path, -20)
     line = "its footer differs from what was written"
     with closing(case.open(keep=0)) as opened, pytest.raises(DatasetError, match=line):
         list(opened.epoch(0, case.plan(0)))
