@@ -62,10 +62,7 @@ def summary_of(folder: Path) -> dict[str, object]:
     ("loader", "words"),
     [
         ("threads", ["dataset.format=npz"]),
-        ("threads", ["dataset.format=npy"]),
         ("threads", ["dataset.format=hdf5", *BY_FOUR]),
-        ("threads", ["dataset.format=tfrecord", *BY_FOUR]),
-        ("pytorch", ["dataset.format=npz"]),
         ("pytorch", ["dataset.format=tfrecord", *BY_FOUR]),
     ],
 )
@@ -229,7 +226,6 @@ def test_ranks_make_one_run(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["reader.batchsize=3"], "unknown key reader.batchsize; did you mean reader.batch_size?"),
         (
             ["reader.batch_size=15"],  # found by the plan, which every rank makes
             "56 samples are too few for 2 steps: a step of 2 accelerators with batches of "

@@ -90,8 +90,8 @@ def test_help_has_three_names(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(words) == 0
         found.add(capsys.readouterr().out)
     assert len(found) == 1
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"dlemu {__version__}\n"
+    assert run(["--version"]) == run(["-V"]) == 0
+    assert capsys.readouterr().out == 2 * f"dlemu {__version__}\n"
 
 
 def test_no_threads_are_started_to_multiply_matrices() -> None:

@@ -91,12 +91,6 @@ def test_the_log_has_the_command_the_time_and_errors(
     assert run([*words, "--cfg", "job"]) == 0 and not log.exists()
 
 
-def test_version_has_a_short_form(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["-V"]) == run(["--version"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-
-
 def test_rates_are_in_one_family_of_units(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,7 +205,7 @@ def plan(tmp_path: Path, **changes: object) -> Sweep:
 def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:
     events: list[str] = []
 
-    cells = run_paths(plan(tmp_path), events.append)
+    cells = run_paths(plan(tmp_path, seconds=0.2), events.append)
 
     assert [(c.workers, c.io_size) for c in cells] == [
         (1, 4096),
@@ -218,9 +218,9 @@ def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -
         assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
         assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
         assert 0 < cell.cpu_user_percentage + cell.cpu_system_percentage <= 110
-    assert events[0] == "4 cells, 0 of them measured before; 4 x 100 ms = 400 ms"
+    assert events[0] == "4 cells, 0 of them measured before; 4 x 200 ms = 800 ms"
     assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
-    assert events[-1].endswith("; 0 µs left")
+    assert events[2].endswith("; 0:01 left") and "left" not in events[-1]
     assert list((tmp_path / "target").iterdir()) == [], "only its own files, and those removed"
 
 
