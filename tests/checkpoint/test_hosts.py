@@ -54,17 +54,15 @@ def test_each_reads_what_another_host_wrote_and_the_slowest_is_named(
         words = [*keys(tmp_path / "seen/ck"), "model=unet3d", "checkpoint.num_checkpoints_write=2"]
         words += ["checkpoint.num_checkpoints_read=2", "checkpoint.odirect=true", "--verify"]
         words += ["checkpoint.time_between_checkpoints=0"]
-        said, told = over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words)
+        _, told = over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words)
     own = told["checkpoint"]
     assert own["num_bytes_of_hosts"] == [1_000_001, 2_000_002, 1_000_001]
     assert (own["shared"], own["foreign_share"]) == (True, 1.0)
-    assert "readers: 100% read what another host has written" in said
-    assert "verified: every byte that was read is the one that was written" in said
+    assert own["verified"]
     for entry in own["saves"]:
         assert entry["slowest"].items() >= {"accelerator": 3, "rank": 3, "host": "h2"}.items()
         assert entry["hosts"]["h2"] == entry["seconds"] > 0.8
         assert list(entry["counted"]) == ["h0", "h1", "h2"]
-    assert "the slowest was accelerator 3 (rank 3 on host h2) with " in said
     if told["limit"]["name"] != "host cpu":  # as it is where the tests' host has much other work
         assert told["limit"]["evidence"].startswith("accelerator 3 on host h2 took ")
     wear = told["measured"]["wear"]

@@ -25,7 +25,6 @@ from dlemu.checkpoint.outcome import (
     judge,
 )
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.text import introduction
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
 from dlemu.host.intervals import IntervalSummary
@@ -41,6 +40,8 @@ from dlemu.paths.blocks import DataPath
 from dlemu.paths.report import render_csv as render_cells_csv
 from dlemu.paths.report import render_tables
 from dlemu.paths.sweep import Cell
+from dlemu.report.checkpoint import present_plan
+from dlemu.report.text import render_text
 from dlemu.reports.table import append_rows
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.metrics import measure_sums
@@ -284,7 +285,7 @@ def _checkpoint() -> dict[str, Any]:
     }
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
     return {
-        "command": "checkpoint",
+        "kind": "checkpoint",
         "workload": workload.name,
         "num_ranks": 1,
         "num_hosts": 1,
@@ -536,7 +537,7 @@ RENDERED: dict[str, Callable[[Path], str]] = {
     "size": lambda folder: _size(),
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
-    "checkpoint": lambda folder: introduction(_checkpoint()),
+    "checkpoint": lambda folder: render_text(present_plan(_checkpoint())),
     "steptime": lambda folder: _steptime(),
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),
