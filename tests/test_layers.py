@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
-    "report": "checkpoint results",
+    "report": "checkpoint paths results",
     "reports": "host report results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
