@@ -14,7 +14,6 @@ from dlemu.checkpoint.opening import Opened, folder_of, opened
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.checkpoint.progress import Progress
-from dlemu.checkpoint.text import introduction
 from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
@@ -31,6 +30,7 @@ from dlemu.world.world import World
 
 Say = Callable[[str], None]
 Summary = dict[str, Any]
+OnBegin = Callable[[Mapping[str, Any]], None]
 _COUNTERS = "while reading the drives' counters"
 
 
@@ -50,12 +50,14 @@ def run_checkpoints(
     world: World,
     watch: Watch,
     say: Say,
+    on_begin: OnBegin,
     versions: Mapping[str, str],
     progress: Progress,
 ) -> CheckpointOutcome | None:
     """Write, drop and read the checkpoints of a workload; return the outcome on rank 0.
 
-    All ranks call it. `watch` is a Watchdog of run/; `versions` is kept in the summary.
+    All ranks call it. `watch` is a Watchdog of run/; `versions` is kept in the summary. `on_begin`
+    is called on rank 0 with the summary as it is before anything is written.
 
     Raises:
         DlemuError: the keys do not fit, the folder is not ours or full, or a file is damaged.
@@ -64,7 +66,7 @@ def run_checkpoints(
         world.on_first(lambda: bool(find_dcp()))  # a module cannot be sent
     world.on_first(lambda: folder_of(workload))
     summary: Summary = {
-        "command": "checkpoint",
+        "kind": "checkpoint",
         "status": "incomplete",
         "workload": workload.name,
         "num_ranks": world.num_ranks,
@@ -78,7 +80,7 @@ def run_checkpoints(
     }
     command = _Command(workload, world, watch, summary, progress)
     if world.rank == 0:
-        command.say = say
+        command.say, command.on_begin = say, on_begin
     return command.run()
 
 
@@ -99,6 +101,7 @@ class _Command:
         self._target = folder_of(workload)
         self._plan = Plan.of(workload, world)
         self.say: Say = lambda text: None
+        self.on_begin: OnBegin = lambda summary: None
 
     def run(self) -> CheckpointOutcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
@@ -130,7 +133,7 @@ class _Command:
             return CheckpointOutcome(results, self._summary) if world.rank == 0 else None
 
     def _introduce(self, results: Path, folder: Opened) -> None:
-        """Begin the summary, and print what will be done."""
+        """Begin the summary."""
         if not folder.shared:
             self._plan = self._plan.on_own_hosts()
         plan, world = self._plan, self._world
@@ -153,7 +156,7 @@ class _Command:
             note = f"checkpoint.odirect=auto: {self._target} does not take O_DIRECT"
             self._summary["notes"] = [*self._summary["notes"], note]
         write_summary(results, self._summary)
-        self.say(introduction(self._summary))
+        self.on_begin(self._summary)
 
     def _work(self, results: Path, folder: Opened) -> None:
         """Write, drop and read; on rank 0 judge and write the summary."""

@@ -1,11 +1,10 @@
 """How long a checkpoint takes by arithmetic: from the rates of drives, without any storage."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.text import both_units, cost_lines, describe_part
 from dlemu.errors import WorkloadError
-from dlemu.units import format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
 
@@ -30,64 +29,10 @@ class Duration:
         return cls(seconds, seconds / (1 + ERROR), seconds / (1 - ERROR), rate)
 
 
-@dataclass(frozen=True)
-class PredictedCheckpoint:
-    """The prediction; `str` is what `dlemu predict` shows."""
+def predict_checkpoint(workload: Workload) -> dict[str, Any]:
+    """Return the document of a prediction: `save` and `load` have the fields of Duration.
 
-    workload: Workload
-    num_bytes: int
-    save: Duration | None
-    """None: the drive's write rate is not known."""
-    load: Duration
-    plan: Plan
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """What --json prints."""
-        drive = self.workload.drive
-        return {
-            "model": self.workload.model.name,
-            "num_bytes": self.num_bytes,
-            "num_accelerators": self.plan.share.written,
-            "drive": drive.name if drive else None,
-            "drives": self.workload.drives,
-            "save": vars(self.save) if self.save else None,
-            "load": vars(self.load),
-        }
-
-    def __str__(self) -> str:
-        """Return size, durations with their ranges, and what a checkpoint costs."""
-        drive, told = self.workload.drive, planned(self.workload, self.plan)
-        assert drive is not None
-        lines = [
-            f"{describe_part(told)}: {both_units(self.num_bytes)} on {self.workload.drives} x "
-            f"{drive.name}, from the datasheet alone",
-            "",
-            f"{'':<10}{'predicted':>12}   range",
-        ]
-        for name, found in (("save", self.save), ("load", self.load)):
-            lines.append(f"{name:<10}{_cells(found)}")
-        lines.append("")
-        if self.save is not None:
-            lines += cost_lines(self.save.seconds, self.workload.checkpoint.mtbf)
-        lines.append(
-            f"the accelerators share the drives; a rate may be off by {100 * ERROR:.0f}%, as "
-            "those of reads in published results (writes were not compared)"
-        )
-        return "\n".join(lines)
-
-
-def _cells(found: Duration | None) -> str:
-    if found is None:
-        return f"{'unknown':>12}   set drive.write_bandwidth"
-    return (
-        f"{format_seconds(found.seconds):>12}   {format_seconds(found.low)} to "
-        f"{format_seconds(found.high)}, at {format_rate(found.bytes_per_second)}"
-    )
-
-
-def predict_checkpoint(workload: Workload) -> PredictedCheckpoint:
-    """Predict the durations of writing and reading a checkpoint from `drive` and `drives`.
+    They follow from `drive` and `drives`; `save` is None where the write rate is not known.
 
     Raises:
         WorkloadError: no drive is given, or the accelerators do not fit the model.
@@ -99,7 +44,13 @@ def predict_checkpoint(workload: Workload) -> PredictedCheckpoint:
             "(drive=d7_ps1010) or give its rates "
             "(drive.read_bandwidth=7GB drive.write_bandwidth=3GB)"
         )
-    num_bytes, drives = plan.num_bytes, workload.drives
-    save = drive.write_bandwidth and Duration.of(num_bytes, drives * drive.write_bandwidth)
-    load = Duration.of(num_bytes, drives * drive.read_bandwidth)
-    return PredictedCheckpoint(workload, num_bytes, save or None, load, plan)
+    num, write = workload.drives, drive.write_bandwidth
+    return {
+        "kind": "checkpoint prediction",
+        **planned(workload, plan),
+        "drive": drive.name,
+        "drives": num,
+        "relative_error": ERROR,
+        "save": asdict(Duration.of(plan.num_bytes, num * write)) if write else None,
+        "load": asdict(Duration.of(plan.num_bytes, num * drive.read_bandwidth)),
+    }

@@ -158,7 +158,8 @@ def _cache(cache: Any, tell: Any) -> None:
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> None:
     from dlemu.checkpoint.plan import Plan, planned
-    from dlemu.checkpoint.text import introduction
+    from dlemu.report.checkpoint import present_plan
+    from dlemu.report.text import render_text
 
     plan = Plan.of(workload, world)
     if world.rank != 0:
@@ -175,8 +176,8 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> None:
         fields["place"] = place_fields(Path(folder), host=world.host, num_hosts=world.num_hosts)
         rate = examine(workload, plan, world.host)
         source = f"{format_rate(rate)} were written in a probe of one second"
-    tell(introduction(fields))
-    tell(f"time:     {_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
+    tell(render_text(present_plan(fields)))
+    tell(f"time:    {_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
 
 
 def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:

@@ -29,7 +29,7 @@ from dlemu.cli.scripts import (
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.run.live import Live
-from dlemu.terminal import Answer, answer, detail, say, shown_line
+from dlemu.terminal import Answer, answer, detail, say, shown_line, terminal_width
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.compose import known_models
@@ -246,13 +246,15 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:
     from dlemu.checkpoint.predict import predict_checkpoint
+    from dlemu.report.checkpoint import present_predicted_checkpoint
+    from dlemu.report.text import answer_of
 
     if "--csv" in words.options:
         raise WorkloadError("--csv has no columns for checkpoints; take --json")
     found = predict_checkpoint(workload)
-    say(Answer(str(found)))
+    say(answer_of(present_predicted_checkpoint(found)))
     if "--json" in words.options:
-        answer(json_text(found.fields))
+        answer(json_text(found))
 
 
 def calibrate(workload: Workload, world: World, words: Words) -> int:
@@ -268,7 +270,9 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.progress import Progress
-    from dlemu.checkpoint.text import exit_status, render, verdict_line
+    from dlemu.report.checkpoint import present_checkpoint, present_plan
+    from dlemu.report.text import answer_of, render_text
+    from dlemu.results.judgement import EXIT_STATUS
     from dlemu.run.summary import versions
     from dlemu.run.watchdog import Watchdog
 
@@ -284,16 +288,19 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
             world=world,
             watch=watchdog,
             say=say,
+            on_begin=lambda summary: say(
+                render_text(present_plan(summary), width=terminal_width())
+            ),
             versions=versions(),
             progress=progress,
         )
     if found is None:
         return 0
-    say(Answer(f"\n{render(found.summary)}", verdict_line(found.summary)))
+    say(answer_of(present_checkpoint(found.summary), apart=True))
     say(f"results: {found.folder}")
     if "--json" in words.options:
         answer(json_text(run_document(found.folder, found.summary)))
-    return exit_status(found.summary)
+    return EXIT_STATUS.get(found.summary["verdict"], 0)
 
 
 def steptime(workload: Workload, world: World, words: Words) -> int:

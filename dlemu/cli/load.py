@@ -1,7 +1,7 @@
 """`dlemu load`: words to what is read, and its table."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,13 @@ from dlemu.cli.values import (
 )
 from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
-from dlemu.load.measure import Answer as Loaded
-from dlemu.load.measure import Load, measure
+from dlemu.load.measure import Load, document_of, measure
 from dlemu.load.models import find_drive, find_model, known_drives, models
 from dlemu.load.reading import WAYS
-from dlemu.load.text import (
-    ONCE,
-    arithmetic,
-    describe_model,
-    document,
-    drives_to_show,
-    render,
-    seconds_by_datasheet,
-)
+from dlemu.report.load import present_load
+from dlemu.report.text import answer_of
 from dlemu.results.summary import time_of_day
-from dlemu.terminal import Answer, keep_stdout, say
+from dlemu.terminal import keep_stdout, say
 
 HELP = f"""\
 dlemu load model=NAME [target=FOLDER] [key=value ...]
@@ -76,38 +68,20 @@ def main(arguments: Sequence[str]) -> int:
     load = load_of(words)
     script = Script.of(words, COLUMNS)
     with keep_stdout(script.as_json):
-        if load.model is not None:
-            say(describe_model(load.model))
-        if load.model is not None and load.target is None and not load.files:
-            _tell_arithmetic(load, script)
+        if load.target is None and not load.files:
+            if script.table is not None:
+                raise WorkloadError("--csv has a row for each read; name a target, or take --json")
+            document = document_of(load)
+            say(answer_of(present_load(document)))
+            script.tell(document, ())
             return 0
         doing = Doing()
         wanted = words.values.get("progress") != "off"
         with show_progress("load", lambda: str(doing), on=wanted):
-            answer = measure(load, say, doing.begin, doing.add)
-        say(Answer(f"\n{render(answer)}"))
-        name = "the files" if load.model is None else load.model.name
-        say("\n" + "\n".join([*arithmetic(name, answer.whole_bytes, load), ONCE]))
-        script.tell(document(answer), _rows(answer))
+            document = document_of(load, measure(load, say, doing.begin, doing.add))
+        say(answer_of(present_load(document), apart=True))
+        script.tell(document, _rows(document))
     return 0
-
-
-def _tell_arithmetic(load: Load, script: Script) -> None:
-    assert load.model is not None
-    if script.table is not None:
-        raise WorkloadError("--csv has a row for each read; name a target, or take --json")
-    lines = arithmetic(load.model.name, load.model.num_bytes, load)
-    say(Answer("\n".join(["", *lines])))
-    say(f"{ONCE}\nmeasure it: dlemu load model={load.model.name} target=FOLDER")
-    drives = drives_to_show(load)
-    script.tell(
-        {
-            "model": load.model.name,
-            "model_bytes": load.model.num_bytes,
-            "by_datasheet": seconds_by_datasheet(load.model.num_bytes, drives, load.drives),
-        },
-        (),
-    )
 
 
 def load_of(words: Words) -> Load:
@@ -127,8 +101,7 @@ def load_of(words: Words) -> Load:
     return Load(**values)
 
 
-def _rows(answer: Loaded) -> list[dict[str, Any]]:
-    told = document(answer)
+def _rows(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     same = {name: told[name] for name in ("model", "scale", "num_files", "num_bytes")}
     return [
         {
@@ -138,7 +111,7 @@ def _rows(answer: Loaded) -> list[dict[str, Any]]:
             "time": time_of_day(),
             "id": short_hash(time.time_ns(), cell["way"], cell["readers"]),
             "read_MB_per_second": cell["bytes_per_second"] / 1e6,
-            "drive_MB_per_second": answer.drive_bytes_per_second / 1e6,
+            "drive_MB_per_second": told["drive_bytes_per_second"] / 1e6,
         }
         for cell in told["cells"]
     ]

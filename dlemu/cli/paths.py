@@ -1,8 +1,13 @@
 """`dlemu paths`: words to a plan, and its cells as a table and files."""
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
@@ -21,11 +26,13 @@ from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.host.system import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
-from dlemu.paths.report import render_tables, write_report
-from dlemu.paths.sweep import Cell, Sweep, run_paths
+from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
+from dlemu.report.paths import plots_of, present_paths, title_of
+from dlemu.report.text import answer_of, render_text
 from dlemu.reports.table import Row
+from dlemu.results.records import write_text
 from dlemu.results.summary import time_of_day
-from dlemu.terminal import Answer, keep_stdout, say
+from dlemu.terminal import keep_stdout, say
 from dlemu.units import parse_bytes
 
 HELP = """\
@@ -73,11 +80,11 @@ def main(arguments: Sequence[str]) -> int:
     with keep_stdout(script.as_json):
         with show_progress("paths", lambda: str(doing), on=wanted):
             cells = run_paths(plan, say, doing.begin)
-        say(Answer(f"\n{render_tables(cells)}"))
-        if not write_report(cells, plan.output):
-            say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        document = document_of(cells, plan.output)
+        say(answer_of(present_paths(document), apart=True))
+        _write(document, plan.output)
         say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
-        script.tell([asdict(cell) for cell in cells], _rows(cells, plan.output))
+        script.tell(document["cells"], _rows(cells, plan.output))
     return 0
 
 
@@ -89,6 +96,37 @@ def plan_of(words: Words) -> Sweep:
     if not targets:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
     return Sweep(targets=targets, **values)
+
+
+def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
+    """Return the document of a sweep, with the day of its last cell."""
+    kept = folder / CELLS
+    last = datetime.fromtimestamp(kept.stat().st_mtime, UTC) if kept.exists() else datetime.now(UTC)
+    rows = [asdict(cell) for cell in cells]
+    return {"kind": "paths", "measured": last.date().isoformat(), "cells": rows}
+
+
+def _write(document: Mapping[str, Any], folder: Path) -> None:
+    """Write the results in all forms; the picture needs matplotlib."""
+    cells = document["cells"]
+    write_text(folder / "paths.txt", render_text(present_paths(document)) + "\n")
+    write_text(folder / "paths.csv", cells_csv(cells))
+    write_text(folder / "paths.json", json.dumps(cells, indent=1) + "\n")
+    try:
+        from dlemu.report.png import save_pictures
+    except ModuleNotFoundError:
+        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
+        return
+    save_pictures(plots_of(cells), folder / "paths", title=title_of(document))
+
+
+def cells_csv(cells: Sequence[Row]) -> str:
+    """Return all figures, a row each cell; times and latencies are in seconds."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    return text.getvalue()
 
 
 def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:

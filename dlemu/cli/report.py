@@ -10,6 +10,10 @@ import numpy as np
 from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.report.blocks import Lines
+from dlemu.report.checkpoint import present_checkpoint
+from dlemu.report.text import answer_of
+from dlemu.reports.checkpoints import StoredCheckpoints
 from dlemu.reports.rows import render_rows
 from dlemu.reports.stored import Result, find_results, read_result
 from dlemu.results.records import SUMMARY, plain
@@ -76,14 +80,14 @@ def report_folders(
     results: list[Result] = []
     for folder in folders:
         try:
-            each, text = _read(folder, keys, as_json=as_json)
+            each, text = _read(folder, keys, as_json=as_json, apart=bool(results))
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
             complain(str(error))
             statuses.add(1)
             continue
-        say(Answer(f"\n{text}" if results and not as_json else text))
+        say(text)
         results.append(each)
         statuses.add(each.status)
     rows = [row for each in results for row in each.rows]
@@ -94,14 +98,23 @@ def report_folders(
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, str]:
-    """Return what a folder holds, and what is shown of it."""
+def _read(
+    folder: Path, keys: Mapping[str, object], *, as_json: bool, apart: bool
+) -> tuple[Result, Answer]:
+    """Return what a folder holds, and what is shown of it, `apart` from what is above."""
     with _sound(folder):
         each = read_result(folder, keys)
         if not as_json:
-            return each, each.text
+            return each, _shown(each, apart=apart)
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
-        return each, text.replace("\x7f", "\\u007f")  # json leaves DEL as it is
+        return each, Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
+
+
+def _shown(result: Result, *, apart: bool) -> Answer:
+    if isinstance(result, StoredCheckpoints):
+        head = Lines([f"{result.folder}: {result.summary['status']}"])
+        return answer_of([head, *present_checkpoint(result.summary)], apart=apart)
+    return Answer("\n" * apart + result.text)
 
 
 def _write_trace(path: Path, result: Result) -> None:

@@ -3,13 +3,14 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
 from dlemu.host.devices import lies_in_memory
-from dlemu.load.models import Model
+from dlemu.load.models import Model, find_drive, known_drives
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
@@ -103,6 +104,49 @@ class Answer:
         """Bytes of the whole model, where a share of it was read."""
         model = self.load.model
         return self.num_bytes if model is None or self.load.files else model.num_bytes
+
+
+def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
+    """Return the document of a model load; without an answer only the arithmetic by datasheets."""
+    model = load.model
+    whole = answer.whole_bytes if answer is not None else model.num_bytes if model else 0
+    drives = [find_drive(name) for name in known_drives()] if load.drive is None else [load.drive]
+    document: dict[str, Any] = {
+        "kind": "load",
+        "model": None if model is None else model.name,
+        "datatype": None if model is None else model.datatype,
+        "source": None if model is None else model.source,
+        "model_bytes": whole,
+        "num_files": len(model.files) if model is not None else 0,
+        "by_datasheet": [
+            {
+                "drive": drive.name,
+                "drives": load.drives,
+                "read_bytes_per_second": load.drives * drive.read_rate,
+                "seconds": whole / (load.drives * drive.read_rate),
+            }
+            for drive in drives
+        ],
+    }
+    if answer is None:
+        return document
+    return document | {
+        "scale": load.scale,
+        "num_files": answer.num_files,
+        "num_bytes": answer.num_bytes,
+        "num_pages": answer.num_pages,
+        "drive_bytes_per_second": answer.drive_bytes_per_second,
+        "drive_source": answer.drive_source,
+        "cells": [
+            {
+                **asdict(cell),
+                "bytes_per_second": cell.bytes_per_second,
+                "share_of_drive": answer.share(cell),
+                "whole_model_seconds": whole / cell.bytes_per_second,
+            }
+            for cell in answer.cells
+        ],
+    }
 
 
 def measure(

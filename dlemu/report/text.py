@@ -53,15 +53,19 @@ def render_text(
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def answer_of(blocks: Sequence[Block]) -> Answer:
-    """Return what a command answers: plain where a program reads, fitted to a terminal."""
+def answer_of(blocks: Sequence[Block], *, apart: bool = False) -> Answer:
+    """Return what a command answers: plain where a program reads, fitted to a terminal.
+
+    `apart` puts an empty line before it.
+    """
+    before = "\n" if apart else ""
     short = next((block.line for block in blocks if isinstance(block, Verdict)), None)
     verbose = is_verbose()
     fitted = None
     if (width := terminal_width()) is not None:
         colour = takes_colours()
-        fitted = render_text(blocks, width=width, colour=colour, verbose=verbose)
-    return Answer(render_text(blocks, verbose=verbose), short, fitted)
+        fitted = before + render_text(blocks, width=width, colour=colour, verbose=verbose)
+    return Answer(before + render_text(blocks, verbose=verbose), short, fitted)
 
 
 def render_sections(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlemu.checkpoint.text import exit_status, render
 from dlemu.errors import RunError
 from dlemu.reports.rows import ResultRow
+from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.records import UNFINISHED
 
 
@@ -22,24 +22,14 @@ class StoredCheckpoints:
     """None: a table of AU and samples/s has no place for it."""
 
     @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-        return f"{self.folder}: {self.summary['status']}\n{render(self.summary)}"
-
-    @property
-    def where(self) -> str:
-        """The folder's name on the storage."""
-        return Path(self.summary["checkpoint"]["folder"]).name
-
-    @property
     def status(self) -> int:
-        """As `dlemu checkpoint` exits."""
-        return exit_status(self.summary)
+        """As `dlemu checkpoint` exits: 2 where checkpoint.max_seconds was exceeded."""
+        return EXIT_STATUS.get(self.summary["verdict"], 0)
 
 
 def is_checkpoint(summary: Mapping[str, Any]) -> bool:
     """Return whether a summary is one of `dlemu checkpoint`."""
-    return summary.get("command") == "checkpoint"
+    return summary.get("kind") == "checkpoint"
 
 
 def read_checkpoints(folder: Path, summary: Mapping[str, Any]) -> StoredCheckpoints:

@@ -24,7 +24,8 @@ small, th, dt, .unit { color: var(--soft); } a { color: var(--first); }
 .verdict { padding: .5rem .8rem; border-left: 5px solid; font-weight: 600; margin: .8rem 0; }
 .pass { border-color: var(--pass); background: var(--pass-back); }
 .fail { border-color: var(--fail); background: var(--fail-back); }
-.none { border-color: var(--none); background: var(--none-back); }
+.none, .caution { border-color: var(--none); background: var(--none-back); }
+.plain { border-color: var(--line); background: var(--panel); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dd { margin: 0; }
 .table { overflow-x: auto; margin: .8rem 0; overflow-wrap: normal; }

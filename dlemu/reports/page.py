@@ -15,12 +15,10 @@ from dlemu.host.intervals import (
     read_observations,
     summarize_interval,
 )
+from dlemu.report.checkpoint import checkpoint_section
+from dlemu.report.html import render_html
 from dlemu.reports.cache_section import render_cache
-from dlemu.reports.checkpoint_section import (
-    render_checkpoints,
-    render_of_run,
-    row_of_checkpoints,
-)
+from dlemu.reports.checkpoint_section import render_of_run
 from dlemu.reports.checkpoints import StoredCheckpoints
 from dlemu.reports.drawing import Axis, Bands, Plot, Series, axis_of_numbers, dotted, level
 from dlemu.reports.markup import (
@@ -108,10 +106,9 @@ def _sections(result: Result) -> Iterable[_Section]:
             row = {"verdict": "no answer yet", "runs": str(len(runs))}
             yield _Section(title=name, folder=folder, rows=[row], body=parts)
     elif isinstance(result, StoredCheckpoints):
-        summary = result.summary
-        row = {**row_of_checkpoints(summary), **_where(summary, result.where)}
-        parts = render_checkpoints(summary)
-        yield _Section(title=summary["workload"], folder=folder, rows=[row], body=parts)
+        made = checkpoint_section(folder, result.summary)
+        body = [render_html(made.blocks)]
+        yield _Section(title=made.title, folder=folder, rows=made.rows, body=body)
     else:
         text = f"<pre>{escaped(result.text)}</pre>"
         rows = list(map(_row_of_foreign, result.rows))

@@ -88,7 +88,7 @@ class Stored:
 
 
 Result = Stored | StoredCheckpoints | StoredSizing | Foreign
-"""What a folder holds. Each kind has `folder`, `text` as the terminal shows it, `summary`
+"""What a folder holds. Each kind has `folder`, `summary`
 as `dlemu report --json` prints it, `rows` of a table of all results, and `status`: how the command
 exits, 0 passed, 1 no verdict, 2 under the threshold."""
 

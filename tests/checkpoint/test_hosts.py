@@ -52,12 +52,11 @@ def test_each_reads_what_another_host_wrote_and_the_slowest_is_named(
         words = [*keys(tmp_path / "seen/ck"), "model=unet3d", "checkpoint.num_checkpoints_write=2"]
         words += ["checkpoint.num_checkpoints_read=2", "checkpoint.odirect=true", "--verify"]
         words += ["checkpoint.time_between_checkpoints=0"]
-        said, told = over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words)
+        _, told = over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words)
     own = told["checkpoint"]
     assert own["num_bytes_of_hosts"] == [1_000_001, 2_000_002, 1_000_001]
     assert (own["shared"], own["foreign_share"]) == (True, 1.0)
-    assert "readers: 100% read what another host has written" in said
-    assert "verified: every byte that was read is the one that was written" in said
+    assert own["verified"]
     host_of = ["h0", "h1", "h1", "h2"]
     for entry in own["saves"]:
         slowest, took = entry["slowest"], entry["hosts"]
@@ -65,7 +64,6 @@ def test_each_reads_what_another_host_wrote_and_the_slowest_is_named(
         assert slowest["host"] == host_of[slowest["rank"]] == max(took, key=took.get)
         assert took[slowest["host"]] == entry["seconds"]
         assert list(entry["counted"]) == list(took) == ["h0", "h1", "h2"]
-    assert "the slowest was accelerator " in said
     wear = told["measured"]["wear"]
     assert wear["file_bytes_written"] == 8_000_008
     assert [each["host"] for each in wear["drives"]] == ["h0", "h1", "h2"]

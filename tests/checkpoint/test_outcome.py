@@ -18,7 +18,6 @@ from dlemu.checkpoint.outcome import (
     waited_share,
     young_interval,
 )
-from dlemu.checkpoint.text import cost_lines, costs
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 
@@ -181,21 +180,3 @@ def test_writes_that_ended_in_memory_pass_no_bound(bound: float | None, verdict:
 
 def test_young_s_interval() -> None:
     assert young_interval(12.5, 10_000) == 500.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "mtbf", "line"),
-    [
-        (12.5, 10_000, "the best is one every 8:20; checkpoints and lost work then cost 5% of"),
-        (4.999, 10, "the best is one every 10 s; checkpoints and lost work then cost 100% of"),
-        (0.036, 0.01, "the job never ends: a checkpoint alone takes 36 ms"),
-    ],
-)
-def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
-    *_, young = cost_lines(seconds, mtbf)
-    assert line in young
-
-
-def test_a_share_needs_no_exponent() -> None:
-    assert [share for _, share in costs(299.9)] == ["100%", "33%", "17%", "8.3%"]
-    assert [share for _, share in costs(901)] == ["too long", "too long", "50%", "25%"]

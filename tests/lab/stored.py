@@ -25,22 +25,23 @@ from dlemu.checkpoint.outcome import (
     judge,
 )
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.text import introduction
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.cli.paths import cells_csv, document_of
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
+from dlemu.load.measure import document_of as load_document
 from dlemu.load.models import find_model
 from dlemu.load.reading import Way
-from dlemu.load.text import document as load_document
-from dlemu.load.text import render as render_load
 from dlemu.paths.blocks import DataPath
-from dlemu.paths.report import render_csv as render_cells_csv
-from dlemu.paths.report import render_tables
 from dlemu.paths.sweep import Cell
+from dlemu.report.checkpoint import present_plan
+from dlemu.report.load import present_load
+from dlemu.report.paths import present_paths
+from dlemu.report.text import render_text
 from dlemu.reports.table import append_rows
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.metrics import measure_sums
@@ -285,7 +286,7 @@ def _checkpoint() -> dict[str, Any]:
     }
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
     return {
-        "command": "checkpoint",
+        "kind": "checkpoint",
         "workload": workload.name,
         "num_ranks": 1,
         "num_hosts": 1,
@@ -461,7 +462,8 @@ def _load() -> str:
         drive_bytes_per_second=7e9,
         drive_source="probed with 64 readers",
     )
-    return f"{render_load(answer)}\n\n{flat(load_document(answer))}"
+    document = load_document(answer.load, answer)
+    return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 
 def _paths() -> str:
@@ -500,7 +502,8 @@ def _paths() -> str:
         for path, rate in rates
         for io_size in (4096, 1 << 20)
     ]
-    return f"{render_tables(cells)}\n\n{render_cells_csv(cells)}"
+    document = document_of(cells, Path("none"))
+    return f"{render_text(present_paths(document))}\n\n{cells_csv(document['cells'])}"
 
 
 def _rows(folder: Path) -> str:
@@ -537,7 +540,7 @@ RENDERED: dict[str, Callable[[Path], str]] = {
     "size": lambda folder: _size(),
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
-    "checkpoint": lambda folder: introduction(_checkpoint()),
+    "checkpoint": lambda folder: render_text(present_plan(_checkpoint())),
     "steptime": lambda folder: _steptime(),
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),

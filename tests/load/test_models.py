@@ -2,9 +2,8 @@
 
 import pytest
 
-from dlemu.load.measure import Load
+from dlemu.load.measure import Load, document_of
 from dlemu.load.models import find_drive, find_model, known_drives
-from dlemu.load.text import arithmetic
 
 
 def test_llama2_70b_has_the_published_shards() -> None:
@@ -34,8 +33,8 @@ def test_the_files_of_other_models(name: str, files: int, num_bytes: int) -> Non
 def test_a_drive_is_felt_at_load() -> None:
     names = known_drives()
     assert (names[0], names[-1]) == ("d7_ps1010", "d3_s4520")
-    lines = arithmetic("llama2_70b", find_model("llama2_70b").num_bytes, Load())
-    assert lines[1].endswith("138 GB / 14.5 GB/s = 9.51 s")
-    assert lines[-1].endswith("138 GB / 550 MB/s = 251 s")
-    two = Load(drive=find_drive("d3_s4520"), drives=2)
-    assert arithmetic("m", 10**9, two)[1:] == ["  2 x D3-S4520     1 GB / 1.1 GB/s = 0.909 s"]
+    model = find_model("llama2_70b")
+    rows = document_of(Load(model=model))["by_datasheet"]
+    assert [rows[0]["seconds"], rows[-1]["seconds"]] == pytest.approx([9.514, 250.8], rel=1e-3)
+    [two] = document_of(Load(model=model, drive=find_drive("d3_s4520"), drives=2))["by_datasheet"]
+    assert two["seconds"] == pytest.approx(rows[-1]["seconds"] / 2)

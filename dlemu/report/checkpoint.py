@@ -1,0 +1,320 @@
+"""`dlemu checkpoint`: its plan, its result, and its prediction from a drive's rates."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
+from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
+from dlemu.report.plot import Axis, Plot, axis_of_numbers, dotted
+from dlemu.results.facts import date_of, drive_name, facts_of
+from dlemu.results.header import header
+from dlemu.results.summary import limit_name
+from dlemu.results.wear import belongs_to, wear_line
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+
+Document = Mapping[str, Any]
+"""summary.json, or what it will begin with."""
+_MINUTES = (5, 15, 30, 60)
+_KINDS = (("save", "saves", "first"), ("load", "loads", "second"))
+"""Its name, its key in the document, and how a plot shows it."""
+
+
+def present_plan(document: Document) -> list[Block]:
+    """Return what will be written: model, checkpoint, and storage and host, where known."""
+    key = document["checkpoint"]
+    least, most = map(format_bytes, key["num_bytes_of_accelerators"])
+    share = f"{least if least == most else f'{least} to {most}'} per accelerator"
+    if len(hosts := key["num_bytes_of_hosts"]) > 1:
+        share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
+    folder = f", in {key['folder']}" if key["folder"] else ""
+    _, *place = header({"place": document.get("place")}).splitlines()
+    pairs = [
+        ("model", f"{document['model']['name']}, {document['shape']}"),
+        ("writes", f"{_written(document)} in {counted(key['num_files'], 'file')}{folder}"),
+        ("share", share),
+        *((name, text.lstrip()) for name, _, text in (line.partition(":") for line in place)),
+    ]
+    return [Facts(pairs)]
+
+
+def present_checkpoint(document: Document) -> list[Block]:
+    """Return the blocks of a command that has ended."""
+    key, saves = document["checkpoint"], document["checkpoint"]["saves"]
+    blocks: list[Block] = [
+        _verdict(document),
+        Lines([_headline(document), *_limits(document), *_notes(document)]),
+        Table(heads=("", "mean", "min", "max", "stdev"), rows=list(_durations(key))),
+    ]
+    if saves:
+        blocks += _costs(_mean(saves), key.get("mtbf_seconds"))
+    if saves or key["loads"]:
+        blocks.append(plot_of(key))
+    advice = [limit["advice"] for _, limit in _known_limits(document) if limit["advice"]]
+    return [
+        *blocks,
+        *folded("details", [Lines(list(_details(document)))]),
+        *folded("where it was measured", [Facts(list(facts_of(document)))]),
+        Lines([f"try: {each}" for each in dict.fromkeys(advice)]),
+    ]
+
+
+def checkpoint_section(folder: str, document: Document) -> Section:
+    """Return the section of a page, with the row beside other results."""
+    key = document["checkpoint"]
+    entries = key["saves"] or key["loads"]
+    row = {
+        "workload": f"checkpoint of {document['model']['name']}",
+        "verdict": document["verdict"] or (format_seconds(_mean(entries)) if entries else ""),
+        "accelerators": str(document["num_accelerators"]),
+        "limit": limit_name(document) or limit_name(document, "load_limit"),
+        "storage": drive_name(document, key["folder"].rpartition("/")[2]),
+        "host": str(document.get("hostname") or ""),
+        "measured": date_of(document),
+    }
+    blocks = present_checkpoint(document)
+    return Section(title=document["workload"], folder=folder, blocks=blocks, rows=[row])
+
+
+def present_predicted_checkpoint(document: Document) -> list[Block]:
+    """Return size, durations with their ranges, and costs, from `checkpoint.predict`."""
+    rows, save = [], document["save"]
+    for name, found in (("save", save), ("load", document["load"])):
+        if found is None:
+            rows.append((name, "unknown", "", "set drive.write_bandwidth"))
+            continue
+        low, high = (format_seconds(found[end]) for end in ("low", "high"))
+        rate = format_rate(found["bytes_per_second"])
+        rows.append((name, format_seconds(found["seconds"]), f"{low} to {high}", rate))
+    seconds = document["save" if save else "load"]["seconds"]
+    verb = "takes" if save else "is read in"
+    drives = f"{document['drives']} x {document['drive']}"
+    return [
+        Verdict(f"a checkpoint of {_part(document)} {verb} {format_seconds(seconds)} on {drives}"),
+        Lines([f"{format_bytes(document['checkpoint']['num_bytes'])}, from the datasheet alone"]),
+        Table(heads=("", "predicted", "range", "rate"), rows=rows, texts=("range", "rate")),
+        *(_costs(seconds, document["checkpoint"]["mtbf_seconds"]) if save else ()),
+        Lines(
+            [
+                f"All accelerators share the drives. A rate may be off by "
+                f"{100 * document['relative_error']:.0f}%, the error of reads in published "
+                "results; writes were not compared."
+            ]
+        ),
+    ]
+
+
+def plot_of(checkpoint: Document) -> Plot:
+    """Return the duration of each checkpoint that was written or read."""
+    found = [(kind, look, _seconds(checkpoint[name])) for kind, name, look in _KINDS]
+    series = [
+        dotted(name, look, range(1, len(seconds) + 1), seconds, joined=False)
+        for name, look, seconds in found
+        if seconds
+    ]
+    highest = max(max(seconds) for _, _, seconds in found if seconds)
+    return Plot(
+        title="duration of each checkpoint",
+        x=axis_of_numbers("checkpoint", 1, max(len(seconds) for _, _, seconds in found)),
+        y=Axis(name="seconds", low=0.0, high=1.05 * highest or 1.0),
+        series=series,
+    )
+
+
+def _verdict(document: Document) -> Verdict:
+    """Return the answer: the duration, its bound, and what one every 30 minutes costs."""
+    key, verdict = document["checkpoint"], document["verdict"]
+    entries = key["saves"] or key["loads"]
+    if not entries:
+        return Verdict(f"{document['workload']}: nothing was written or read")
+    seconds = _mean(entries)
+    what = f"a checkpoint of {_part(document)} {'takes' if key['saves'] else 'is read in'} "
+    what += format_seconds(seconds)
+    if verdict:
+        what = f"{verdict}: {what}, at most {format_seconds(key['max_seconds'])} allowed"
+    parts, weak = [what], list(_not_the_drive(document))
+    if key["saves"] and seconds <= 1800:
+        parts.append(f"one every 30 minutes costs {_percent(seconds / 1800)} of the time")
+    tones = {"PASS": "caution" if weak else "pass", "FAIL": "fail", "NO VERDICT": "caution"}
+    tone: Any = tones.get(verdict, "caution" if weak else "plain")
+    return Verdict("; ".join([*parts, *weak]), tone)
+
+
+def _not_the_drive(document: Document) -> Iterator[str]:
+    """Yield what the verdict's line says where memory took or gave the bytes."""
+    limit = document["limit"] if document["checkpoint"]["saves"] else document["load_limit"]
+    if limit and limit["name"] == IN_MEMORY:
+        yield f"BUT {limit['evidence']}"
+    if memory := (document.get("place") or {}).get("memory"):
+        yield f"BUT the drive is memory ({memory})"
+
+
+def _part(document: Document) -> str:
+    """Return the model, with the part of it and the scale."""
+    key, name = document["checkpoint"], str(document["model"]["name"])
+    own, whole = document["num_accelerators"], document["num_accelerators_of_model"]
+    if own < whole:
+        sizes = f"{format_bytes(key['num_bytes'])} of {format_bytes(key['num_bytes_of_model'])}"
+        name = f"{name} ({own} of {whole} ranks: {sizes})"
+    return name if key["scale"] == 1 else f"{name} at scale {key['scale']:g}"
+
+
+def _headline(document: Document) -> str:
+    """Return who wrote how much."""
+    return (
+        f"{document['workload']}: {counted(document['num_accelerators'], 'emulated accelerator')} "
+        f"on {counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
+        f"{_written(document)}"
+    )
+
+
+def _written(document: Document) -> str:
+    """Return what is written: "104.7 GiB", with the part of the model and the scale."""
+    key = document["checkpoint"]
+    size = format_bytes(key["num_bytes"])
+    own, whole = document["num_accelerators"], document["num_accelerators_of_model"]
+    if own < whole:
+        share = 100 * key["num_bytes"] / key["num_bytes_of_model"]
+        size = (
+            f"{own} of {counted(whole, 'accelerator')}: {size} of "
+            f"{format_bytes(key['num_bytes_of_model'])}, {share:.3g}%"
+        )
+    return size if key["scale"] == 1 else f"{size}, each file at {key['scale']:g} of its size"
+
+
+def _durations(checkpoint: Document) -> Iterator[list[str]]:
+    """Yield the rows of the table: a title; mean, min, max and stdev."""
+    for kind, name, _ in _KINDS:
+        entries = checkpoint[name]
+        rates = [entry["num_bytes"] / entry["seconds"] for entry in entries]
+        alone = [entry["rank0_seconds"] for entry in entries]
+        for title, values, form in (
+            (kind, _seconds(entries), format_seconds),
+            (f"{kind}, rank 0 alone", alone, format_seconds),
+            (f"{kind} rate", rates, format_rate),
+        ):
+            if values:
+                cells = (fmean(values), min(values), max(values), pstdev(values))
+                yield [title, *(form(cell) if cell else "0" for cell in cells)]
+
+
+def _seconds(entries: Sequence[Entry]) -> list[float]:
+    return [entry["seconds"] for entry in entries]
+
+
+def _mean(entries: Sequence[Entry]) -> float:
+    return fmean(_seconds(entries))
+
+
+def _costs(seconds: float, mtbf: float | None) -> Iterator[Block]:
+    """Yield what checkpoints of so many seconds cost, and Young's interval if mtbf is given."""
+    intervals = [f"{minutes} min" for minutes in _MINUTES]
+    shares = [seconds / (60 * minutes) for minutes in _MINUTES]
+    costs = [_percent(share) if share <= 1 else "too long" for share in shares]
+    yield Table(heads=("one every", *intervals), rows=[("costs, of the time", *costs)])
+    if mtbf:
+        yield Lines([_young(seconds, mtbf)])
+
+
+def _young(seconds: float, mtbf: float) -> str:
+    best = young_interval(seconds, mtbf)
+    # Beside the checkpoints half an interval is lost with each failure.
+    lost = seconds / best + best / 2 / mtbf
+    failures = f"with a failure every {format_seconds(mtbf)}"
+    if lost >= 1:
+        return f"{failures}, the job never ends: a checkpoint alone takes {format_seconds(seconds)}"
+    return (
+        f"Young's interval: {failures}, one every {format_seconds(best)} is best; checkpoints and "
+        f"lost work then cost {_percent(lost)} of the time"
+    )
+
+
+def _percent(share: float) -> str:
+    """Return "0.68%", "12%", "100%"; no exponent at the upper end."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def _known_limits(document: Document) -> list[tuple[str, Mapping[str, str]]]:
+    limits = (("save", document["limit"]), ("load", document["load_limit"]))
+    return [(kind, limit) for kind, limit in limits if limit]
+
+
+def _limits(document: Document) -> list[str]:
+    return [
+        f"limit of the {kind}s: {limit['name']}. {limit['evidence']}"
+        for kind, limit in _known_limits(document)
+    ]
+
+
+def _notes(document: Document) -> Iterator[str]:
+    """Yield the notes; first, that figures of a part are not those of the whole."""
+    part = _part(document)
+    if part != document["model"]["name"]:
+        yield f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
+    yield from (f"note: {note}" for note in document["notes"])
+
+
+def _details(document: Document) -> Iterator[str]:
+    key = document["checkpoint"]
+    for kind, name, _ in _KINDS:
+        if entries := key[name]:
+            each = ", ".join(map(format_seconds, _seconds(entries)))
+            yield f"each {kind}: {each}"
+            yield f"{kind}: {_parts(entries)}; {_slowest(entries)}"
+    if saves := key["saves"]:
+        cpu = sum(entry["parts"]["generation"] for entry in saves) * key["num_accelerators"]
+        per_gb = cpu / (sum(entry["num_bytes"] for entry in saves) / 1e9)
+        yield (
+            f"generated bytes: {per_gb:.2f} CPU-s per GB; writers waited for them "
+            f"{100 * waited_share(saves):.1f}% of the time"
+        )
+    if key["loads"]:
+        yield _cache(key)
+        if key["verified"]:
+            yield "verified: every byte read is the byte written"
+        yield _readers(key)
+    if belongs_to(wear := document["measured"]["wear"]):
+        yield wear_line(wear)
+
+
+def _parts(entries: Sequence[Entry]) -> str:
+    """Return the shares of the mean accelerator's time: "open 0.1%, write 61.0%, fsync 38.9%"."""
+    whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
+    names = [name for name in entries[0]["parts"] if name not in ("generation", "waited")]
+    sums = {name: sum(entry["parts"][name] for entry in entries) for name in names}
+    return ", ".join(f"{name} {100 * value / whole:.1f}%" for name, value in sums.items() if value)
+
+
+def _slowest(entries: Sequence[Entry]) -> str:
+    latest = max(entries, key=lambda entry: entry["seconds"])
+    slowest = latest["slowest"]
+    return (
+        f"slowest: accelerator {slowest['accelerator']} (rank {slowest['rank']} on host "
+        f"{slowest['host']}) with {format_seconds(latest['seconds'])}; mean of that checkpoint "
+        f"{format_seconds(latest['mean_seconds'])}"
+    )
+
+
+def _cache(checkpoint: Document) -> str:
+    share, memory = checkpoint["cached_share"], checkpoint["host_memory_bytes"]
+    before = "an unknown share" if share is None else f"{100 * share:.2f}%"
+    found = from_memory(checkpoint["loads"])
+    came = "" if found is None else f"{100 * found:.1f}% of the bytes read came from memory; "
+    steps = {entry["step"] for entry in checkpoint["loads"]}
+    per_host = max(checkpoint["num_bytes_of_hosts"]) * len(steps)
+    rule = "less than" if per_host < 3 * memory else "at least"
+    return (
+        f"page cache: {before} of the pages in memory before the reads; {came}a host reads "
+        f"{format_bytes(per_host)}, {rule} 3 x its memory of {format_bytes(memory)}"
+    )
+
+
+def _readers(checkpoint: Document) -> str:
+    if len(checkpoint["num_bytes_of_hosts"]) == 1:
+        return "readers: one host, so each accelerator reads what its own host wrote"
+    if not checkpoint["shared"]:
+        return (
+            "readers: the hosts do not share a file system, so each reads its own files; add the "
+            "time of a remap"
+        )
+    return f"readers: {100 * checkpoint['foreign_share']:.0f}% read what another host wrote"

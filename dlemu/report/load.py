@@ -1,0 +1,91 @@
+"""`dlemu load`: how long a model's files take, measured or by datasheets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlemu.report.blocks import Block, Command, Lines, Table, Verdict, folded
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+
+Document = Mapping[str, Any]
+
+
+def present_load(document: Document) -> list[Block]:
+    """Return the blocks of a model load: what was read, and the arithmetic by datasheets."""
+    name = document["model"] or "the files"
+    size = f"{format_bytes(document['model_bytes'])} in {counted(document['num_files'], 'file')}"
+    about = f", {document['datatype']} ({document['source']})" if document["model"] else ""
+    what = Lines([f"{name}: {size}{about}"])
+    sheets = Table(
+        title="by datasheet, without a measurement",
+        heads=("drives", "read rate", "load"),
+        rows=[
+            (
+                f"{row['drives']} x {row['drive']}",
+                format_rate(row["read_bytes_per_second"]),
+                format_seconds(row["seconds"]),
+            )
+            for row in document["by_datasheet"]
+        ],
+    )
+    once = Lines(
+        ["A loaded model stays in memory and reads nothing more: only loading uses storage."]
+    )
+    if "cells" not in document:
+        fast, slow = (
+            choose(document["by_datasheet"], key=lambda row: row["seconds"])
+            for choose in (min, max)
+        )
+        line = f"{name} loads in {format_seconds(fast['seconds'])} from {_drives(fast)}"
+        if fast != slow:
+            line += f", in {format_seconds(slow['seconds'])} from {_drives(slow)}"
+        measure = f"dlemu load model={document['model']} target=FOLDER"
+        return [Verdict(line), what, sheets, once, Command("measure it", measure)]
+    return [
+        _verdict(name, document),
+        what,
+        Lines([_cold(document)]),
+        _reads(document),
+        *folded("datasheets", [sheets, once]),
+    ]
+
+
+def _drives(row: Document) -> str:
+    return f"{row['drives']} x {row['drive']}"
+
+
+def _verdict(name: str, document: Document) -> Verdict:
+    best = max(document["cells"], key=lambda cell: cell["bytes_per_second"])
+    part = document["scale"] < 1
+    how = f"{best['way']} with {counted(best['readers'], 'reader')}"
+    line = (
+        f"{name} loads in {format_seconds(best['whole_model_seconds'])}"
+        f"{', computed from a part' if part else ''}: "
+        f"{format_rate(best['bytes_per_second'])} by {how}, {best['share_of_drive']:.0%} of the "
+        f"drive's {format_rate(document['drive_bytes_per_second'])} ({document['drive_source']})"
+    )
+    return Verdict(line)
+
+
+def _cold(document: Document) -> str:
+    part = f" (scale={document['scale']:g} of the model)" if document["scale"] < 1 else ""
+    read = f"read: {format_bytes(document['num_bytes'])}{part}"
+    if all(cell["pages_before"] == 0 for cell in document["cells"]):
+        return f"{read}; cold: 0 of {document['num_pages']} pages in the page cache before each"
+    return f"{read}; not shown to be cold: the kernel does not say what the page cache holds"
+
+
+def _reads(document: Document) -> Table:
+    return Table(
+        heads=("way", "readers", "seconds", "rate", "of the drive", "CPU-s per GB"),
+        rows=[
+            (
+                cell["way"],
+                str(cell["readers"]),
+                format_seconds(cell["seconds"]),
+                format_rate(cell["bytes_per_second"]),
+                f"{cell['share_of_drive']:.0%}",
+                f"{cell['cpu_seconds'] / cell['num_bytes'] * 1e9:.2f}",
+            )
+            for cell in document["cells"]
+        ],
+    )

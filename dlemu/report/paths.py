@@ -1,0 +1,213 @@
+"""`dlemu paths`: the cells of a sweep as tables and plots."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dlemu.paths.blocks import PROCESSES_BELOW
+from dlemu.report.blocks import Block, Lines, Table, Verdict
+from dlemu.report.plot import Axis, Look, Plot, Series, axis_of_names
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+
+Cell = Mapping[str, Any]
+"""The fields of `paths.sweep.Cell`."""
+_NAMES = {
+    "cufile": "cuFile",
+    "host_direct_gpu_copy": "O_DIRECT + copy to GPU",
+    "host_io_uring": "io_uring",
+    "host_direct": "O_DIRECT",
+    "host_buffered": "page cache",
+}
+"""In the order in which they are shown."""
+_PATTERNS = {
+    "seq_read": "sequential reads",
+    "random_read": "random reads",
+    "seq_write": "sequential writes",
+    "random_write": "random writes",
+}
+_MOST_SHARE = 0.9
+"""With a larger share of a block's time, our code was measured and not the storage."""
+_LOOKS: Sequence[Look] = ("first", "second", "third", "fourth")
+
+
+def present_paths(document: Mapping[str, Any]) -> list[Block]:
+    """Return the blocks of a sweep; `document` has `measured`, the day, and `cells`."""
+    cells = document["cells"]
+    name = _namer(cells)
+    best = max(cells, key=_rate)
+    blocks: list[Block] = [
+        Verdict(
+            f"fastest: {name(best)}, {format_rate(_rate(best))} by {_PATTERNS[best['pattern']]} "
+            f"of {format_bytes(best['io_size'])}, {_load(best)}"
+        )
+    ]
+    by_depth = any(cell["queue_depth"] > 1 for cell in cells)
+    fields = ("pattern", "workers", *(("io_size",) if by_depth else ()))
+    for group in _grouped(cells, *fields):
+        blocks.append(_by_depth(group, name) if by_depth else _by_size(group, name))
+        if lines := list(_own_code(group)):
+            blocks.append(Lines(lines))
+    return [*blocks, *plots_of(cells)]
+
+
+def title_of(document: Mapping[str, Any]) -> str:
+    """Return the title of the picture: targets and day."""
+    targets = ", ".join(dict.fromkeys(cell["target"] for cell in document["cells"]))
+    return f"data paths of {targets}, {document['measured']}"
+
+
+def plots_of(cells: Sequence[Cell]) -> list[Plot]:
+    """Return throughput and CPU time over I/O size, a pair for each pattern and load."""
+    return [
+        _plot(group, what, value)
+        for group in _grouped(cells, "pattern", "workers", "queue_depth")
+        for what, value in (
+            ("throughput (GB/s)", lambda cell: _rate(cell) / 1e9),
+            ("CPU seconds per GB", lambda cell: cell["cpu_seconds_per_gb"]),
+        )
+    ]
+
+
+def path_name(path: str, mode: str) -> str:
+    """Return what a path is called. Only bytes that met no host memory are called GDS."""
+    if path != "cufile":
+        return _NAMES[path]
+    return f"{'GDS' if mode in ('p2pdma', 'nvidia-fs') else 'cuFile'} ({mode})"
+
+
+def _namer(cells: Sequence[Cell]) -> Callable[[Cell], str]:
+    """Return what names a cell's path, with target and its NVMe queues where they differ."""
+    places = dict.fromkeys((cell["target"], cell["queues"]) for cell in cells)
+    targets = [target for target, _ in places]
+
+    def name(cell: Cell) -> str:
+        own, queues = path_name(cell["path"], cell["mode"]), cell["queues"]
+        if queues is not None and targets.count(cell["target"]) > 1:
+            own = f"{own}, {counted(queues, 'queue')}"
+        return own if len(set(targets)) == 1 else f"{cell['target']} {own}"
+
+    return name
+
+
+def _rate(cell: Cell) -> float:
+    return float(cell["gib_per_second"]) * 2**30
+
+
+def _p99(cell: Cell) -> str:
+    return format_seconds(cell["latency_p99"])
+
+
+def _load(cell: Cell) -> str:
+    depth = cell["queue_depth"]
+    return counted(cell["workers"], "worker") + (f", queue depth {depth}" if depth > 1 else "")
+
+
+def _by_size(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
+    return Table(
+        title=f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}",
+        heads=("I/O size", "path", "rate", "CPU user", "p99 latency"),
+        texts=("path",),
+        rows=[
+            (
+                format_bytes(cell["io_size"]),
+                name(cell),
+                format_rate(_rate(cell)),
+                f"{cell['cpu_user_percentage']:.2f}%",
+                _p99(cell),
+            )
+            for cell in _sorted(cells, "io_size")
+        ],
+    )
+
+
+def _by_depth(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
+    size, workers = cells[0]["io_size"], counted(cells[0]["workers"], "worker")
+    rows = []
+    for cell in _sorted(cells, "queue_depth"):
+        small = cell["path"] == "host_direct" and size < PROCESSES_BELOW
+        cpu = cell["cpu_seconds_per_million_ios"]
+        rows.append(
+            (
+                str(cell["queue_depth"]),
+                f"{name(cell)}, processes" if small else name(cell),
+                f"{cell['iops']:,.0f}",
+                format_rate(_rate(cell)),
+                "unknown" if cpu is None else f"{cpu:.2f}",
+                _p99(cell),
+            )
+        )
+    return Table(
+        title=f"{_PATTERNS[cells[0]['pattern']]}, {workers}, blocks of {format_bytes(size)}",
+        heads=("queue depth", "path", "IOPS", "rate", "CPU-s per million I/Os", "p99 latency"),
+        texts=("path",),
+        spare=("CPU-s per million I/Os",),
+        rows=rows,
+    )
+
+
+def _sorted(cells: Sequence[Cell], field: str) -> list[Cell]:
+    """Return cells by a field; among equals, targets as asked and paths in their order."""
+    order = list(_NAMES)
+    targets = list(dict.fromkeys(cell["target"] for cell in cells))
+    return sorted(
+        cells,
+        key=lambda c: (
+            c[field],
+            c["io_size"],
+            targets.index(c["target"]),
+            order.index(c["path"]),
+            c["queues"] or 0,
+        ),
+    )
+
+
+def _grouped(cells: Sequence[Cell], *fields: str) -> list[list[Cell]]:
+    """Return the cells that are alike in these fields."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell[field] for field in fields), []).append(cell)
+    return list(groups.values())
+
+
+def _own_code(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield what dlemu's own code takes of a block's time in io_uring, a line for each target."""
+    parts: dict[str, list[str]] = {}
+    for cell in _sorted(cells, "queue_depth"):
+        per_million = cell["cpu_seconds_per_million_ios"]
+        if cell["path"] != "host_io_uring" or per_million is None:
+            continue
+        cpu = cell["cpu_user_percentage"] + cell["cpu_system_percentage"]
+        own = per_million * cell["cpu_user_percentage"] / max(cpu, 1e-9) / 1e6
+        share = min(_MOST_SHARE, own * cell["iops"] / cell["workers"])
+        most = f"{1 / (1 - share):.2f}" if share < _MOST_SHARE else f"{1 / (1 - share):.0f}"
+        told = f"{format_seconds(own)} at depth {cell['queue_depth']} ({most} x)"
+        parts.setdefault(cell["target"], []).append(told)
+    for target, told in parts.items():
+        yield (
+            f"{target}: dlemu's own code takes {', '.join(told)} of each block in io_uring; a "
+            "program without this cost would show at most as many times the IOPS"
+        )
+
+
+def _plot(cells: Sequence[Cell], what: str, value: Callable[[Cell], float]) -> Plot:
+    """Return a line a path over I/O size, with a gap where a size was not measured."""
+    sizes = sorted({cell["io_size"] for cell in cells})
+    name, lines = _namer(cells), {}
+    for cell in _sorted(cells, "io_size"):
+        lines.setdefault(name(cell), {})[cell["io_size"]] = value(cell)
+    series = []
+    for number, (label, found) in enumerate(lines.items()):
+        pieces: list[list[tuple[float, float]]] = [[]]
+        for place, size in enumerate(sizes):
+            if size in found:
+                pieces[-1].append((place, found[size]))
+            else:
+                pieces.append([])
+        look = _LOOKS[number % len(_LOOKS)]
+        series.append(Series(label, look, list(filter(None, pieces)), marked=True))
+    highest = max(max(found.values()) for found in lines.values())
+    return Plot(
+        title=f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}",
+        x=axis_of_names("I/O size", list(map(format_bytes, sizes))),
+        y=Axis(name=what, low=0.0, high=1.05 * highest or 1.0),
+        series=series,
+    )
