@@ -2,6 +2,7 @@
 
     cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 limit_s=100000 json=fidelity.json
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
+    python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4 and _jpeg12 (so many workers
 decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
@@ -41,7 +42,7 @@ import pytest
 
 import dlemu
 from benchmarks.fidelity_real import FOLDER, PIXELS, Net, Real, plain_loader, write_pictures
-from benchmarks.fidelity_table import Cell, Run, draw, load, tables
+from benchmarks.fidelity_table import Cell, Run, draw, load, step_times, tables
 from benchmarks.machine import describe_machine
 from dlemu.clock import WallClock, after_launch
 from dlemu.datagen.survey import find_dataset
@@ -70,10 +71,18 @@ class Job:
         """The job's files, written if they are not there, and how dlemu reads them."""
         net = self.net
         folder = self.folder / f"{net.form}.{net.sample_bytes}"
+        # Jobs that differ in their workers share the pictures.
+        num_files = (
+            net.num_samples
+            if not net.decodes
+            else max(
+                each.num_samples for each in Net.all() if each.sample_bytes == net.sample_bytes
+            )
+        )
         keys: dict[str, object] = {
             "dataset.data_folder": str(folder),
             "dataset.format": net.form,
-            "dataset.num_files_train": net.num_samples,
+            "dataset.num_files_train": num_files,
             "dataset.num_samples_per_file": 1,
             "dataset.record_length_bytes": net.sample_bytes,
             "dataset.record_length_bytes_stdev": 0,
@@ -84,12 +93,13 @@ class Job:
             "reader.prefetch_size": net.prefetch,
             "reader.file_shuffle": "seed",
             "train.epochs": 1,
+            "train.total_training_steps": net.num_steps,
         }
         workload = dlemu.load_workload(net.workload, keys)
         if not net.decodes:
             dlemu.generate(workload, world=dlemu.Alone())
-        elif len(list(folder.glob("train/*"))) < net.num_samples:
-            write_pictures(folder / "train", net.num_samples, net.sample_bytes)
+        elif not (folder / "train").is_dir():
+            write_pictures(folder / "train", num_files, net.sample_bytes)
         os.sync()
         return workload
 
@@ -208,6 +218,9 @@ def main(words: list[str]) -> None:
     keys = {"cells": "", "repeats": "3", "limit_s": "100000", "json": "fidelity.json", "plot": ""}
     keys |= dict(word.split("=", 1) for word in words if "=" in word)
     places = [word for word in words if "=" not in word]
+    if places[0] == "steps":
+        print(step_times(places[1:]))
+        return
     if places[0] == "table":
         runs = load(places[1:])
         if keys["plot"]:

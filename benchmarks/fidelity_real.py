@@ -74,12 +74,15 @@ class Net:
         return self.num_steps * self.batch
 
     @staticmethod
-    def named(label: str) -> "Net":
-        """Return a job by its label, small on a host without a GPU."""
+    def all() -> "list[Net]":
+        """Return all jobs, small ones on a host without a GPU."""
         import torch
 
-        nets = ON_GPU if torch.cuda.is_available() else ON_CPU
-        return next(net for net in nets if net.label == label)
+        return ON_GPU if torch.cuda.is_available() else ON_CPU
+
+    @staticmethod
+    def named(label: str) -> "Net":
+        return next(net for net in Net.all() if net.label == label)
 
 
 ON_GPU = [
@@ -142,7 +145,7 @@ def picture(path: Any) -> Any:
     )
     if generator.random() < 0.5:
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(part).reshape(-1)
+    return np.array(part).reshape(-1)
 
 
 def decoding() -> Callable[[int], object]:

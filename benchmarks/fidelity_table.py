@@ -78,7 +78,9 @@ def tables(runs: Sequence[Run]) -> str:
         if not both:
             continue
         goal = GOALS.get(cell.rate, 2.0)
-        of_step = statistics.fmean(run.launch / run.c for run in real.values())
+        of_step = statistics.fmean(
+            run.launch / run.c for run in runs if (run.cell.net, run.arm) == (cell.net, "R")
+        )
         if of_step < _LAUNCH_BOUND:
             judged += 1
             met += abs(_off(emulated, real, "whole_au")[0]) <= goal
@@ -167,3 +169,32 @@ def load(paths: Sequence[str]) -> list[Run]:
             run = Run(**{**fields, "cell": Cell(**fields["cell"])})
             runs.append(replace(run, repeat=first + run.repeat))
     return runs
+
+
+def step_times(paths: Sequence[str]) -> str:
+    """Return the table of what `dlemu steptime` stored, a line for each batch size."""
+    header = ["network", "precision", "batch", "mean ms", "median", "p05", "p95", "samples/s"]
+    rows = []
+    for path in paths:
+        stored = json.loads(Path(path).read_text())
+        for each in stored["batches"]:
+            times = ("mean", "median", "p05", "p95")
+            rows.append(
+                [
+                    *(stored["model"], _how(stored["environment"])),
+                    str(each["batch"]),
+                    *(f"{1e3 * each[f'{name}_seconds']:.4g}" for name in times),
+                    f"{each['batch'] / each['mean_seconds']:,.4g}",
+                    f"{1e3 * each['launch_seconds']:.3g}" + _BOUND * each["launch_bound"],
+                    f"{each['gpu']['sm_mhz']['median']}" if each["gpu"] else "-",
+                ]
+            )
+    return markdown([*header, "launch, ms", "SM MHz"], rows)
+
+
+def _how(environment: Mapping[str, str]) -> str:
+    words = [environment["dtype"].partition(" by ")[0], environment["layout"]]
+    return ", ".join([*words, "CUDA graph"] if environment.get("graph") == "true" else words)
+
+
+_BOUND = ", launch-bound"

@@ -134,5 +134,5 @@ def test_launching_takes_cpu_time_before_the_wait(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("dlemu.clock.time.thread_time", lambda: next(looks))
     waited: list[float] = []
     after_launch(0.5, waited.append)(7.0)
-    assert (waited, next(looks)) == ([7.0], pytest.approx(0.8))
+    assert waited == [7.0] and next(looks) == pytest.approx(0.8)
     assert after_launch(0.0, waited.append) == waited.append
