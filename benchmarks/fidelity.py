@@ -209,7 +209,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
                 found = real.train(loader, synchronous=cell.loop == "rule")
             else:
                 found = run_emulated(emulated)
-        known = {"c": c, "stdev": stdev, "launch": launch, "batch": net.batch}
+        known: dict[str, Any] = {"c": c, "stdev": stdev, "launch": launch, "batch": net.batch}
         runs.append(Run(cell=cell, arm=arm, repeat=repeat, **known, **found))
     return runs
 

@@ -204,13 +204,14 @@ def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
 def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
     """Batches of 16 samples of 64 KiB, one a second: 16 samples/s, 1 MB/s."""
     arrays = {"x": np.zeros((16, 65_536), np.uint8)}
-    for batch, given, samples, rate in (
+    cases: list[tuple[object, dict[str, Any], int, str | None]] = [
         (arrays, {}, 16, "1.0"),
         ([arrays["x"], [np.zeros(16, np.int64)]], {}, 16, "1.0"),
         (["a", "b", "c"], {}, 3, None),
         ("one text", {"batch_size": 5, "sample_bytes": 10**6}, 5, "5.0"),
         (arrays, {"sample_bytes": 10**6}, 16, "16.0"),
-    ):
+    ]
+    for batch, given, samples, rate in cases:
         clock = VirtualClock()
         meter = Meter(WORKLOAD, clock=clock, **given)
         for _ in meter.epoch([batch] * 5, 0):
