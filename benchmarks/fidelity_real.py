@@ -1,29 +1,34 @@
-"""A real training job for `fidelity` and `launching`: network, files, its loop on the GPU."""
+"""A training job in plain PyTorch for `fidelity` and `launching`: datasets, DataLoader, loop.
 
-import contextlib
+It shares no line with dlemu's readers and loaders: files are opened by np.load, h5py and PIL, and
+torch.utils.data.DataLoader reads them. Only the network is that of `dlemu steptime`.
+"""
+
+import io
 import itertools
+import os
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import h5py
 import numpy as np
-
-from dlemu.steptime.preprocessing import time_preprocessing
 
 WARM_UP = 15
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
-_PICTURES = 64
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
-LONG_EPOCH = 200
-"""Steps."""
+_NUM_PICTURES = 64
+"""Different ones; the files are copies of them."""
+FOLDER = "FIDELITY_PICTURES"
+"""Environment variable: where the processes that time decoding find pictures."""
+_IN_FLIGHT = 10
+"""An epoch has so many times the batches that the workers read ahead."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +37,19 @@ class Net:
 
     label: str
     batch: int
-    steps: int
-    """Of an epoch, see `steps_at`."""
     sample_bytes: int
-    samples: int
-    """In the files."""
-    samples_per_file: int = 1
+    """Of a file's sample; of a picture, about."""
+    form: str
+    """Format of the files, of one sample each."""
+    workers: int = 4
+    prefetch: int = 2
+    """Batches that each worker reads ahead."""
+    steps: int = 0
+    """Of an epoch, if more than `_IN_FLIGHT` asks for."""
     side: int | None = None
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
-    decode: bool = False
-    """Whether the workers decode a JPEG picture for each sample."""
-    workers: int = 4
-    autocast: bool = True
-    """To bfloat16; else float32, which the tensor cores take as TF32."""
-    subfolders: int = 0
-    """Of the files. Each may be the mount of a drive of its own."""
+    precision: str = "bf16"
 
     @property
     def name(self) -> str:
@@ -58,52 +60,144 @@ class Net:
     def workload(self) -> str:
         return f"{self.name}_h100"
 
-    def steps_at(self, rate: float) -> int:
-        """Return an epoch's steps; below the demand there are more, because what is read ahead and
-        what a cgroup lets through at first serves many steps, most of all just below it."""
-        times = {0.6: 1 if self.decode else 4, 0.9: 12}.get(rate, 1)
-        return min(times * self.steps, self.samples // self.batch)
+    @property
+    def decodes(self) -> bool:
+        return self.form == "jpeg"
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch: what is read ahead hides a tenth of it at most."""
+        return max(self.steps, _IN_FLIGHT * (self.workers * self.prefetch + 1))
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_steps * self.batch
+
+    @staticmethod
+    def all() -> "list[Net]":
+        """Return all jobs, small ones on a host without a GPU."""
+        import torch
+
+        return ON_GPU if torch.cuda.is_available() else ON_CPU
 
     @staticmethod
     def named(label: str) -> "Net":
-        """Return a job by its label, small on a host without a GPU."""
-        import torch
-
-        nets = ON_GPU if torch.cuda.is_available() else ON_CPU
-        return next(net for net in nets if net.label == label)
+        return next(net for net in Net.all() if net.label == label)
 
 
 ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
-    # the benchmark's. `full` has whole volumes and the benchmark's batch.
-    Net("unet3d", 2, 25, 20_000_000, 200),
-    Net("unet3d_full", 7, 24, 146_600_628, 168, subfolders=4),
-    Net("unet3d_tf32", 7, 24, 146_600_628, 168, subfolders=4, autocast=False),
-    Net("resnet50", 200, 32, 114_660, 41 * 1251, 1251),
-    Net("resnet50_graph", 200, 32, 114_660, 41 * 1251, 1251, graph=True),
-    Net("resnet50_400", 400, 16, 114_660, 41 * 1251, 1251),
-    Net("resnet50_jpeg", 200, 96, 114_660, 41 * 1251, 1251, decode=True, workers=12),
-    Net("cosmoflow", 1, 250, 2_828_486, 3000),
-    Net("cosmoflow_graph", 1, 250, 2_828_486, 3000, graph=True),
+    # the benchmark's.
+    Net("unet3d", 1, 16_000_000, "npz"),
+    Net("resnet50", 200, PIXELS, "npy"),
+    Net("resnet50_jpeg4", 100, 120_000, "jpeg", workers=4),
+    Net("resnet50_jpeg12", 100, 120_000, "jpeg", workers=12),
+    Net("cosmoflow", 1, 2_828_486, "hdf5", steps=400),
+    Net("cosmoflow_graph", 1, 2_828_486, "hdf5", steps=400, graph=True),
 ]
 ON_CPU = [
-    Net("unet3d", 1, 6, 2_000_000, 24, side=64),
-    Net("unet3d_full", 1, 4, 4_000_000, 16, side=64, subfolders=2),
-    Net("resnet50", 4, 8, 114_660, 128, 16, side=32),
-    Net("resnet50_400", 4, 8, 114_660, 128, 16, side=32),
-    Net("resnet50_jpeg", 4, 8, 114_660, 128, 16, decode=True, side=32, workers=2),
-    Net("cosmoflow", 1, 8, 2_828_486, 32, side=32),
-    Net("cosmoflow_graph", 1, 8, 2_828_486, 32, side=32),
+    Net("unet3d", 1, 2_000_000, "npz", workers=1, prefetch=1, side=64),
+    Net("resnet50", 4, PIXELS, "npy", workers=1, side=32),
+    Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32),
+    Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32),
 ]
 
 
-def uncounted(num_steps: int) -> int:
-    """Return how many steps at an epoch's begin do not count.
+class Files:
+    """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
-    A cgroup that is new, or has rested, lets some 100 ms of reads through at once, and the loader
-    reads ahead. At 0.9 of the demand this lasts for a second.
-    """
-    return max(1, num_steps * (2 if num_steps >= LONG_EPOCH else 1) // 5)
+    def __init__(self, folder: Path, form: str, most_bytes: int) -> None:
+        self.paths = sorted(str(path) for path in folder.glob("train/**/*") if path.is_file())
+        self._form, self._most = form, most_bytes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> Any:
+        import torch
+
+        path = self.paths[number]
+        if self._form == "jpeg":
+            return torch.from_numpy(picture(path))
+        if self._form == "hdf5":
+            with h5py.File(path) as file:
+                values = file["records"][...]
+        else:
+            values = np.load(path)
+            if self._form == "npz":
+                values = values[values.files[0]]
+        return torch.from_numpy(values.ravel().view(np.uint8)[: self._most])
+
+
+def picture(path: Any) -> Any:
+    """Decode a file; return a random part of it as 224 x 224 pixels, perhaps mirrored."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        pixels = image.convert("RGB")
+    generator = np.random.default_rng()
+    share = float(np.sqrt(generator.uniform(0.3, 1.0)))
+    width, height = int(share * pixels.width), int(share * pixels.height)
+    left = int(generator.integers(pixels.width - width + 1))
+    top = int(generator.integers(pixels.height - height + 1))
+    part = pixels.resize(
+        (_SIDE, _SIDE), Image.Resampling.BILINEAR, (left, top, left + width, top + height)
+    )
+    if generator.random() < 0.5:
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(part).reshape(-1)
+
+
+def decoding() -> Callable[[int], object]:
+    """Return the work of a worker on a sample whose bytes it has read, for `steptime`."""
+    found = Files(Path(os.environ[FOLDER]), "jpeg", PIXELS).paths[:_NUM_PICTURES]
+    contents = [Path(path).read_bytes() for path in found]
+    return lambda number: picture(io.BytesIO(contents[number % len(contents)]))
+
+
+def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
+    """Write JPEG files of about `num_bytes`: copies of a few pictures of noise over shapes."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    encoded: list[bytes] = []
+    quality = 0
+    for _ in range(_NUM_PICTURES):
+        coarse = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(coarse).resize((500, 375)), np.float32)
+        noisy = smooth + generator.normal(0, 28, smooth.shape)
+        image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+        def jpeg(quality: int, image: Any = image) -> bytes:
+            buffer = io.BytesIO()
+            image.save(buffer, "JPEG", quality=quality)
+            return buffer.getvalue()
+
+        quality = quality or min(
+            range(95, 20, -3), key=lambda each: abs(len(jpeg(each)) - num_bytes)
+        )
+        encoded.append(jpeg(quality))
+    for each in range(number):
+        (folder / f"img_{each:07d}.jpeg").write_bytes(encoded[each % _NUM_PICTURES])
+
+
+def plain_loader(net: Net, folder: Path, *, seed: int, pin: bool) -> Any:
+    """Return a DataLoader over the files of a folder, in an order of its own."""
+    import torch
+
+    data = Files(folder, net.form, PIXELS if net.name == "resnet50" else 2**21)
+    order = np.random.default_rng(seed).permutation(len(data))[: net.num_samples]
+    library: Any = torch.utils.data
+    return library.DataLoader(
+        data,
+        batch_size=net.batch,
+        sampler=order.tolist(),
+        num_workers=net.workers,
+        prefetch_factor=net.prefetch,
+        pin_memory=pin,
+        drop_last=True,
+    )
 
 
 class Real:
@@ -121,51 +215,24 @@ class Real:
             torch.cuda.set_device(rank)
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
         self.training = Training(
-            network(net.name, net.side),
-            self.device,
-            layout=layout,
-            precision="bf16" if net.autocast else "fp32",
+            network(net.name, net.side), self.device, layout=layout, precision=net.precision
         )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
-        self._graph: Any = None
+        self._replay: Any = None
         if self.cuda and (net.graph if graph is None else graph):
-            self._capture()
+            self._input = self.alone.clone()
+            self._replay = self.training.graph(self._input, self.target)
         for _ in range(WARM_UP if self.cuda else 1):
             self.step(self.alone)
         self.time_alone()
 
-    def _capture(self) -> None:
-        """Record the step as a CUDA graph on a batch at a fixed place."""
-        torch = self.torch
-        self._input = self.alone.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self.training.step(self._input, self.target)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.training.step(self._input, self.target)
-        self._graph = graph
-
-    def parallel(self) -> None:
-        """Train with the other ranks: gradients are exchanged by NCCL in each step."""
-        from torch.nn.parallel import DistributedDataParallel
-
-        training = self.training
-        devices = [self.device] if self.cuda else None
-        training.model = DistributedDataParallel(training.model, device_ids=devices)
-        for _ in range(WARM_UP if self.cuda else 1):
-            self.step(self.alone)
-
     def step(self, data: Any) -> None:
-        if self._graph is None:
+        if self._replay is None:
             self.training.step(data, self.target)
             return
         self._input.copy_(data[:, : self._input.shape[1]])
-        self._graph.replay()
+        self._replay()
 
     def mark(self) -> Any:
         if not self.cuda:
@@ -204,132 +271,59 @@ class Real:
         times = [self.between(a, b) for a, b in itertools.pairwise(marks[1:])]
         return statistics.fmean(times), statistics.stdev(times)
 
-    def train(self, batches: Iterator[Any]) -> dict[str, Any]:
-        """Train on an epoch; return T - T1, the number of steps from T1's, and a step's seconds."""
-        loop = self._pipelined if self.cuda else self._synchronous
-        begins, ends = loop(batches)
+    def launch_seconds(self) -> float:
+        """Return the host's seconds to queue a step while the device has nothing to do."""
+        found = []
+        for _ in range(9):
+            self.finish()
+            begin = time.perf_counter()
+            self.step(self.alone)
+            found.append(time.perf_counter() - begin)
+        return statistics.median(found) if self.cuda else 0.0
+
+    def train(self, loader: Any, *, synchronous: bool) -> dict[str, Any]:
+        """Train on an epoch; return its seconds: whole, from the first step's end, in its steps."""
+        self.finish()
+        start = self.mark()
+        begin = time.perf_counter()
+        loop = self._synchronous if synchronous or not self.cuda else self._pipelined
+        begins, ends = loop(iter(loader))
         self.finish()
         spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
         return {
-            "seconds": self.between(ends[uncounted(len(ends)) - 1], ends[-1]),
-            "num_steps": len(ends) - uncounted(len(ends)) + 1,
+            "whole": self.between(start, ends[-1]),
+            "seconds": self.between(ends[0], ends[-1]),
+            "wall": time.perf_counter() - begin,
+            "num_steps": len(ends),
             "busy": statistics.fmean(spans),
-            "busy_stdev": statistics.stdev(spans),
-            "idle": self._idle(begins, ends),
         }
 
-    def _idle(self, begins: list[Any], ends: list[Any]) -> list[float]:
-        """Return the device's idle seconds before each step that counts, in epochs of few steps."""
-        first = uncounted(len(ends))
-        if len(ends) > 2 * LONG_EPOCH:
-            return []
-        pairs = zip(ends[first - 1 :], begins[first:], strict=False)
-        return [round(self.between(end, begin), 6) for end, begin in pairs]
-
     def _pipelined(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
+        """Copy on a stream of its own, one batch ahead; at most one step is queued ahead."""
         torch = self.torch
         copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
         data: list[Any] = [None, None]
         begins: list[Any] = []
         ends: list[Any] = []
         for number, batch in enumerate(batches):
-            slot = number % 2
-            if isinstance(batch.data, np.ndarray):
-                rows = torch.from_numpy(batch.data)
-                if data[slot] is None:
-                    data[slot] = torch.empty(rows.shape, dtype=torch.uint8, device=self.device)
-                with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
-                    data[slot].copy_(rows, non_blocking=True)
-                    copied = torch.cuda.Event()
-                    copied.record()
-                compute.wait_event(copied)
-            else:
-                data[slot] = batch.data  # DALI has put it into the GPU's memory
+            with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
+                data[number % 2] = batch.to(self.device, non_blocking=True)
+            compute.wait_stream(copies)
             begins.append(self.mark())
-            self.step(data[slot])
+            self.step(data[number % 2])
             ends.append(self.mark())
             if number:
                 ends[-2].synchronize()  # the step before has ended: the next batch is asked for
         return begins, ends
 
     def _synchronous(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
-        begins, ends = [], []
+        """Copy, compute, wait for the end, ask for the next batch: the benchmark's loop."""
+        begins: list[Any] = []
+        ends: list[Any] = []
         for batch in batches:
+            data = batch.to(self.device, non_blocking=True)
             begins.append(self.mark())
-            self.step(self.torch.from_numpy(batch.data))
+            self.step(data)
             ends.append(self.mark())
+            self.finish()
         return begins, ends
-
-
-class Pictures:
-    """JPEG pictures of about the size of a sample, and what a worker does with one.
-
-    The files hold random bytes. So for each sample that a worker has read, it decodes one of these
-    and crops it to 224 x 224, as ResNet-50's training does.
-    """
-
-    def __init__(self, num_bytes: int) -> None:
-        import torch
-        from torchvision import io
-
-        generator = torch.Generator().manual_seed(0)
-        self._pictures: list[Any] = []
-        for _ in range(_PICTURES):
-            coarse = torch.rand((1, 3, 24, 32), generator=generator)
-            smooth = torch.nn.functional.interpolate(coarse, (375, 500), mode="bicubic")[0]
-            noise = 0.11 * torch.randn((3, 375, 500), generator=generator)
-            pixels = ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8)
-            if not self._pictures:
-                quality = min(
-                    range(95, 20, -3),
-                    key=lambda each: abs(len(io.encode_jpeg(pixels, each)) - num_bytes),
-                )
-            self._pictures.append(io.encode_jpeg(pixels, quality))
-
-    def decode(self, number: int) -> Any:
-        """Return a picture's pixels, (3, 224, 224) uint8."""
-        import torch
-        from torchvision import io
-        from torchvision.transforms.v2 import functional
-
-        if torch.get_num_threads() > 1:
-            torch.set_num_threads(1)  # a worker is one core's work
-        pixels = io.decode_jpeg(self._pictures[number % _PICTURES])
-        return functional.resized_crop(pixels, 40, 60, 300, 380, [_SIDE, _SIDE], antialias=True)
-
-
-def decoding() -> Callable[[int], object]:
-    """Return the work of a worker on a sample, for `time_preprocessing`."""
-    return Pictures(114_660).decode
-
-
-@cache
-def decode_seconds(workers: int) -> Mapping[str, tuple[float, float]]:
-    """Return mean and stdev of a picture's time: "alone", and "together" in as many processes."""
-    found = time_preprocessing(f"{__name__}:decoding", workers, 3.0)
-    return {
-        name: (float(times.mean()), float(times.std()))
-        for name, times in (("alone", found.alone), ("together", found.together))
-    }
-
-
-@contextlib.contextmanager
-def batches_stay_on_gpu(device: str) -> Iterator[None]:
-    """Have the DALI loader hand over its batches in the GPU's memory, as a job takes them."""
-    import torch
-
-    from dlemu.loaders.dali import loader
-
-    library: Any = torch
-    streams: dict[int, Any] = {}
-
-    def collate(payload: Any) -> tuple[Any, Sequence[int]]:
-        # DALI reuses its memory: the batch is copied, by a stream that training does not share.
-        stream = streams.setdefault(threading.get_ident(), library.cuda.Stream(device))
-        with library.cuda.stream(stream):
-            batch = library.from_dlpack(payload.as_tensor()).clone()
-        stream.synchronize()
-        return batch, [batch.shape[1]] * len(batch)
-
-    with mock.patch.object(loader, "collate", collate):
-        yield

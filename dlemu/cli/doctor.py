@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -213,13 +214,14 @@ def _cuda_major() -> int | None:
 
 def _gpu() -> Iterator[Check]:
     try:
-        count = cuda.num_gpus()
+        models = Counter(map(cuda.gpu_name, range(cuda.num_gpus())))
         major, minor = cuda.driver_version()
     except RunError as error:
         found = error.problem.removeprefix("no GPU: ")
         yield Check("GPU", "missing", found, error.remedy or "see nvidia-smi")
         return
-    yield Check("GPU", "ok", f"{count}, its driver serves CUDA {major}.{minor}")
+    found = ", ".join(f"{count} x {model}" for model, count in models.items())
+    yield Check("GPU", "ok", f"{found}, the driver serves CUDA {major}.{minor}")
 
     text = read_text(Path("/proc/driver/nvidia/version"))
     number = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)

@@ -74,6 +74,17 @@ def num_gpus() -> int:
     return count.value
 
 
+def gpu_name(number: int) -> str:
+    """Return the model of a GPU: "NVIDIA H100 80GB HBM3".
+
+    Raises:
+        RunError: there is no driver, or no such GPU.
+    """
+    name = ctypes.create_string_buffer(256)
+    _call("cuDeviceGetName", name, len(name), number)
+    return name.value.decode(errors="replace")
+
+
 def driver_version() -> tuple[int, int]:
     """Return the newest CUDA version that the driver supports, as (13, 0).
 
@@ -111,9 +122,7 @@ class Gpu(Closable):
         device = ctypes.c_int()
         _call("cuDeviceGet", ctypes.byref(device), index)
         self._device = device.value
-        name = ctypes.create_string_buffer(256)
-        _call("cuDeviceGetName", name, len(name), self._device)
-        self.name = name.value.decode()
+        self.name = gpu_name(self._device)
         self._context = ctypes.c_void_p()
         _call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self.use()

@@ -46,7 +46,9 @@ def rows_of(workload: Workload, metrics: Metrics) -> list[_Row]:
     """
     scattered = workload.dataset.format == "parquet" or workload.reader.access == "random"
     silent = set() if scattered and metrics.num_reads else {"reads/s"}
-    silent |= set() if metrics.read_bytes else {"read, really (MB/s)"}
+    silent |= set() if metrics.read_bytes else {"read, really (MB/s)", "read, nominal (MB/s)"}
+    if not any(epoch.num_samples for epoch in metrics.epochs):
+        silent |= {"samples/s", "read, nominal (MB/s)"}
     return [row for row in ROWS if row[0] not in silent]
 
 
@@ -90,9 +92,10 @@ def report_run(
     epochs = metrics.epochs
     title = (
         f"{workload.name}: {counted(metrics.num_accelerators, accelerator)}, "
-        f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps, "
-        f"batches of {workload.reader.batch_size}"
+        f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps"
     )
+    if any(epoch.num_samples for epoch in epochs):
+        title += f", batches of {workload.reader.batch_size}"
     judgement = judge_run(workload, metrics, summary)
     remarks = [judgement.hidden] if judgement.hidden else []
     if limit := summary.get("limit"):

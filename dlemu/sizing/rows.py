@@ -12,6 +12,7 @@ from dlemu.loaders.columns import amount_of
 from dlemu.units import ceil_div, format_bytes, format_rate, format_seconds, text_table
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Drive, Workload, load_workload
+from dlemu.workload.published import is_measured
 
 _SLOWEST, _FASTEST = "d3_s4520", "d7_ps1010"
 _BOUNDS = ("gnn_rgat_h100",)
@@ -77,7 +78,8 @@ class Row:
             format_bytes(dataset.mean_bytes),
             dataset.format + (", random" if workload.reader.access == "random" else ""),
             f"{workload.reader.batch_size:,}",
-            format_seconds(workload.train.computation_time.mean),
+            format_seconds(workload.train.computation_time.mean)
+            + (", measured" if is_measured(workload.name) else ""),
             format_rate(self.bytes_per_second),
             f"{self.reads_per_second:.3g}"
             if self.reads_per_second < 100
@@ -97,6 +99,7 @@ class Row:
             "access": workload.reader.access or "stream",
             "batch_size": workload.reader.batch_size,
             "step_seconds": workload.train.computation_time.mean,
+            "step_measured": is_measured(workload.name),
             "bytes_per_second": self.bytes_per_second,
             "useful_bytes_per_second": workload.demand,
             "reads_per_second": self.reads_per_second,

@@ -217,8 +217,8 @@ def memory_bytes(net: Network, batch: int) -> int:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             net.loss(model(net.input(data, torch.contiguous_format)), net.target(batch, "meta"))
     sizes = [int(storage.nbytes()) for storage in kept.values()]
-    weights = sum(4 * weight.numel() for weight in model.parameters())
-    return int(sum(sizes) + 2 * max(sizes) + 3 * weights)
+    weights = sum(4 * int(weight.numel()) for weight in model.parameters())
+    return sum(sizes) + 2 * max(sizes) + 3 * weights
 
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -279,7 +279,8 @@ class Training:
 
         A replay is one launch, however many kernels the step has. New data is copied into `data`.
         """
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        cuda: Any = torch.cuda
+        side = cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # cuDNN chooses its kernels before they are recorded
             for _ in range(_BEFORE_GRAPH):

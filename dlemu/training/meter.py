@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from dlemu.errors import WorkloadError
 from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
 from dlemu.results.metrics import Metrics, measure_run
 from dlemu.results.records import STEP, Steps
+from dlemu.training.batches import batch_bytes, batch_length
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
@@ -31,6 +32,7 @@ class _Step:
     """The epoch's begin: time on the host's clock, and the mark on the stream."""
     asked: Any
     taken: Any
+    step_number: int
     computed: Any = None
     met: Any = None
     spans: list[tuple[Any, Any]] = field(default_factory=list)
@@ -74,9 +76,33 @@ class Meter:
     """
 
     def __init__(
-        self, workload: Workload, *, world: World | None = None, clock: Clock | None = None
+        self,
+        workload: Workload,
+        *,
+        batch_size: int | None = None,
+        sample_bytes: float | None = None,
+        world: World | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        """Of the workload a loop of one's own takes the threshold, and the rest as it is not known.
+
+        Args:
+            workload: names the job; its dataset and batch are those of loops over `make_loader`.
+            batch_size: samples of a batch. None: a batch's own length.
+            sample_bytes: mean bytes of a sample in the files. None: those that the batch tells
+                (`num_bytes`), else those of its arrays.
+            world: the ranks; None: this process alone.
+            clock: the host's clock.
+
+        Raises:
+            WorkloadError: batch_size or sample_bytes is not above 0.
+        """
+        for name, given in (("batch_size", batch_size), ("sample_bytes", sample_bytes)):
+            if given is not None and not given > 0:
+                raise WorkloadError(f"Meter: {name} must be above 0, got {given}")
         self.workload = workload
+        self._batch_size, self._sample_bytes = batch_size, sample_bytes
+        self._launches: list[float] = []
         self._world = world or Alone()
         self._clock = clock or WallClock.calibrate()
         self._rows: list[tuple[Any, ...]] = []
@@ -85,7 +111,7 @@ class Meter:
         self._computing = False
         self._loaded = 0.0
         self._timed_by: dict[str, None] = {}
-        self._all_emulated = self._all_marked = True
+        self._all_emulated = self._all_marked = self._by_dlemu = True
         self._generator = np.random.default_rng((workload.train.seed, 0, self._world.rank))
 
     def epoch(
@@ -119,7 +145,9 @@ class Meter:
         asked = stream.record()
         begun = self._clock.now(), asked
         for step, batch in enumerate(batches):
-            current = _Step(stream=stream, begun=begun, asked=asked, taken=stream.record())
+            current = _Step(
+                stream=stream, begun=begun, asked=asked, taken=stream.record(), step_number=step
+            )
             self._loaded = self._clock.now()
             self._step = current
             try:
@@ -129,13 +157,13 @@ class Meter:
             current.computed = stream.record()
             self._world.barrier()
             asked = current.met = stream.record()
-            samples = getattr(batch, "samples", None)
+            num_samples, num_bytes = self._counted(batch, current)
             current.told = (
                 epoch,
                 step,
                 self._world.rank,
-                self.workload.reader.batch_size if samples is None else len(samples),
-                getattr(batch, "num_bytes", 0),
+                num_samples,
+                num_bytes,
                 getattr(batch, "num_reads", 0),
                 getattr(batch, "read_seconds", 0.0),
                 getattr(batch, "decode_seconds", 0.0),
@@ -146,6 +174,19 @@ class Meter:
             self._under_way.append(current)
             while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
                 self._rows.append(self._under_way.popleft().row())
+
+    def _counted(self, batch: object, step: _Step) -> tuple[int, int]:
+        """Return a batch's samples and their bytes; 0 where that is not known."""
+        samples = getattr(batch, "samples", None)
+        self._by_dlemu &= samples is not None or step.asked_compute is not None
+        length = batch_length(batch) if samples is None else len(samples)
+        if length is None and step.asked_compute is not None:  # the emulated job's batch
+            length = self.workload.reader.batch_size
+        length = self._batch_size or length or 0
+        if self._sample_bytes is not None:
+            return length, round(length * self._sample_bytes)
+        told = getattr(batch, "num_bytes", None)
+        return length, batch_bytes(batch) if told is None else told
 
     def compute(self, batch: object) -> None:
         """Emulate the accelerator: sleep until `train.computation_time` after the batch was taken.
@@ -169,10 +210,12 @@ class Meter:
         step = self._current("computing")
         if self._computing:
             raise WorkloadError("meter.computing() is inside itself; leave one of the two out")
-        begin = step.stream.record()
+        begin, moment = step.stream.record(), self._clock.now()
         self._computing = True
         try:
             yield
+            if step.step_number and not isinstance(step.stream, HostStream):
+                self._launches.append(self._clock.now() - moment)
             step.spans.append((begin, step.stream.record()))
         finally:
             self._computing = False
@@ -214,8 +257,27 @@ class Meter:
         from dlemu.training.own_workload import own_workload_yaml
 
         return own_workload_yaml(
-            self.workload, self.steps, name=name, timed_by=" and ".join(self._timed_by)
+            self.workload,
+            self.steps,
+            name=name,
+            timed_by=" and ".join(self._timed_by),
+            launch_seconds=median(self._launches) if self._launches else 0.0,
         )
+
+    def _as_counted(self, metrics: Metrics) -> Workload:
+        """Return the workload, of a loader not dlemu's with the batch and bytes that it showed."""
+        if self._by_dlemu and self._batch_size is None and self._sample_bytes is None:
+            return self.workload
+        steps = self.steps
+        samples, num_bytes = int(steps["num_samples"].sum()), int(steps["num_bytes"].sum())
+        keys: dict[str, object] = {}
+        if samples:
+            keys["reader.batch_size"] = max(1, int(np.median(steps["num_samples"])))
+        dataset = self.workload.dataset
+        if samples and num_bytes and not (dataset.record_dims or dataset.columns):
+            keys["dataset.record_length_bytes"] = max(1.0, num_bytes / samples)
+            keys["dataset.record_length_bytes_stdev"] = 0
+        return self.workload.with_keys(keys)
 
     def report(self) -> str:
         """Return the table and verdict on rank 0, an empty text elsewhere. All ranks call it.
@@ -228,8 +290,9 @@ class Meter:
         metrics = self.metrics()
         if metrics is None:
             return ""
+        workload = self._as_counted(metrics)
         if self._all_emulated:
-            return render_metrics(self.workload, metrics)
+            return render_metrics(workload, metrics)
         lost = {
             "waiting for batches": fmean(epoch.wait_share for epoch in metrics.epochs),
             "the loop's own work": fmean(epoch.overhead_share for epoch in metrics.epochs),
@@ -238,7 +301,7 @@ class Meter:
         shares = {"compute": 1 - sum(lost.values())} | lost
         told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
         lines = [
-            render_metrics(self.workload, metrics, accelerator="accelerator"),
+            render_metrics(workload, metrics, accelerator="accelerator"),
             f"time: {told}; timed by {' and '.join(self._timed_by)}",
         ]
         if not self._all_marked:

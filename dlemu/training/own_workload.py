@@ -10,7 +10,9 @@ from dlemu.workload.derived import derived_yaml, normal
 from dlemu.workload.model import Workload
 
 
-def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: str) -> str:
+def own_workload_yaml(
+    workload: Workload, steps: Steps, *, name: str, timed_by: str, launch_seconds: float = 0.0
+) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
@@ -27,12 +29,13 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
         )
     compute, samples = counted["compute"] + counted["overhead"], counted["num_samples"]
     batch = int(np.median(samples))
-    keys: dict[str, object] = {
-        "reader.batch_size": batch,
-        "train.computation_time": normal(compute),
-    }
-    known = bool(counted["num_bytes"].sum()) and not workload.dataset.record_dims
-    of_sample = counted["num_bytes"] / samples
+    keys: dict[str, object] = {"train.computation_time": normal(compute)}
+    if batch:
+        keys["reader.batch_size"] = batch
+    if launch_seconds:
+        keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
+    known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims
+    of_sample = counted["num_bytes"] / np.maximum(samples, 1)
     if known:
         keys["dataset.record_length_bytes"] = float(f"{of_sample.mean():.10g}")
     # A stream counts what it read ahead with the batch at hand: that tells the mean of a sample,
@@ -48,8 +51,13 @@ def own_workload_yaml(workload: Workload, steps: Steps, *, name: str, timed_by: 
         f"the loop's own work, which computation_time includes: "
         f"{100 * counted['overhead'].sum() / whole:.1f} %",
     ]
+    if not batch:
+        comment.append(f"batch size: that of {workload.name}; Meter(batch_size=) gives the loop's")
     if not known:
-        comment.append(f"dataset: that of {workload.name}; the loader does not tell its bytes")
+        comment.append(
+            f"dataset: that of {workload.name}; the loader does not tell its bytes, "
+            "Meter(sample_bytes=) gives them"
+        )
     elif not deviates:
         comment.append(
             f"deviation of the samples' bytes: that of {workload.name}; files are streams"

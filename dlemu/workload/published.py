@@ -5,9 +5,10 @@ from functools import cache
 
 from dlemu.units import format_seconds
 from dlemu.workload.compose import known_workloads
+from dlemu.workload.derived import origin_of
 from dlemu.workload.model import Workload, leaves, load_workload
 
-_PUBLISHED, _MEASURED = "_h100", "_h200"
+_PUBLISHED, _REAL = "_h100", "_real_h100"
 _WORTH_SAYING = 1.3
 """From this factor between published and measured step on, in either direction, it is said."""
 
@@ -79,25 +80,31 @@ def differing(
     }
 
 
+def is_measured(name: str) -> bool:
+    """Return whether a row that comes with dlemu has a step time that `dlemu steptime` measured."""
+    return name.endswith(("_h200", _REAL))
+
+
 def what_it_stands_for(workload: Workload) -> str:
     """Return a line about the row's computation_time, or "" if there is nothing to say.
 
-    Said of MLPerf Storage's H100 rows only. An H200 has the same cores as an H100, and more memory
-    bandwidth.
+    Said of MLPerf Storage's H100 rows only, beside a real H100 with plain PyTorch.
     """
-    name = workload.name.removesuffix(_PUBLISHED)
-    measured_name = f"{name}{_MEASURED}"
-    if name == workload.name or not {workload.name, measured_name} <= known_workloads().keys():
+    published = origin_of(workload)
+    if published is None or is_measured(published.name):
         return ""
-    published, measured = load_workload(workload.name), load_workload(measured_name)
+    measured_name = f"{published.name.removesuffix(_PUBLISHED)}{_REAL}"
+    if measured_name not in known_workloads():
+        return ""
     same = published.train.computation_time, published.reader.batch_size
     if same != (workload.train.computation_time, workload.reader.batch_size):
         return ""
+    measured = load_workload(measured_name)
     step, real = published.train.computation_time.mean, measured.train.computation_time.mean
     if max(step / real, real / step) <= _WORTH_SAYING:
         return ""
     return (
-        f"{workload.name} is MLPerf Storage's H100, {format_seconds(step)} a step; an H200 with "
-        f"plain PyTorch took {format_seconds(real)} and reads {step / real:.1f} times as fast "
-        f"(workload={measured_name}; docs/fidelity.md)"
+        f"{published.name} is MLPerf Storage's H100, {format_seconds(step)} a step; a real one "
+        f"with PyTorch in bf16 took {format_seconds(real)} and reads {step / real:.1f} times as "
+        f"fast (workload={measured_name}; docs/fidelity.md)"
     )

@@ -577,10 +577,9 @@ class TrainSection(Section):
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0
-    """Seconds at the begin of each step in which the rank computes on a core and holds Python's
-    lock, as a job that queues the step's kernels does. They are a part of computation_time, and
-    the step's whole time where they are longer. A rank with several accelerators spends them
-    once."""
+    """Seconds of a core at the begin of each step, spent by the rank in short calls which take
+    Python's lock, as a job queues the step's kernels. They are a part of computation_time, and the
+    step's whole time where they take longer. A rank with several accelerators spends them once."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 

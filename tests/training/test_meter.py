@@ -1,7 +1,9 @@
 """One's own training loop is measured as a replayed job is."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,8 +154,12 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     assert (found.name, time.mean, time.stdev) == ("own", 3.0, 0.0), "without the first step"
     assert found.dataset == load_workload("unet3d_h100").dataset
     assert "waiting for batches: 25.0 %" in file.read_text()
-    assert "the loader does not tell its bytes" in file.read_text()
-    assert "read, nominal" in meter.report() and "read, really" not in meter.report()
+    text = file.read_text()
+    assert "the loader does not tell its bytes" in text and "reader:" not in text
+    assert "batch size: that of unet3d_h100; Meter(batch_size=)" in text
+    told = meter.report()
+    for unknown in ("read, nominal", "read, really", "samples/s", "batches of"):
+        assert unknown not in told, "what is not known is left out"
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
@@ -176,3 +182,64 @@ def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
     assert found.dataset.record_length_bytes_stdev == usual, "read ahead: no deviation of samples"
     with pytest.raises(WorkloadError, match="at least two steps"):
         own_workload_yaml(WORKLOAD, steps[:1], name="own", timed_by="a clock")
+
+
+def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
+    """Batches of 16 samples of 64 KiB, one a second: 16 samples/s, 1 MB/s."""
+    arrays = {"x": np.zeros((16, 65_536), np.uint8)}
+    cases: list[tuple[object, dict[str, Any], int, str | None]] = [
+        (arrays, {}, 16, "1.0"),
+        ([arrays["x"], [np.zeros(16, np.int64)]], {}, 16, "1.0"),
+        (["a", "b", "c"], {}, 3, None),
+        ("one text", {"batch_size": 5, "sample_bytes": 10**6}, 5, "5.0"),
+        (arrays, {"sample_bytes": 10**6}, 16, "16.0"),
+    ]
+    for batch, given, samples, rate in cases:
+        clock = VirtualClock()
+        meter = Meter(WORKLOAD, clock=clock, **given)
+        for _ in meter.epoch([batch] * 5, 0):
+            clock.time += 1.0
+        told = meter.report()
+        assert f"batches of {samples}" in told
+        assert re.search(rf"^samples/s +{samples}\.00", told, re.MULTILINE), told
+        assert ("read, nominal" in told) is (rate is not None)
+        assert rate is None or re.search(rf"^read, nominal \(MB/s\) +{rate} ", told, re.MULTILINE)
+        file = tmp_path / "own.yaml"
+        file.write_text(meter.workload_yaml("own"))
+        assert load_workload(file).reader.batch_size == samples
+    with pytest.raises(WorkloadError, match="batch_size must be above 0, got 0"):
+        Meter(WORKLOAD, batch_size=0)
+
+
+class _Marks:
+    """A device on the host's clock."""
+
+    name = "a device"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def record(self) -> float:
+        return self._clock.now()
+
+    def passed(self, mark: float) -> bool:
+        return True
+
+    def wait(self, mark: float) -> None:
+        pass
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+def test_the_hosts_time_to_queue_a_step_is_in_the_workload(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    meter = Meter(WORKLOAD, clock=clock)
+    for number, _ in enumerate(meter.epoch([np.zeros((2, 8))] * 4, 0, device=_Marks(clock))):
+        with meter.computing():
+            clock.time += 9.0 if number == 0 else 0.25
+        clock.time += 0.5
+    file = tmp_path / "own.yaml"
+    file.write_text(meter.workload_yaml("own"))
+    train = load_workload(file).train
+    assert (train.launch_time, train.computation_time.mean) == (0.25, 0.75)
