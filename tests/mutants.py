@@ -211,7 +211,9 @@ class Copy:
         ran: set[str] = set()
         seconds = _LONGEST_OF_ANY if mutation.drawn else _LONGEST
         tests = mutation.tests
-        rounds = [(_ALL, tests)] if matrix else [(_SOON, tests), (("-x", *_ALL), tests)]
+        rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(_ALL, tests)]
+        if not matrix:
+            rounds = [(_SOON, tests), (("-x", *_ALL), tests)]
         if mutation.drawn:
             rounds.insert(0, (_SOON, tests[:_NEAREST]))
         try:
