@@ -81,7 +81,7 @@ fuzz: $(VENV)/test.done ## damaged input for everything that is parsed
 # Do the tests notice mistakes? It needs no root. Any mistakes: make mutants RANDOM=50 SEED=1
 SEED ?= 0
 mutants: $(VENV)/test.done ## do the tests notice mistakes? RANDOM=50 draws any
-	$(BIN)/python -m tests.mutants $(if $(RANDOM),--random $(RANDOM) --seed $(SEED))
+	$(BIN)/python -m tests.mutants --jobs 2 $(if $(RANDOM),--random $(RANDOM) --seed $(SEED))
 
 golden: $(VENV)/test.done ## what commands print, written anew: read the diff
 	$(BIN)/python -m tests.lab.golden

@@ -1,15 +1,17 @@
 """Does a test notice? Changes the code as somebody might by mistake, and runs the tests.
 
-    python -m tests.mutants [--only WORD ...] [--jobs N]
-    python -m tests.mutants --random N [--seed S] [--only WORD ...]
+    python -m tests.mutants [--only WORD ...] [--jobs N] [--matrix]
+    python -m tests.mutants --random N [--seed S] [--only WORD ...] [--jobs N]
 
 `mutants.toml` has the list: a file, text that it holds once, what to put in its place, and the
-tests that must fail then. Each job works in a copy of the checkout; there the tests must first pass
+tests that must fail then. Each job works in a copy of the checkout. A test that failed must pass
 as the code is. No test may need root: its rights are put down.
 
 The exit status is 0 if all changes were noticed but for a few, each with a reason in the list.
-build/kills.json keeps which test noticed which change, and build/candidates.txt the tests that
-two others make up for (`cover`): all changes are noticed twice without them.
+
+--matrix goes on behind the first test that notices: build/kills.json keeps which tests noticed
+which change, and build/candidates.txt the tests that two others make up for (`cover`): all changes
+are noticed twice without them.
 
 --random changes an operator, a condition or a number anywhere in the product instead
 (`random_mutants.py`); 9 of 10 must be noticed.
@@ -18,6 +20,7 @@ two others make up for (`cover`): all changes are noticed twice without them.
 import argparse
 import compileall
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -32,8 +35,9 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from typing import IO, Any, NoReturn
@@ -46,20 +50,25 @@ REDUNDANCY = 2
 """So many tests are to notice each change."""
 KEPT = re.compile(r"contract|fault|hang|end_to_end|truth|golden|refusals|fuzz|layers")
 """Tests that stay whatever changes they notice."""
-_LEAST_SECONDS = 60.0
-"""A run of tests may take this long, or twice what all tests took as the code is."""
-_LONGEST_CONTROL = 3600.0
+_LONGEST = 900.0
+"""Seconds that the tests of one change may take."""
+_LONGEST_OF_ANY = 200.0
+"""So long they may look for a change that was drawn; which of them is to notice, nobody said."""
 _NOBODY = 65534
-_PASSED, _FAILED = 0, 1
-"""Exit statuses of pytest; others say that no test was run, or not to its end."""
-# Random examples must be the same each time, or a change would be noticed by chance.
-_OPTIONS = (
-    *("-q", "-p", "no:cacheprovider", "-m", "not root and not gpu"),
-    "--hypothesis-seed=0",
-)
+_PASSED, _FAILED, _NONE = 0, 1, 5
+"""Exit statuses of pytest (5: no test was asked for); others: it did not come to their end."""
+# Random examples must be the same each time, or a change would be noticed by chance. A test of a
+# changed loop may never end.
+_OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=100")
+_ALL = ("-m", "not root and not gpu")
+_SOON = ("-x", "-m", "quick")
+"""First by the tests that start no process: they notice most, and are soon done."""
+_NEAREST = 3
+"""So many files of tests see a change that was drawn before the others do."""
 _PRELOADED = (
     *("pytest", "hypothesis.strategies", "_hypothesis_pytestplugin", "numpy", "pydantic", "yaml"),
     *("psutil", "h5py", "hydra", "omegaconf", "rich", "google_crc32c", "isal.isal_zlib"),
+    *("torch", "obstore"),
 )
 
 
@@ -79,8 +88,8 @@ class Mutation:
     """Files or tests, as pytest takes them."""
     reason: str = ""
     """Why no test can notice; empty: one must."""
-    options: tuple[str, ...] = ()
-    """Of pytest: -x where it does not matter which tests notice."""
+    drawn: bool = False
+    """Whether it is any change: one that cannot be imported is noticed."""
 
     @property
     def name(self) -> str:
@@ -131,14 +140,24 @@ def stale(mutations: Sequence[Mutation], root: Path) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the tests told of a change."""
+
+    survived: bool
+    how: str
+    failed: tuple[str, ...] = ()
+    claim: tuple[str, ...] = ()
+    """Tests that must pass as the code is."""
+    ran: frozenset[str] | set[str] = frozenset()
+
+
 class Copy:
     """A copy of the checkout, in which files are changed and tests run."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._folder = folder
-        self._seconds = 0.0
-        self.tests: list[str] = []
-        """Those that passed as the code is."""
+        self._sound: set[str] = set()
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         for name in listed.stdout.split("\0"):
@@ -157,7 +176,7 @@ class Copy:
             env={
                 **os.environ,
                 "PYTHONPATH": str(folder),
-                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONDONTWRITEBYTECODE": "",  # of tests, which pytest rewrites; they stay
                 "TMPDIR": str(folder / "tmp"),
                 "HOME": str(folder / "tmp"),
             },
@@ -171,41 +190,54 @@ class Copy:
         """End the process that runs tests."""
         self._server.communicate()
 
-    def control(self, tests: Sequence[str]) -> None:
-        """Run tests on the code as it is.
+    def judge(self, mutations: Sequence[Mutation], matrix: bool) -> Iterator[tuple[Mutation, Told]]:
+        """Yield of each change of one file what was found.
 
         Raises:
-            BrokenList: they do not pass.
+            BrokenList: the tests could not be run, or do not pass as the code is.
         """
-        begin = time.monotonic()
-        status, told, outcomes = self._run([*tests], _LONGEST_CONTROL)
-        self.tests = [test for test, passed in outcomes.items() if passed]
-        self._seconds = time.monotonic() - begin
+        found = {each: self._told(each, matrix) for each in mutations}
+        claims = {test for told in found.values() for test in told.claim} - self._sound
+        status, text, _ = self._run([*_ALL, *sorted(claims)]) if claims else (_PASSED, "", {})
         if status != _PASSED:
-            raise BrokenList(f"without any change the tests do not pass:\n{told}")
+            raise BrokenList(f"without any change the tests do not pass:\n{text}")
+        self._sound.update(claims)
+        yield from found.items()
 
-    def survives(self, mutation: Mutation) -> tuple[bool, str, list[str]]:
-        """Return whether no test noticed, what was told, and the tests that noticed.
-
-        Raises:
-            BrokenList: the tests could not be run.
-        """
+    def _told(self, mutation: Mutation, matrix: bool) -> Told:
         path = self._folder / mutation.file
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
+        ran: set[str] = set()
+        seconds = _LONGEST_OF_ANY if mutation.drawn else _LONGEST
+        tests = mutation.tests
+        rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(_ALL, tests)]
+        if not matrix:
+            rounds = [(_SOON, tests), (("-x", *_ALL), tests)]
+        if mutation.drawn:
+            rounds.insert(0, (_SOON, tests[:_NEAREST]))
         try:
-            words = [*mutation.options, *mutation.tests]
-            status, told, outcomes = self._run(words, max(_LEAST_SECONDS, 2 * self._seconds))
+            for options, asked in rounds:
+                status, words, outcomes = self._run([*options, *asked], seconds)
+                ran |= outcomes.keys()
+                failed = tuple(test for test, passed in outcomes.items() if not passed)
+                if status == _FAILED:
+                    return Told(False, "killed", failed, failed, ran)
+                if status in (_PASSED, _NONE) or (status is None and mutation.drawn):
+                    continue
+                if status is not None and not mutation.drawn:
+                    raise BrokenList(f"{mutation.name}: the tests could not be run:\n{words}")
+                how = "did not end" if status is None else "could not begin"
+                # One that begins as the code is will do, where others need the same code.
+                claim = mutation.tests if status is None else mutation.tests[:1]
+                return Told(False, f"killed: its tests {how}", (), claim, ran)
         finally:
             path.write_text(text)
-        if status is None:
-            return False, "killed: its tests did not end", []
-        if status not in (_PASSED, _FAILED):
-            raise BrokenList(f"{mutation.name}: the tests could not be run:\n{told}")
-        failed = [test for test, passed in outcomes.items() if not passed]
-        return status == _PASSED, "survived" if status == _PASSED else "killed", failed
+        return Told(True, "survived", (), (), ran)
 
-    def _run(self, words: list[str], seconds: float) -> tuple[int | None, str, dict[str, bool]]:
+    def _run(
+        self, words: Sequence[str], seconds: float = _LONGEST
+    ) -> tuple[int | None, str, dict[str, bool]]:
         """Run pytest with words.
 
         Return its exit status (None: it did not end in time), the end of what it printed, and of
@@ -230,22 +262,24 @@ def serve() -> None:
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is collected in a process that was forked off is copied first
     assert "dlemu" not in sys.modules, "what is to be changed must not be imported yet"
     for line in sys.stdin:
-        tests, seconds = json.loads(line)
-        with tempfile.TemporaryFile("w+") as words, tempfile.TemporaryFile("w+") as outcomes:
+        words, seconds = json.loads(line)
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as outcomes:
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
                 os.setsid()
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                os.dup2(words.fileno(), 1)
-                os.dup2(words.fileno(), 2)
-                _test(tests, outcomes)
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                _test(words, outcomes)
             status = _wait(pid, seconds)
-            words.seek(0)
+            said.seek(0)
             outcomes.seek(0)
-            told = "\n".join(words.read().splitlines()[-40:])
+            told = "\n".join(said.read().splitlines()[-40:])
             found = json.loads(outcomes.read() or "{}")
         print(json.dumps([status, told, found]), flush=True)
 
@@ -314,27 +348,27 @@ def _without_root() -> list[str]:
     raise BrokenList("root's rights cannot be put down here; run it as another user")
 
 
-Found = dict[Mutation, tuple[bool, str, list[str]]]
+Found = dict[Mutation, Told]
 
 
-def run(
-    mutations: Sequence[Mutation], *, root: Path, jobs: int = 1, ran: set[str] | None = None
-) -> Found:
-    """Return, for each mutation, whether it survived, what was told and the tests that noticed.
+def run(mutations: Sequence[Mutation], *, root: Path, jobs: int = 1, matrix: bool = False) -> Found:
+    """Return what the tests told of each mutation.
 
-    The tests that pass as the code is are added to `ran`.
+    matrix: not only of the first test that noticed.
 
     Raises:
-        BrokenList: the list is out of date, or the tests do not pass as the code is.
+        BrokenList: the list is out of date, or tests do not pass as the code is; all others are
+            run before.
     """
     if lines := stale(mutations, root):
         raise BrokenList("\n".join(lines))
-    left: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
-    for mutation in mutations:
-        left.put(mutation)
+    left: queue.SimpleQueue[list[Mutation]] = queue.SimpleQueue()
+    groups = [[*group] for _, group in groupby(mutations, lambda mutation: mutation.file)]
+    for group in groups:
+        left.put(group)
     found: Found = {}
     failures: list[BaseException] = []
-    tests = sorted({test for mutation in mutations for test in mutation.tests})
+    broken: list[str] = []
 
     def work() -> None:
         try:
@@ -342,19 +376,21 @@ def run(
                 tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder,
                 contextlib.closing(Copy(root, Path(folder))) as copy,
             ):
-                copy.control(tests)
-                if ran is not None:
-                    ran.update(copy.tests)
-                while not failures and not left.empty():
-                    mutation = left.get_nowait()
-                    found[mutation] = copy.survives(mutation)
-                    print(f"{found[mutation][1]:<10}{mutation.name}", flush=True)
+                while not failures:
+                    group = left.get_nowait()
+                    try:
+                        for mutation, told in copy.judge(group, matrix):
+                            found[mutation] = told
+                            print(f"{told.how:<10}{mutation.name}", flush=True)
+                    except BrokenList as error:
+                        broken.append(str(error))
+                        print(f"{group[0].file}: {error}", flush=True)
         except queue.Empty:
             pass
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(mutations)))]
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(groups)))]
     for thread in threads:
         thread.start()
     try:
@@ -366,19 +402,21 @@ def run(
             thread.join()
     if failures:
         raise failures[0]
+    if broken:
+        raise BrokenList("\n".join(broken))
     return found
 
 
 def judge(found: Found) -> tuple[int, str]:
     """Return the exit status, and what is told of the survivors."""
-    survivors = [mutation for mutation, (survived, *_) in found.items() if survived]
+    survivors = [mutation for mutation, told in found.items() if told.survived]
     lines = [f"{len(found)} mutations, {len(survivors)} survived (at most {MOST_SURVIVORS} may)"]
     wrong = len(survivors) > MOST_SURVIVORS
     for mutation in survivors:
         lines.append(f"  {mutation.name}: {mutation.reason or 'NO REASON; add a test'}")
         wrong |= not mutation.reason
-    for mutation, (survived, *_) in found.items():
-        if mutation.reason and not survived:
+    for mutation, told in found.items():
+        if mutation.reason and not told.survived:
             lines.append(f"  {mutation.name} was noticed: take its reason off the list")
             wrong = True
     return int(wrong), "\n".join(lines)
@@ -386,7 +424,7 @@ def judge(found: Found) -> tuple[int, str]:
 
 def judge_random(found: Found) -> tuple[int, str]:
     """Return the exit status, 1 where more than a tenth survived, and the survivors."""
-    survivors = [f"  {each.name}" for each, (survived, *_) in found.items() if survived]
+    survivors = [f"  {each.name}" for each, told in found.items() if told.survived]
     head = f"{len(found)} mutations, {len(survivors)} survived (at most a tenth may)"
     return int(10 * len(survivors) > len(found)), "\n".join([head, *survivors])
 
@@ -410,13 +448,13 @@ def cover(kills: Mapping[str, Sequence[str]]) -> list[str]:
     return taken
 
 
-def keep(found: Found, ran: set[str], folder: Path) -> str:
+def keep(found: Found, folder: Path) -> str:
     """Add what was found to kills.json, write candidates.txt anew, and return a line on them."""
     folder.mkdir(exist_ok=True)
     path = folder / "kills.json"
     known = json.loads(path.read_text()) if path.exists() else {"kills": {}, "ran": []}
-    known["kills"] |= {each.name: tests for each, (_, _, tests) in found.items()}
-    known["ran"] = sorted({*known["ran"], *ran})
+    known["kills"] |= {each.name: told.failed for each, told in found.items()}
+    known["ran"] = sorted({*known["ran"]}.union(*(told.ran for told in found.values())))
     path.write_text(json.dumps(known, indent=1))
     spared = {*cover(known["kills"])}
     left = [test for test in known["ran"] if test not in spared and not KEPT.search(test)]
@@ -431,23 +469,18 @@ def main() -> int:
     parser.add_argument("--random", type=int, metavar="N", help="change code anywhere, N times")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is drawn")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies to work in")
+    parser.add_argument("--matrix", action="store_true", help="which tests notice which change")
     asked = parser.parse_args()
     if asked.serve:
         serve()
         return 0
     try:
-        words, ran = asked.only or [""], set[str]()
+        words = asked.only or [""]
         if asked.random:
             from tests.random_mutants import draw
 
-            drawn = draw(ROOT, asked.random, asked.seed, words)
-            # First by the tests that start no process, then by all: most are noticed soon.
-            soon = ("-x", "-m", "quick and not root and not gpu")
-            found = run([Mutation(**each, options=soon) for each in drawn], root=ROOT)
-            alive = [each for each, (survived, *_) in found.items() if survived]
-            found = {each: found[each] for each in found if each not in alive}
-            found |= run([replace(each, options=("-x",)) for each in alive], root=ROOT)
-            status, told = judge_random(found)
+            drawn = [Mutation(**each) for each in draw(ROOT, asked.random, asked.seed, words)]
+            status, told = judge_random(run(drawn, root=ROOT, jobs=asked.jobs))
         else:
             listed = read_list(LIST)
             if lines := stale(listed, ROOT):  # all of them, whatever was asked for
@@ -455,9 +488,10 @@ def main() -> int:
             mutations = [each for each in listed if any(word in each.name for word in words)]
             if not mutations:
                 raise BrokenList(f"no mutation has {' or '.join(words)} in its name")
-            found = run(mutations, root=ROOT, jobs=asked.jobs, ran=ran)
+            found = run(mutations, root=ROOT, jobs=asked.jobs, matrix=asked.matrix)
             status, told = judge(found)
-            told += f"\n{keep(found, ran, ROOT / 'build')}"
+            if asked.matrix:
+                told += f"\n{keep(found, ROOT / 'build')}"
     except BrokenList as error:
         print(error, file=sys.stderr)
         return 1
