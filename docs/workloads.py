@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from dlemu.sizing.rows import rows, table
+from dlemu.report.workloads import HEADS, cells_of
+from dlemu.sizing.rows import rows
 from dlemu.terminal import say
 
 ROOT = Path(__file__).parents[1]
@@ -13,7 +14,7 @@ _MARKS = "<!-- python -m docs.workloads --write -->", "<!-- end -->"
 
 def main() -> None:
     """Print the table, or put it into the page."""
-    text = table(rows(), markdown=True)
+    text = table()
     if sys.argv[1:] != ["--write"]:
         say(text)
         return
@@ -21,6 +22,12 @@ def main() -> None:
     before, _, rest = page.partition(_MARKS[0])
     _, _, after = rest.partition(_MARKS[1])
     (ROOT / PAGE).write_text(f"{before}{_MARKS[0]}\n\n{text}\n\n{_MARKS[1]}{after}")
+
+
+def table() -> str:
+    """Return all published workloads as a table of Markdown."""
+    lines = [HEADS, ["---"] * len(HEADS), *(cells_of(row.document) for row in rows())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

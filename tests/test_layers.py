@@ -61,7 +61,7 @@ MAY_NEED = {
 }
 """Modules that are imported on demand, and what they may import as they are."""
 
-INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.doctor", "cli.progress", "report.text"}}
+INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -24,13 +24,15 @@ from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.terminal import shown, shown_line
+from dlemu.report.doctor import present_doctor
+from dlemu.report.text import answer_of
+from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
 
 HELP = """\
 dlemu doctor [FOLDER] [reader.data_loader=pytorch|threads|dali] [reader.gds=off|prefer|require]
 
-Tell what this host and the folder can do and what is missing. Exit status 0 when the loader
+Show what this host and the folder can do, and what is missing. Exit status 0 when the loader
 (pytorch, unless another is named) can run.
 """
 
@@ -60,30 +62,13 @@ class Check:
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu doctor` with its arguments; return the exit status."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
     folder, loader, gds_wanted = _choices(arguments)
     checks = list(examine(folder, for_gpu=gds_wanted != "off"))
-    table = Table("check", "state", Column("found", overflow="fold"))
-    for check in checks:
-        table.add_row(*map(Text, map(shown, (check.name, check.state, check.found))))
-    console = Console()
-    console.print(table)
-    # Not in the table, which would break commands that are to be copied.
-    for check in checks:
-        if check.remedy:
-            console.print(Text(shown_line(f"{check.name}: {check.remedy}")), soft_wrap=True)
-    console.print()
     problems = what_stops(checks, loader, gds_wanted)
     wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
-    if problems:
-        line = f"{wanted} cannot run here: {'; '.join(problems)}"
-        console.print(Text(shown_line(line)), soft_wrap=True)
-        return 1
-    console.print(Text(f"{wanted} can run here"))
-    return 0
+    document = {"kind": "doctor", "wanted": wanted, "problems": problems}
+    say(answer_of(present_doctor({**document, "checks": list(map(asdict, checks))})))
+    return 1 if problems else 0
 
 
 def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:

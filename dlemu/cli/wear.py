@@ -11,15 +11,10 @@ from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
 from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.results.wear import (
-    Sustained,
-    has_writes,
-    lifetime_line,
-    sustained,
-    sustained_lines,
-    wear_line,
-)
-from dlemu.terminal import Answer, answer, detail, keep_stdout, say
+from dlemu.report.text import answer_of
+from dlemu.report.wear import present_wear
+from dlemu.results.wear import Sustained, has_writes, sustained, wear_line
+from dlemu.terminal import answer, detail, keep_stdout, say
 from dlemu.workload.model import Drive, load_workload
 from dlemu.world.world import World
 
@@ -60,10 +55,10 @@ def main(arguments: Sequence[str]) -> int:
                 "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "
                 "(drive.endurance=14PB)"
             )
-        lines = [*map(lifetime_line, drives), *(sustained_lines(rate) if rate else ())]
-        say(Answer("\n".join(lines)))
+        document = {"kind": "wear", "drives": drives, "sustained": rate}
+        say(answer_of(present_wear(document)))
         if "--json" in words.options:
-            answer(json_text({"drives": drives, "sustained": rate}))
+            answer(json_text(document))
     return 0
 
 

@@ -1,15 +1,17 @@
-"""`dlemu workloads`: the published workloads, and which of them feel the drive."""
+"""`dlemu workloads`: the published workloads, and which of them are limited by storage."""
 
 import json
 from collections.abc import Sequence
 
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.sizing.rows import rows, table
-from dlemu.terminal import Answer, answer, keep_stdout, say
+from dlemu.report.text import answer_of
+from dlemu.report.workloads import present_workloads
+from dlemu.sizing.rows import rows
+from dlemu.terminal import answer, keep_stdout, say
 
 HELP = """\
-dlemu workloads: what each published workload asks of storage, and whether it feels the drive
+dlemu workloads: what each published workload reads, and whether storage limits it
 
   dlemu workloads [NAME ...] [--json]
 
@@ -41,9 +43,10 @@ def main(words: Sequence[str]) -> int:
             raise WorkloadError(f"no workload begins with {name}{hint}; dlemu workloads lists all")
     begins = tuple(parsed.others)
     chosen = [row for row in found if not begins or row.workload.name.startswith(begins)]
+    documents = [row.document for row in chosen]
     if "--json" in parsed.options:
         with keep_stdout():
-            answer(json.dumps([row.document for row in chosen], indent=1))
+            answer(json.dumps(documents, indent=1))
     else:
-        say(Answer(table(chosen)))
+        say(answer_of(present_workloads(documents)))
     return 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
 from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
-from dlemu.report.plot import Axis, Plot, axis_of_numbers, dotted
+from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.header import header
 from dlemu.results.summary import limit_name
@@ -16,7 +16,7 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 Document = Mapping[str, Any]
 """summary.json, or what it will begin with."""
 _MINUTES = (5, 15, 30, 60)
-_KINDS = (("save", "saves", "first"), ("load", "loads", "second"))
+_KINDS: Sequence[tuple[str, str, Look]] = (("save", "saves", "first"), ("load", "loads", "second"))
 """Its name, its key in the document, and how a plot shows it."""
 
 

@@ -181,9 +181,9 @@ def _own_code(cells: Sequence[Cell]) -> Iterator[str]:
         most = f"{1 / (1 - share):.2f}" if share < _MOST_SHARE else f"{1 / (1 - share):.0f}"
         told = f"{format_seconds(own)} at depth {cell['queue_depth']} ({most} x)"
         parts.setdefault(cell["target"], []).append(told)
-    for target, told in parts.items():
+    for target, each in parts.items():
         yield (
-            f"{target}: dlemu's own code takes {', '.join(told)} of each block in io_uring; a "
+            f"{target}: dlemu's own code takes {', '.join(each)} of each block in io_uring; a "
             "program without this cost would show at most as many times the IOPS"
         )
 
@@ -191,7 +191,8 @@ def _own_code(cells: Sequence[Cell]) -> Iterator[str]:
 def _plot(cells: Sequence[Cell], what: str, value: Callable[[Cell], float]) -> Plot:
     """Return a line a path over I/O size, with a gap where a size was not measured."""
     sizes = sorted({cell["io_size"] for cell in cells})
-    name, lines = _namer(cells), {}
+    name = _namer(cells)
+    lines: dict[str, dict[int, float]] = {}
     for cell in _sorted(cells, "io_size"):
         lines.setdefault(name(cell), {})[cell["io_size"]] = value(cell)
     series = []

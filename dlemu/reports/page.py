@@ -107,8 +107,8 @@ def _sections(result: Result) -> Iterable[_Section]:
             yield _Section(title=name, folder=folder, rows=[row], body=parts)
     elif isinstance(result, StoredCheckpoints):
         made = checkpoint_section(folder, result.summary)
-        body = [render_html(made.blocks)]
-        yield _Section(title=made.title, folder=folder, rows=made.rows, body=body)
+        html = [render_html(made.blocks)]
+        yield _Section(title=made.title, folder=folder, rows=made.rows, body=html)
     else:
         text = f"<pre>{escaped(result.text)}</pre>"
         rows = list(map(_row_of_foreign, result.rows))

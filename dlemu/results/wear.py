@@ -2,10 +2,10 @@
 
 from typing import TypedDict
 
-from dlemu.host.drive_counters import LEAST_BYTES, Lifetime
+from dlemu.host.drive_counters import LEAST_BYTES
 from dlemu.host.wear import WearFields
 from dlemu.terminal import is_verbose
-from dlemu.units import counted, format_bytes, format_drive_bytes
+from dlemu.units import format_bytes
 
 _YEAR = 365 * 86_400
 _OWN = 1.5
@@ -32,7 +32,7 @@ def sustained(
     endurance: int, *, capacity: int | None = None, years: float = 5.0, duty: float = 1.0
 ) -> Sustained:
     """Return the rate that uses up `endurance` bytes in so many years of 365 days."""
-    binary = endurance if _is_binary(endurance) else endurance / 10**15 * 2**50
+    binary = endurance if is_binary(endurance) else endurance / 10**15 * 2**50
     days = years * 365
     return Sustained(
         endurance_bytes=endurance,
@@ -45,31 +45,7 @@ def sustained(
     )
 
 
-def sustained_lines(rate: Sustained) -> list[str]:
-    """Return the rate in words, with decimal and with binary units: makers print either.
-
-    An endurance of binary bytes (14PiB) has one meaning.
-    """
-    when = f"for {rate['years']:g} years, written {100 * rate['duty']:g}% of the time"
-    rows = [
-        ("10^15 bytes: {:,.1f} MB/s", rate["bytes_per_second"] / 1e6, rate["drive_writes_per_day"]),
-        (
-            "2^50 bytes: {:,.1f} MiB/s",
-            rate["binary_bytes_per_second"] / 2**20,
-            rate["binary_drive_writes_per_day"],
-        ),
-    ]
-    petabytes, name = rate["endurance_bytes"] / 1e15, "PB"
-    if _is_binary(rate["endurance_bytes"]):
-        petabytes, name, rows = rate["endurance_bytes"] / 2**50, "PiB", rows[1:]
-    lines = [f"an endurance of {petabytes:g} {name} sustains, {when}:"]
-    for unit, per_second, per_day in rows:
-        pace = "" if per_day is None else f", {per_day:.2f} drive writes a day"
-        lines.append(f"  {petabytes:g} x {unit.format(per_second)}{pace}")
-    return lines
-
-
-def _is_binary(num_bytes: int) -> bool:
+def is_binary(num_bytes: int) -> bool:
     """Return whether a size was given in binary units: as whole TiB that are no whole GB."""
     return num_bytes % 2**40 == 0 and num_bytes % 10**9 != 0
 
@@ -142,24 +118,3 @@ def _life(wear: WearFields) -> list[str]:
         new = " left" if wear["percentage_used"] is not None else " for a new drive"
         pace += f", {wear['years_left']:.3g} years{new}"
     return [*parts, pace]
-
-
-def lifetime_line(drive: Lifetime) -> str:
-    """Return what a drive has counted so far, as one line."""
-    about = [drive["model"], format_drive_bytes(drive["capacity_bytes"])]
-    head = f"{drive['name']} ({', '.join(filter(None, about))})"
-    if drive["host_bytes_written"] is None:
-        block = drive["block_bytes_written"]
-        known = "" if block is None else f"{format_bytes(block)} written since the host started; "
-        return f"{head}: {known}its own counters are not known: {drive['missing']}"
-    media = drive["media_bytes_written"]
-    flash = f"WAF not known: {drive['missing']}"
-    if media is not None:
-        flash = f"{format_bytes(media)} to flash, WAF {drive['waf']:.2f} ({drive['media_source']})"
-    hours, errors = drive["power_on_hours"] or 0, drive["media_errors"] or 0
-    return (
-        f"{head}: over its life {format_bytes(drive['host_bytes_written'])} written by hosts, "
-        f"{flash}; {drive['percentage_used']}% of the life used, {drive['available_spare']}% of "
-        f"the spare blocks left, {counted(hours, 'hour')} powered on, "
-        f"{counted(errors, 'media error')}"
-    )

@@ -1,15 +1,14 @@
-"""What the published workloads ask of storage, and which of them feel the drive.
+"""What the published workloads read, and which of them are limited by storage.
 
 Arithmetic only: sizes and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlemu.dataset.layout import layout_of
 from dlemu.loaders.columns import amount_of
-from dlemu.units import ceil_div, format_bytes, format_rate, format_seconds, text_table
+from dlemu.units import ceil_div, format_rate
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Drive, Workload, load_workload
 from dlemu.workload.published import is_measured
@@ -25,7 +24,7 @@ _ACCELERATORS = 8
 
 @dataclass(frozen=True)
 class Row:
-    """One workload, and what an accelerator asks of storage."""
+    """One workload, and what an accelerator reads."""
 
     workload: Workload
 
@@ -59,7 +58,7 @@ class Row:
         """Whether storage matters, with the number that says so."""
         slow, fast = (_drive(name) for name in (_SLOWEST, _FASTEST))
         if self.drives(slow) < _NOT_FELT:
-            return f"no: {format_rate(self.bytes_per_second)}, no drive is felt"
+            return f"no: {format_rate(self.bytes_per_second)}; any drive is fast enough"
         if self.drives(slow) * _ACCELERATORS < 1:
             return f"no: one {slow.name} feeds {1 / self.drives(slow):.0f}"
         if self.workload.name in _BOUNDS:
@@ -67,26 +66,6 @@ class Row:
         if self.drives(fast) < 1:
             return f"yes: one {fast.name} feeds {1 / self.drives(fast):.3g}"
         return f"yes: one needs {self.drives(fast):.2g} {fast.name}"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The row as text, in the order of HEADINGS."""
-        workload = self.workload
-        dataset = workload.dataset
-        return (
-            workload.name,
-            format_bytes(dataset.mean_bytes),
-            dataset.format + (", random" if workload.reader.access == "random" else ""),
-            f"{workload.reader.batch_size:,}",
-            format_seconds(workload.train.computation_time.mean)
-            + (", measured" if is_measured(workload.name) else ""),
-            format_rate(self.bytes_per_second),
-            f"{self.reads_per_second:.3g}"
-            if self.reads_per_second < 100
-            else f"{self.reads_per_second:,.0f}",
-            f"{workload.metric.au:.0%}",
-            self.feels,
-        )
 
     @property
     def document(self) -> dict[str, object]:
@@ -108,31 +87,9 @@ class Row:
         }
 
 
-HEADINGS = (
-    "workload",
-    "sample",
-    "format",
-    "batch",
-    "step",
-    "one accelerator asks for",
-    "reads/s",
-    "threshold",
-    "feels the drive?",
-)
-
-
 def rows() -> list[Row]:
     """Return all published workloads, by name."""
     return [Row(load_workload(name)) for name in known_workloads()]
-
-
-def table(found: Iterable[Row], *, markdown: bool = False) -> str:
-    """Return the rows as a table of text, or of Markdown."""
-    lines = [HEADINGS, *(row.cells for row in found)]
-    if markdown:
-        lines.insert(1, ("---",) * len(HEADINGS))
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return text_table(lines)
 
 
 def _drive(name: str) -> Drive:

@@ -107,9 +107,7 @@ def test_the_command_ends_with_0_when_the_loader_can_run(
 ) -> None:
     assert doctor.main([str(tmp_path), "reader.data_loader=threads"]) == 0
 
-    output = capsys.readouterr().out
-    assert output.endswith("\nthreads can run here\n")
-    assert "check" in output and "state" in output and "O_DIRECT" in output
+    assert capsys.readouterr().out.startswith("threads can run here\n")
 
 
 def test_the_command_ends_with_1_and_the_reason_when_it_cannot(
@@ -119,9 +117,9 @@ def test_the_command_ends_with_1_and_the_reason_when_it_cannot(
 
     assert doctor.main([folder, "reader.data_loader=threads", "reader.gds=require"]) == 1
 
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("threads with reader.gds=require cannot run here: ")
-    assert "cuFile: " in last
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("threads with reader.gds=require cannot run here: ")
+    assert "cuFile: " in first
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,6 @@ def one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return done.err.removeprefix("dlemu: ").rstrip("\n")
 
 
-def test_a_datasheet_gives_the_published_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["wear", "drive=d5_p5336_61tb", "wear.duty=0.5"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "  213 x 10^15 bytes: 2,701.7 MB/s, 1.90 drive writes a day",
-        "  213 x 2^50 bytes: 2,900.9 MiB/s, 2.14 drive writes a day",
-    ]
-
-
 def test_scripts_get_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["drive.endurance=14PB", "drive.capacity=7.68TB", "wear.years=10", "wear.duty=25%"]
     assert run(["wear", *words, "--json"]) == 0
@@ -64,11 +56,10 @@ def test_a_folder_s_drives_are_shown(
 
     assert run(["wear", str(tmp_path), "drive.endurance=1.825PB"]) == 0
 
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(
-        "its own counters are not known: asking /dev/nvme0 needs CAP_SYS_ADMIN"
-    )
-    assert lines[2].endswith("1.00 drive writes a day"), "of the drive that is there"
+    said = capsys.readouterr().out
+    assert "own counters: unknown: asking /dev/nvme0 needs CAP_SYS_ADMIN\n" in said
+    [row] = [line for line in said.splitlines() if line.startswith("10^15 bytes")]
+    assert row.endswith(" 1.00"), "of the drive that is there"
 
 
 def test_memory_is_no_drive(capsys: pytest.CaptureFixture[str]) -> None:
