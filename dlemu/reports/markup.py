@@ -24,7 +24,7 @@ small, th, dt, .unit { color: var(--soft); } a { color: var(--first); }
 .verdict { padding: .5rem .8rem; border-left: 5px solid; font-weight: 600; margin: .8rem 0; }
 .pass { border-color: var(--pass); background: var(--pass-back); }
 .fail { border-color: var(--fail); background: var(--fail-back); }
-.none { border-color: var(--none); background: var(--none-back); }
+.none, .caution { border-color: var(--none); background: var(--none-back); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dd { margin: 0; }
 .table { overflow-x: auto; margin: .8rem 0; overflow-wrap: normal; }
@@ -51,8 +51,9 @@ figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }
 .area .x { top: calc(100% + 7px); transform: translateX(-50%); }
 path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .grid { color: var(--line); } .grid path { stroke-width: 1; }
-.first { color: var(--first); } .second { color: var(--second); } .mark { color: var(--mark); }
-.second .line { stroke-dasharray: 6 3; }
+.first { color: var(--first); } .second { color: var(--second); }
+.third, .mark { color: var(--mark); }
+.second .line { stroke-dasharray: 6 3; } .third .line { stroke-dasharray: 9 3 2 3; }
 .dots { stroke-width: 9; stroke-linecap: round; } .second .dots { stroke-linecap: square;
   stroke-width: 7; }
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
