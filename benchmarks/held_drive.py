@@ -113,8 +113,9 @@ def rate_for(scaled: Scaled, step_bytes: float, feeds: float) -> int:
 
 
 def search(words: list[str], rate: int, drive: Path, results: Path) -> dict[str, Any]:
-    """Size the drive, held to a rate; return sizing.json."""
+    """Size the drive, held to a rate; return the answer in sizing.json."""
     with throttled_reads(drive, rate) as group:
         dlemu("size", *words, "size.quick=true", f"output.folder={results}", enter=group.enter)
-    found: dict[str, Any] = json.loads((results / "sizing.json").read_text())
+    found: dict[str, Any]
+    (found,) = json.loads((results / "sizing.json").read_text())["answers"]
     return found

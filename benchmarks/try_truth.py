@@ -77,7 +77,7 @@ def _try(scaled: Scaled, rate: int, drive: Path, results: Path) -> dict[str, Any
     words = [f"{key}={value}" for key, value in keys.items()]
     with throttled_reads(drive, rate) as group:
         dlemu("try", str(drive), *words, enter=group.enter)
-    found: dict[str, Any] = json.loads((results / "sizing.json").read_text())
+    (found,) = json.loads((results / "sizing.json").read_text())["answers"]
     return {**found, **found["first"]}
 
 

@@ -22,13 +22,15 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.errors import DlemuError as DlemuError
     from dlemu.errors import RunError as RunError
     from dlemu.errors import WorkloadError as WorkloadError
+    from dlemu.library import Shown as Shown
+    from dlemu.library import show as show
+    from dlemu.library import size as size
     from dlemu.loaders import Batch as Batch
     from dlemu.results.metrics import Metrics as Metrics
     from dlemu.results.metrics import measure as measure
     from dlemu.results.outcome import Outcome as Outcome
     from dlemu.run.job import run_job as run_job
     from dlemu.sizing.answers import Sized as Sized
-    from dlemu.sizing.measured import size as size
     from dlemu.sizing.predict import Predicted as Predicted
     from dlemu.sizing.predict import predict as predict
     from dlemu.training.loader import TrainingLoader as TrainingLoader
@@ -47,12 +49,12 @@ _NAMES = {
     "datagen.write": "generate",
     "dataset.rule": "dataset_size",
     "errors": "DatasetError DlemuError RunError WorkloadError",
+    "library": "Shown show size",
     "loaders": "Batch",
     "results.metrics": "Metrics measure",
     "results.outcome": "Outcome",
     "run.job": "run_job",
     "sizing.answers": "Sized",
-    "sizing.measured": "size",
     "sizing.predict": "Predicted predict",
     "training.loader": "TrainingLoader make_loader",
     "training.meter": "Meter",

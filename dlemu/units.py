@@ -1,6 +1,5 @@
 """Bytes, seconds, rates and tables to text, and "512GiB" to bytes."""
 
-import html
 import re
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -154,14 +153,6 @@ def text_table(
     if ruled:
         lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
-
-
-def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as HTML, for notebooks; the first row is the head."""
-    lines = []
-    for tag, row in zip(["th"] + ["td"] * (len(rows) - 1), rows, strict=True):
-        lines.append("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row))
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def ceil_div(number: N, divisor: int) -> N:

@@ -41,7 +41,7 @@ def main(folder: Path, more: list[str]) -> int:
         dlemu.generate(workload, world=world)
         answer = dlemu.size(workload, world=world)
         if world.rank == 0:
-            print(answer)
+            print(dlemu.show(answer))
             mark = "at least " if answer.at_least else ""
             print(f"{mark}{answer.num_accelerators}; limit: {answer.limit}")
     return 0 if answer.num_accelerators else 2

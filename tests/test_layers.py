@@ -30,23 +30,23 @@ MAY_IMPORT = {
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
     "report": "checkpoint paths results",
+    "library": "report run sizing workload world",
     "reports": "host report results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
     "world",
     "training": "datagen dataset gpu loaders results workload world",
-    "sizing": "checkpoint datagen dataset host loaders reports results run storage tier workload "
-    "world",
+    "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
     "steptime": "host results workload",
-    "cli": "checkpoint datagen dataset gpu host load paths report reports results run sizing "
-    "steptime tier workload world",
+    "cli": "checkpoint datagen dataset gpu host library load paths report reports results "
+    "run sizing steptime tier workload world",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 
-SPEAKERS = {"cli", "run", "sizing", "world.ending", "__main__"}
+SPEAKERS = {"cli", "library", "run", "sizing", "world.ending", "__main__"}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow", "obstore"}
@@ -56,7 +56,6 @@ MAY_NEED = {
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
     "loaders.dali.readers": {"nvidia", "torch", "cupy"},
     "report.png": {"matplotlib"},
-    "sizing.plots": {"matplotlib"},
     "steptime.networks": {"torch"},
 }
 """Modules that are imported on demand, and what they may import as they are."""

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.progress import show_files, show_progress, shows
 from dlemu.cli.scripts import (
@@ -17,7 +17,6 @@ from dlemu.cli.scripts import (
     RUN,
     SIZE,
     Script,
-    datasize_document,
     datasize_row,
     json_text,
     predict_row,
@@ -38,16 +37,21 @@ from dlemu.workload.objects import Access, in_bucket, object_path
 from dlemu.workload.published import what_it_stands_for
 from dlemu.world.world import World
 
+if TYPE_CHECKING:
+    from dlemu.sizing.answers import Sized
+
 
 def datasize(workload: Workload, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.dataset.rule import required_size
+    from dlemu.report.datasize import present_datasize
+    from dlemu.report.text import answer_of
 
     script = world.on_first(lambda: Script.of(words, DATASIZE))
     size = required_size(workload, world)
     if world.rank == 0:
-        say(Answer(str(size)))
-        script.tell(datasize_document(size), [datasize_row(size)])
+        say(answer_of(present_datasize(size.document)))
+        script.tell(size.document, [datasize_row(size)])
     return 0
 
 
@@ -203,23 +207,53 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
 
 def size(workload: Workload, world: World, words: Words) -> int:
     """find the most emulated accelerators that this storage feeds, by measured search"""
-    from dlemu.sizing.answers import as_json
-    from dlemu.sizing.measured import size_storage
+    from dlemu.sizing.answers import document_of
 
     script = world.on_first(lambda: Script.of(words, SIZE))
     if world.rank == 0:
         detail(what_it_stands_for(workload))
-
-    def tell(answers: list[Any]) -> None:
-        script.tell(as_json(answers), [size_row(answer) for answer in answers])
-
     live = Live()
     with show_progress("size", live.now, on=shows(workload, world)):
-        return size_storage(workload, world, say, words.as_typed, on_end=tell, live=live)
+        answers = size_storage(workload, world, words.as_typed, live)
+    if world.rank == 0:
+        script.tell(document_of(answers), [size_row(answer) for answer in answers])
+    return 2 if any(answer.num_accelerators == 0 for answer in answers) else 0
+
+
+def size_storage(
+    workload: Workload, world: World, typed: Sequence[str] = (), live: Live | None = None
+) -> "list[Sized]":
+    """Size every target and workload; rank 0 shows each answer and writes tables and pictures.
+
+    `typed` are the words behind `dlemu size`, for the command that resumes.
+    """
+    from dlemu.library import keep
+    from dlemu.report.sizing import present_answer, present_table
+    from dlemu.report.text import answer_of
+    from dlemu.sizing.measured import size_all
+
+    def resume(folder: Path) -> str:
+        named = any(word.lstrip("+").startswith("output.folder=") for word in typed)
+        more = [] if named else [f"output.folder={folder}"]
+        return shlex.join(["dlemu", "size", *typed, *more])
+
+    def show(answers: "list[Sized]") -> None:
+        say(answer_of(present_answer(answers[-1].fields), apart=True))
+        keep(answers, say)
+
+    answers = size_all(workload, world, say, on_answer=show, go_on=resume, live=live)
+    if world.rank == 0:
+        if len(answers) > 1:
+            table = present_table([answer.fields for answer in answers])
+            say(answer_of(table, apart=True))
+        say(f"results: {answers[0].folder}")
+    return answers
 
 
 def predict(workload: Workload, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
+    from dlemu.report.predict import present_cached, present_prediction
+    from dlemu.report.text import answer_of
     from dlemu.sizing.cached import asks_for_cache, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
@@ -232,9 +266,9 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     cached = predict_cached(workload) if asks_for_cache(workload) else None
     each = [cached.cold, cached.warm] if cached else [foretell(workload)]
     found = cached or each[0]
-    say(Answer(str(found)))
+    say(answer_of((present_cached if cached else present_prediction)(found.document)))
     detail(what_it_stands_for(workload))
-    script.tell(found.fields, list(map(predict_row, each)))
+    script.tell(found.document, list(map(predict_row, each)))
     return 0
 
 
@@ -259,11 +293,17 @@ def _predict_checkpoint(workload: Workload, words: Words) -> None:
 
 def calibrate(workload: Workload, world: World, words: Words) -> int:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.report.predict import present_calibration
+    from dlemu.report.text import answer_of
     from dlemu.sizing.calibrate import calibrate_host
+
+    def show(found: Any) -> None:
+        say(answer_of(present_calibration(found.model_dump(), workload.demand), apart=True))
 
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
-        return calibrate_host(workload, world, say, live)
+        calibrate_host(workload, world, say, live, on_found=show)
+    return 0
 
 
 def checkpoint(workload: Workload, world: World, words: Words) -> int:

@@ -185,21 +185,10 @@ def predict_row(answer: "Predicted") -> Row:
     }
 
 
-def datasize_document(size: "DatasetSize") -> dict[str, Any]:
-    """Return what --json prints of a dataset's size."""
-    same = ("samples_for_steps", "samples_for_memory", "decided_by", "num_files", "num_samples")
-    return {
-        "workload": size.workload.name,
-        "num_accelerators": size.num_accelerators,
-        "memory": asdict(size.memory),
-        **{name: getattr(size, name) for name in (*same, "num_bytes")},
-    }
-
-
 def datasize_row(size: "DatasetSize") -> Row:
     """Return the row of a dataset's size."""
     return {
-        **datasize_document(size),
+        **size.document,
         **_common(size.workload, time.time_ns()),
         "memory_bytes": size.memory.num_bytes,
     }

@@ -15,9 +15,11 @@ from dlemu.cli.values import (
 )
 from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
-from dlemu.sizing.answers import as_json
+from dlemu.report.sizing import present_sizing, write_tables
+from dlemu.report.text import answer_of
+from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import WORKLOADS, Trial, load_workloads, try_storage
-from dlemu.terminal import Answer, keep_stdout, say
+from dlemu.terminal import keep_stdout, say
 from dlemu.units import parse_bytes
 
 HELP = """\
@@ -47,11 +49,17 @@ def main(arguments: Sequence[str]) -> int:
     words = parse(arguments, WORDS)
     trial, script = trial_of(words), Script.of(words, SIZE)
     with keep_stdout(script.as_json):
-        found = try_storage(trial, say)
+
+        def keep(answers: list[Sized]) -> None:
+            write_tables(answers[0].folder, document_of(answers, trial.folder))
+
+        answers = try_storage(trial, say, on_answer=keep)
+        document = document_of(answers, trial.folder)
         if trial.keep:
             say(f"kept: {trial.folder / 'dlemu-try'}")
-        say(Answer(f"\n{found}"))
-        script.tell(as_json(found.answers), list(map(size_row, found.answers)))
+        say(f"results: {answers[0].folder}")
+        say(answer_of(present_sizing(document), apart=True))
+        script.tell(document, list(map(size_row, answers)))
     return 0
 
 

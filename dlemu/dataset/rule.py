@@ -7,7 +7,6 @@ rounded up as in v3.0, so that neither bound is missed.
 
 import math
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -73,7 +72,7 @@ def measure_memory(workload: Workload, world: World) -> TotalMemory:
 
 @dataclass(frozen=True)
 class DatasetSize:
-    """The dataset that a job needs by the rule; `print` shows what `dlemu datasize` shows."""
+    """The dataset that a job needs by the rule; `dlemu.show` makes text and a table of it."""
 
     workload: Workload = field(repr=False)
     num_accelerators: int
@@ -138,59 +137,31 @@ class DatasetSize:
             lines.append(f"{rule} need {counted(need, 'file')}, there are {num_files:,}: {found}")
         return lines
 
-    def __str__(self) -> str:
-        rows = [f"{name:<27}{value:>16}{note}" for name, value, note in self._rows()]
-        lines = [self._title(), *rows, ""]
-        if self.excess:
-            return "\n".join([*lines, self.excess])
-        if not self.workload.dataset.data_folder:
-            lines.append(
-                "written below the working directory; name a folder on the storage instead:"
-            )
-        return "\n".join([*lines, datagen_command(self.workload, self.num_files)])
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        rows = "".join(
-            f"<tr><th>{name}</th><td>{value}</td><td>{escape(note.strip())}</td></tr>"
-            for name, value, note in self._rows()
-        )
-        return f"<table><caption>{escape(self._title())}</caption>{rows}</table>"
-
-    def _title(self) -> str:
-        return (
-            f"{self.workload.name}: {counted(self.num_accelerators, 'emulated accelerator')}, "
-            f"batches of {self.workload.reader.batch_size}, "
-            f"samples of {format_bytes(self.workload.dataset.mean_bytes)}"
-        )
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Return names, values and notes."""
+    @property
+    def document(self) -> dict[str, object]:
+        """What `dlemu datasize --json` prints; sizes in bytes."""
         dataset = self.workload.dataset
-        steps = f"{STEPS_PER_EPOCH} x {self.workload.reader.batch_size} x {self.num_accelerators}"
-        memory = f"{MEMORY_MULTIPLE} x {self.memory.text} / {dataset.mean_bytes:g} B"
-        files = f"of {counted(dataset.num_samples_per_file, 'sample')}, {dataset.format}"
-        if self.decided_by == "steps":
-            steps += "  <- decides"
-        else:
-            memory += "  <- decides"
-        by_steps, by_memory = f"{self.samples_for_steps:,}", f"{self.samples_for_memory:,.1f}"
-        return [
-            (f"samples for {STEPS_PER_EPOCH} steps", by_steps, f"   {steps}"),
-            (f"samples for {MEMORY_MULTIPLE} x memory", by_memory, f"   {memory}"),
-            ("files", f"{self.num_files:,}", f"   {files}"),
-            ("total", f"{self.num_bytes / 2**30:,.1f}", f" GiB{self._beside_total()}"),
-        ]
-
-    def _beside_total(self) -> str:
-        """Return how much of it is read, and what small files take, where that differs."""
-        dataset = self.workload.dataset
-        share = dataset.mean_bytes / dataset.stored_bytes
-        read = "" if share == 1 else f", of which {self.num_bytes * share / 2**30:,.1f} are read"
-        blocks = self.num_files * PAGE_BYTES
-        if self.num_bytes > blocks / 2:
-            return read
-        return f"{read}; {blocks / 2**30:,.1f} GiB on a drive with blocks of 4 KiB"
+        return {
+            "kind": "datasize",
+            "workload": self.workload.name,
+            "num_accelerators": self.num_accelerators,
+            "memory": vars(self.memory),
+            "batch_size": self.workload.reader.batch_size,
+            "format": dataset.format,
+            "sample_bytes": dataset.mean_bytes,
+            "stored_sample_bytes": dataset.stored_bytes,
+            "samples_per_file": dataset.num_samples_per_file,
+            "samples_for_steps": self.samples_for_steps,
+            "samples_for_memory": self.samples_for_memory,
+            "decided_by": self.decided_by,
+            "num_files": self.num_files,
+            "num_samples": self.num_samples,
+            "num_bytes": self.num_bytes,
+            "block_bytes": self.num_files * PAGE_BYTES,
+            "excess": self.excess,
+            "has_folder": bool(self.workload.dataset.data_folder),
+            "command": "" if self.excess else datagen_command(self.workload, self.num_files),
+        }
 
 
 def dataset_size(

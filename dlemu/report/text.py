@@ -56,16 +56,32 @@ def render_text(
 def answer_of(blocks: Sequence[Block], *, apart: bool = False) -> Answer:
     """Return what a command answers: plain where a program reads, fitted to a terminal.
 
-    `apart` puts an empty line before it.
+    `apart`: an empty line comes before it.
     """
     before = "\n" if apart else ""
-    short = next((block.line for block in blocks if isinstance(block, Verdict)), None)
+    verdicts = [block.line for block in blocks if isinstance(block, Verdict)]
+    short = "\n".join(verdicts) or None
     verbose = is_verbose()
     fitted = None
     if (width := terminal_width()) is not None:
         colour = takes_colours()
         fitted = before + render_text(blocks, width=width, colour=colour, verbose=verbose)
     return Answer(before + render_text(blocks, verbose=verbose), short, fitted)
+
+
+def render_markdown(blocks: Iterable[Block]) -> str:
+    """Return tables and lines as Markdown; as text, too, its columns stand below each other."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, Table):
+            rows = [block.heads, *block.rows]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
+            lines.insert(1, f"|{'|'.join('-' * (width + 2) for width in widths)}|")
+            parts.append("\n".join(lines))
+        elif isinstance(block, Lines) and block.lines:
+            parts.append("\n".join(block.lines))
+    return "\n\n".join(parts)
 
 
 def render_sections(
@@ -90,7 +106,9 @@ def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
 
 
 def _apart(before: Block, block: Block) -> bool:
-    """Return whether an empty line separates two blocks: it does around what has columns."""
+    """Return whether an empty line separates two blocks: around columns, before a next answer."""
+    if isinstance(block, Verdict) and not isinstance(before, Verdict):
+        return True
     return any(isinstance(each, Table | Facts) for each in (before, block))
 
 

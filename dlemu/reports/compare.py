@@ -22,7 +22,7 @@ from dlemu.reports.noise import (
     figure_of_interval,
     parts_of_steps,
 )
-from dlemu.reports.sizings import ANSWER, read_answers
+from dlemu.reports.sizings import ANSWER, read_document
 from dlemu.reports.stored import read_folder
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import SUMMARY, read_config, read_steps, read_summary
@@ -149,7 +149,8 @@ def read_results(folder: Path) -> list[Result]:
         folder = folder.parent
     try:
         if (folder / ANSWER).exists():
-            results = [_sizing(folder, answer) for answer in read_answers(folder / ANSWER)]
+            answers = read_document(folder / ANSWER)["answers"]
+            results = [_sizing(folder, answer) for answer in answers]
         elif is_checkpoint(summary := read_summary(folder)):
             results = [_checkpoints(read_checkpoints(folder, summary))]
         else:

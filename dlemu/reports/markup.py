@@ -52,8 +52,9 @@ figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }
 .area .x { top: calc(100% + 7px); transform: translateX(-50%); }
 path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .grid { color: var(--line); } .grid path { stroke-width: 1; }
-.first { color: var(--first); } .second { color: var(--second); } .mark { color: var(--mark); }
-.second .line { stroke-dasharray: 6 3; }
+.first { color: var(--first); } .second { color: var(--second); }
+.third, .mark { color: var(--mark); }
+.second .line { stroke-dasharray: 6 3; } .third .line { stroke-dasharray: 9 3 2 3; }
 .dots { stroke-width: 9; stroke-linecap: round; } .second .dots { stroke-linecap: square;
   stroke-width: 7; }
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }

@@ -31,8 +31,7 @@ from dlemu.reports.markup import (
     render_verdict,
 )
 from dlemu.reports.rows import ResultRow
-from dlemu.reports.sizing_section import measured_as, render_answer, render_unfinished
-from dlemu.reports.sizings import Answer, StoredSizing, row_of
+from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import Result, Stored
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.metrics import EpochMetrics, Metrics
@@ -89,22 +88,16 @@ def _overview(sections: Sequence[_Section]) -> str:
 
 
 def _sections(result: Result) -> Iterable[_Section]:
-    """Yield the sections of what one folder holds; several answers of a sizing have one each."""
+    """Yield the section of what one folder holds."""
     folder = str(result.folder)
     if isinstance(result, Stored):
         body = _run if result.together is None else _several
         row = _row_of_runs(result)
         yield _Section(title=result.workload.name, folder=folder, rows=[row], body=body(result))
     elif isinstance(result, StoredSizing):
-        for answer in result.answers:
-            title = f"{answer['workload']} on {answer['target']}"
-            parts = render_answer(result.folder, answer)
-            row = _row_of_answer(result.folder, answer)
-            yield _Section(title=title, folder=folder, rows=[row], body=parts)
-        for name, runs in result.unfinished.items():
-            parts = render_unfinished(result.folder, name, runs)
-            row = {"verdict": "no answer yet", "runs": str(len(runs))}
-            yield _Section(title=name, folder=folder, rows=[row], body=parts)
+        found = result.section
+        shown = [render_html(found.blocks)]
+        yield _Section(title=found.title, folder=folder, rows=found.rows, body=shown)
     elif isinstance(result, StoredCheckpoints):
         made = checkpoint_section(folder, result.summary)
         html = [render_html(made.blocks)]
@@ -128,15 +121,6 @@ def _row_of_runs(stored: Stored) -> Mapping[str, str]:
         "runs": str(len(outcomes)),
         "limit": each_once(limit_name(outcome.summary) for outcome in outcomes),
         **_where(first, name),
-    }
-
-
-def _row_of_answer(folder: Path, answer: Answer) -> Mapping[str, str]:
-    return {
-        **_cells(row_of(folder, answer)),
-        "runs": str(len(answer["points"])),
-        "limit": answer["limit"],
-        **_where(measured_as(folder, answer), answer["target"]),
     }
 
 

@@ -13,6 +13,10 @@ from dlemu.workload.model import Workload
 
 Summary = Mapping[str, Any]
 """summary.json of a run. One that did not end lacks fields, so each may be missing here."""
+_CONDITIONS = (
+    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
+)
+"""Fields of a run's summary that say where and when a search was measured."""
 
 
 def facts_of(summary: Summary, workload: Workload | None = None) -> Iterator[tuple[str, str]]:
@@ -52,17 +56,22 @@ def drive_name(summary: Summary, folder: str) -> str:
     return f"{folder} ({devices})" if devices else folder
 
 
-def runs_of(folder: Path, search: str) -> list[Summary]:
-    """Return the summaries of a search's runs, in the order of their start.
+def conditions_of(folder: Path, search: str) -> dict[str, Any]:
+    """Return where and when the runs of a search were made, as far as their summaries say.
 
-    `search` is "<target>.<workload>". Runs whose summary cannot be read are left out.
+    `search` is "<target>.<workload>", `folder` the one that holds runs/. What is returned has the
+    names of a run's summary; runs whose summary cannot be read are left out.
     """
     found: list[Summary] = []
     for path in sorted(folder.glob(f"runs/*/{SUMMARY}")):
         if path.parent.name.startswith(f"{search}."):
             with suppress(DlemuError):
                 found.append(read_summary(path.parent))
-    return sorted(found, key=lambda each: str(each.get("start") or ""))
+    found.sort(key=lambda each: str(each.get("start") or ""))
+    if not found:
+        return {}
+    last = {**found[-1], "start": found[0].get("start")}
+    return {name: last[name] for name in _CONDITIONS if last.get(name)}
 
 
 def _host(summary: Summary, place: Summary) -> str:

@@ -21,7 +21,6 @@ from dlemu.sizing import formula
 from dlemu.sizing.formula import PredictionInput
 from dlemu.sizing.predict import Predicted, needed_rates
 from dlemu.tier.shares import Shares, au_at, profile, rate_at, seconds_a_byte
-from dlemu.units import format_rate
 from dlemu.workload.model import Drive, Workload
 
 
@@ -70,7 +69,7 @@ def supply_of(workload: Workload, *, origin: float, reads: float, writes: float)
 
 @dataclass(frozen=True)
 class CachedPrediction:
-    """The predictions for a cold and a warm epoch; `str` gives what `dlemu predict` shows."""
+    """The predictions for a cold and a warm epoch; `dlemu.show` makes text of it."""
 
     workload: Workload
     drive: Drive
@@ -80,41 +79,25 @@ class CachedPrediction:
     warm: Predicted
 
     @property
-    def fields(self) -> dict[str, object]:
-        """The content of predict.json."""
+    def document(self) -> dict[str, object]:
+        """The content of predict.json; the supply is the mean over an epoch, in bytes/s."""
+        workload = self.workload
         return {
+            "kind": "cached prediction",
+            "workload": workload.name,
+            "drive": self.drive.name,
+            "drives": workload.drives,
+            "origin_bytes_per_second": workload.origin.read_bandwidth,
+            "policy": workload.cache.policy,
+            "capacity_share": capacity_share(workload),
             "hit_share": self.supply.hits,
             "cold_supply_limit": self.supply.cold_limit,
             "warm_supply_limit": self.supply.warm_limit,
-            "cold": self.cold.fields,
-            "warm": self.warm.fields,
+            "cold_supply_bytes_per_second": 1 / float(self.supply.cold.mean()),
+            "warm_supply_bytes_per_second": 1 / float(self.supply.warm.mean()),
+            "cold": self.cold.document,
+            "warm": self.warm.document,
         }
-
-    def __str__(self) -> str:
-        workload, cache = self.workload, self.workload.cache
-        assert workload.origin.read_bandwidth is not None
-        lines = [
-            f"{workload.name} on {workload.drives} x {self.drive.name} as a cache of "
-            f"{100 * capacity_share(workload):.0f}% of the dataset (cache.policy={cache.policy}), "
-            f"before an origin of {format_rate(workload.origin.read_bandwidth)}",
-            "",
-            f"{'':<12}{'hits (%)':>10}{'supply':>12}{'accelerators':>14}   {'range':<12}"
-            f"{'AU (%)':>8}   limit",
-        ]
-        given = self.supply
-        for name, found, slowest, hits, limit in (
-            ("cold epoch", self.cold, given.cold, 0.0, given.cold_limit),
-            ("warm epoch", self.warm, given.warm, given.hits, given.warm_limit),
-        ):
-            high = "or more" if found.high is None else f"to {found.high}"
-            decides = limit if found.limit == "storage" else found.limit
-            supply = format_rate(1 / float(slowest.mean()))
-            lines.append(
-                f"{name:<12}{100 * hits:>10.1f}{supply:>12}"
-                f"{found.num_accelerators:>14}   {f'{found.low} {high}':<12}"
-                f"{found.au_percentage:>8.2f}   {decides}"
-            )
-        return "\n".join(lines)
 
 
 def asks_for_cache(workload: Workload) -> bool:
@@ -170,7 +153,7 @@ def predict_cached(workload: Workload) -> CachedPrediction:
     found = CachedPrediction(workload, drive, given, cold, warm)
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", found.fields)
+            write_json(folder / "predict.json", found.document)
     return found
 
 

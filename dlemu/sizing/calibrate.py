@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -33,8 +33,8 @@ from dlemu.run.live import Live
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.sizing.formula import step_overhead
 from dlemu.storage.locks import locked
-from dlemu.terminal import Answer, say, silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
+from dlemu.terminal import say, silent
+from dlemu.units import ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
@@ -60,9 +60,18 @@ _PROBE_SECONDS = 2.0
 
 
 def calibrate_host(
-    workload: Workload, world: World, say: Say = say, live: Live | None = None
-) -> int:
-    """Make the three runs on all ranks and write the calibration; return the exit status."""
+    workload: Workload,
+    world: World,
+    say: Say = say,
+    live: Live | None = None,
+    *,
+    on_found: Callable[[Calibration], None] = lambda found: None,
+) -> None:
+    """Make the three runs on all ranks, and write the calibration; rank 0 calls `on_found` first.
+
+    Raises:
+        RunError: a run failed, or the file cannot be written.
+    """
     if world.rank != 0:
         say = silent
     check_job(workload, world)
@@ -81,36 +90,13 @@ def calibrate_host(
             say(introduction(workload, host=world.host, num_files=num_files))
         calibration = _Runs(workload, world, say, scratch, live or Live()).calibrate(memory, target)
         if calibration is not None:
-            say(Answer(f"\n{render_calibration(workload, calibration)}"))
+            on_found(calibration)
             file = CalibrationFile(host=world.host, calibrations=(calibration,))
             write_json(path, file.model_dump(mode="json"))
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example
             say(f"result: {path}\n{command('predict', workload, _PREDICT_KEYS, more)}")
-    return 0
-
-
-def render_calibration(workload: Workload, calibration: Calibration) -> str:
-    """Return the figures of a calibration as text."""
-
-    def rate_of(rate: float | None, limit: str | None, *own: str) -> str:
-        if rate is None:
-            return "not measured"
-        bound = "" if limit in own else "at least "
-        taken = f"what {rate / workload.demand:.1f} accelerators take"
-        return f"{bound}{format_rate(rate)}, {taken}; limit: {limit}"
-
-    c = calibration
-    host = rate_of(c.host_read_bytes_per_second, c.host_limit, "host cpu", "memory")
-    drive = rate_of(c.drive_read_bytes_per_second, c.drive_limit, "storage")
-    return (
-        f"{workload.name}, reader.data_loader={c.loader}\n"
-        f"  overhead of a step  {format_seconds(c.overhead)}; limit: {c.overhead_limit}\n"
-        f"  jitter of a step    {format_seconds(c.jitter)}\n"
-        f"  this host moves     {host}\n"
-        f"  a drive gives       {drive}"
-    )
 
 
 _PREDICT_KEYS = (

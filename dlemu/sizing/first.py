@@ -15,7 +15,7 @@ files; the text says so.
 import errno
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +25,16 @@ from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
+from dlemu.results.facts import conditions_of
 from dlemu.results.folders import hold
 from dlemu.results.header import place_lines
+from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job, run_job
-from dlemu.sizing.answers import Sized
+from dlemu.sizing.answers import ANSWER, Sized, document_of
 from dlemu.sizing.estimate import Estimate, conclude
-from dlemu.sizing.first_answer import Full, Tried, answer_of
+from dlemu.sizing.first_answer import Full, answer_of
 from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
-from dlemu.sizing.measured import point_of, write_answers
+from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Goal, Point, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
 from dlemu.sizing.targets import names_of
@@ -87,15 +89,21 @@ class Trial:
                 raise WorkloadError(f"train.computation_time of {workload.name} must be above 0")
 
 
-def try_storage(trial: Trial, say: Say = say) -> Tried:
-    """Find a first answer for each workload; write them as `dlemu size` does; return them.
+def try_storage(
+    trial: Trial,
+    say: Say = say,
+    *,
+    on_answer: Callable[[list[Sized]], None] = lambda answers: None,
+) -> list[Sized]:
+    """Find a first answer for each workload; return them as those of `dlemu size`.
+
+    sizing.json has those so far, and after each `on_answer` is called with them.
 
     Raises:
         DatasetError: the folder cannot be used.
         RunError: there is no room, or a run failed.
     """
-    begin = time.perf_counter()
-    end = begin + trial.seconds
+    end = time.perf_counter() + trial.seconds
     with scratch_folder(trial.folder, keep=trial.keep) as own, hold(trial.output, "try") as results:
         say(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
@@ -122,10 +130,12 @@ def try_storage(trial: Trial, say: Say = say) -> Tried:
                     folder=trial.folder,
                     results=results,
                     asked=trial.workloads[number],
+                    conditions=conditions_of(results, runs.name),
                 )
             )
-            write_answers(answers)
-        return Tried(trial.folder, tuple(answers), time.perf_counter() - begin, results)
+            write_json(results / ANSWER, document_of(answers, trial.folder))
+            on_answer(answers)
+        return answers
 
 
 def _write_rate(own: Path) -> float:
@@ -213,7 +223,7 @@ class _Try:
                 real_accelerators=self._expected,
                 interval=(0.7 * self._expected, 1.1 * self._expected),
                 evidence=f"{PROBE_READERS} readers at once get {format_rate(rate)}, one "
-                f"accelerator takes {format_rate(taken)}; no run was made",
+                f"accelerator needs {format_rate(taken)}; no run was made",
             )
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         return self._search(most)

@@ -1,14 +1,14 @@
 """The answers of `dlemu try`, each with the commands of the full measurement."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.host.devices import devices_under
-from dlemu.reports.sizings import FIRST_NOTE, sentence
 from dlemu.results.metrics import passes
 from dlemu.sizing.answers import First, Sized
 from dlemu.sizing.estimate import Estimate
@@ -72,7 +72,9 @@ class Full:
     def __str__(self) -> str:
         needs = format_bytes(self.num_bytes)
         if not self.commands:
-            return f"{needs} even for a quick search, {format_bytes(self.free_bytes)} are free"
+            return (
+                f"needs {needs} even for a quick search; {format_bytes(self.free_bytes)} are free"
+            )
         kind = (
             " (quick: the dataset of the benchmark's rule has no room here)" if self.quick else ""
         )
@@ -150,10 +152,12 @@ def answer_of(
     folder: Path,
     results: Path,
     asked: Workload,
+    conditions: Mapping[str, Any],
 ) -> Sized:
     """Return the answer for a workload, in the form of a search's.
 
-    `folder` is the one that was tried, `asked` the workload before its loader was replaced.
+    `folder` is the one that was tried, `asked` the workload before its loader was replaced, and
+    `conditions` says where and when the runs were made.
     """
     workload, threshold = files.workload, 100 * files.workload.metric.au
     passed = [p for p in points if passes(p.au_percentage, threshold)]
@@ -184,41 +188,5 @@ def answer_of(
             commands=full.commands,
             full=str(full),
         ),
+        conditions=conditions,
     )
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What `dlemu try` found; `str` gives the text that it shows."""
-
-    folder: Path
-    answers: tuple[Sized, ...]
-    seconds: float
-    results: Path
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"{self.folder}, after {format_seconds(self.seconds)}:",
-                *(f"  {sentence(answer.document)}" for answer in self.answers),
-                FIRST_NOTE,
-                f"results: {self.results}",
-                *self._next(),
-            ]
-        )
-
-    def _next(self) -> list[str]:
-        """Return the one command that comes next: a full measurement that there is room for.
-
-        It is that of the first workload that the storage limits; else that of the first.
-        """
-        firsts = [(answer, answer.first) for answer in self.answers if answer.first is not None]
-        possible = [(answer, first) for answer, first in firsts if first.commands]
-        if not possible:
-            return [f"the full measurement of {a.workload.name}: {f.full}" for a, f in firsts[:1]]
-        telling = [each for each in possible if each[0].num_accelerators and not each[0].at_least]
-        answer, first = (telling or possible)[0]
-        return [
-            f"next, the full measurement of {answer.workload.name}: {first.full}",
-            f"  {' && '.join(first.commands)}",
-        ]

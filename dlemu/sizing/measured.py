@@ -4,18 +4,14 @@ Every file is written as soon as possible, so that an interrupted search continu
 output.folder is named:
 
     <target>.<workload>.jsonl          one line a run (`log.py`)
-    <target>.<workload>.png and .svg   AU and GB/s over the accelerators
     runs/                              each run's own folder
-    sizing.json                        the answer; a list where there are several
-    table.md, table.csv, table.png …   the table of drives
+    sizing.json                        the answers so far
 """
 
 import itertools
-import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from dlemu.checkpoint.in_run import planned_in_run
@@ -24,99 +20,46 @@ from dlemu.datagen import read_manifest
 from dlemu.datagen.find import refuse_other
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
+from dlemu.results.facts import conditions_of
 from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much, judge_run
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import check_writable, write_json, write_text
+from dlemu.results.records import check_writable, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
+from dlemu.sizing.answers import ANSWER, Sized, document_of
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
-from dlemu.sizing.targets import FIRST_DATASET, Target, answers_twice, find_jobs
+from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.sizing.unfinished import HeldSearch, hold_search
-from dlemu.terminal import Answer, say, silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate
+from dlemu.terminal import silent
+from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
-from dlemu.world.world import Alone, World
+from dlemu.world.world import World
 
-_ANSWER = "sizing.json"
-
-
-def size(workload: Workload, *, world: World | None = None, say: Say = say) -> Sized:
-    """Find by measurement the most accelerators that the storage below the data folder feeds.
-
-        workload = dlemu.load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/nvme/unet3d"})
-        print(dlemu.size(workload).num_accelerators)
-
-    All ranks of `world` call it and get the answer; without one, this process runs alone. The keys
-    size.* say how to search. The results are kept in output.folder, where an interrupted search
-    continues. Rank 0 calls `say` with each step of the search; the default prints it.
-
-    Raises:
-        WorkloadError: there are several targets or workloads, a target is no folder, or a key is
-            out of range.
-        DatasetError: the dataset is missing, or too small for a number that has to be tried.
-        RunError: a run failed, or a result cannot be written.
-    """
-    if max(len(workload.size.targets), len(workload.size.workloads)) > 1:
-        raise WorkloadError(
-            "dlemu.size answers for one target and one workload; call it for each of size.targets "
-            "and size.workloads"
-        )
-    if answers_twice(workload):
-        raise WorkloadError(
-            "dlemu.size gives one answer, and a cache has two: set cache.warm=false for the first "
-            "epoch with train.epochs=1, or cache.warm=true for warm ones"
-        )
-    (answer,) = _size_all(workload, world or Alone(), say)
-    return answer
+OnAnswer = Callable[[list[Sized]], None]
 
 
-def size_storage(
-    workload: Workload,
-    world: World,
-    say: Say = say,
-    words: Sequence[str] = (),
-    *,
-    on_end: Callable[[list[Sized]], None] = lambda answers: None,
-    live: Live | None = None,
-) -> int:
-    """Size every target and workload, and show the answers; return 2 if one alone fails, else 0.
-
-    `words` are those of the command line behind `dlemu size`, for the command that goes on. Rank 0
-    calls `on_end` with all answers.
-    """
-    again = partial(_same_command, words)
-    answers = _size_all(
-        workload, world, say, live, lambda answer: say(Answer(f"\n{answer}", answer.line)), again
-    )
-    if world.rank == 0:
-        if len(answers) > 1:
-            say(f"\n{render_table(answers)}")
-        say(f"results: {answers[0].folder}")
-        on_end(answers)
-    return 2 if any(answer.num_accelerators == 0 for answer in answers) else 0
-
-
-def _size_all(
+def size_all(
     workload: Workload,
     world: World,
     say: Say,
+    *,
+    on_answer: OnAnswer,
+    go_on: Callable[[Path], str],
     live: Live | None = None,
-    on_answer: Callable[[Sized], None] = lambda answer: None,
-    go_on: Callable[[Path], str] = lambda folder: f"dlemu.size with output.folder={folder}",
 ) -> list[Sized]:
-    """Return all answers, on all ranks; rank 0 calls `on_answer` before each is written.
+    """Size every target and workload; return all answers, on all ranks.
 
-    `go_on(folder)` is said when the search is interrupted: how it goes on.
+    Rank 0 calls `on_answer` with those so far, after each. `go_on(folder)` is said when the search
+    is interrupted: how it goes on.
     """
     if world.rank != 0:
         say = silent
@@ -132,22 +75,35 @@ def _size_all(
                 answers.append(_Search(target, job, kept, world, say, live).run())
                 live.job = ""
                 if world.rank == 0:
-                    on_answer(answers[-1])
-                    write_answers(answers)
-                    with live.doing("drawing the plots"):
-                        _draw(answers, say)
+                    try:
+                        write_json(kept.folder / ANSWER, document_of(answers))
+                    finally:  # a full disk hides no answer
+                        on_answer(answers)
         except KeyboardInterrupt:
-            say(f"interrupted; this goes on after the runs so far: {go_on(kept.folder)}")
+            say(f"interrupted; to resume: {go_on(kept.folder)}")
             raise
         if world.rank == 0:
             kept.end()
     return answers
 
 
-def _same_command(words: Sequence[str], folder: Path) -> str:
-    """Return the command that goes on in a folder; it runs in the same working directory."""
-    named = any(word.lstrip("+").startswith("output.folder=") for word in words)
-    return shlex.join(["dlemu", "size", *words, *([] if named else [f"output.folder={folder}"])])
+def describe_event(event: Event) -> str:
+    """Return a line about the run just made, and one about what comes next."""
+    lines = []
+    if (point := event.point) is not None:
+        share, whole = point.page_cache_share or 0.0, point.au_with_stalls_percentage
+        cached = f", {share:.0%} from memory" if share >= 0.05 else ""
+        stalls = "" if whole is None else f" ({whole:.2f}% with stalls)"
+        reached = f"{point.au_percentage:.2f}%{stalls}"
+        number, noun = counted(point.num_accelerators, "accelerator").split()
+        lines.append(
+            f"{number:>4} {noun}: AU {reached:>7}, "
+            f"{point.samples_per_second:.2f} samples/s, "
+            f"{format_rate(point.read_bytes_per_second)}{cached}, limit: {point.limit}, "
+            f"{format_seconds(point.seconds)}"
+        )
+    lines.append(f"     {'done' if event.next is None else f'next {event.next}'}: {event.reason}")
+    return "\n".join(lines)
 
 
 class _Search:
@@ -203,7 +159,7 @@ class _Search:
     def _open_log(self) -> SearchLog:
         settings = settings_of(self._workload, self._world)
         log = SearchLog(self._folder / f"{self._name}.jsonl", settings)
-        check_writable(self._folder / _ANSWER)
+        check_writable(self._folder / ANSWER)
         return log
 
     def _bound_by_dataset(self) -> None:
@@ -245,6 +201,7 @@ class _Search:
             dataset_bytes=layout.num_samples * layout.mean_bytes,
             read_ahead_share=self._enough.read_ahead_share(most) if workload.size.quick else None,
             bound=self._bound,
+            conditions=conditions_of(self._folder, self._name),
         )
 
     def _measure(self, number: int) -> Point:
@@ -299,8 +256,8 @@ class _Search:
             f"\n{workload.name} on {self._target.name} ({workload.data_folder}{drives}): "
             f"{counted(layout.num_files, 'file')}, "
             f"{format_bytes(layout.num_samples * stored)}; "
-            "an accelerator takes "
-            f"{format_rate(workload.demand)} at AU 100%, {100 * workload.metric.au:g}% is asked"
+            f"one accelerator reads {format_rate(workload.demand)} at AU 100%; "
+            f"AU {100 * workload.metric.au:g}% is required"
         )
         if self._bound:
             self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
@@ -368,24 +325,3 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
         remarks=judge_run(workload, metrics, outcome.summary).remarks,
     )
-
-
-def write_answers(answers: Sequence[Sized]) -> None:
-    """Write the answers so far, as JSON and as tables."""
-    folder = answers[-1].folder
-    write_json(folder / _ANSWER, as_json(answers))
-    write_text(folder / "table.md", render_table(answers, markdown=True))
-    write_text(folder / "table.csv", render_csv(answers))
-
-
-def _draw(answers: Sequence[Sized], say: Say) -> None:
-    """Draw the last answer, and the table of all."""
-    answer = answers[-1]
-    try:
-        from dlemu.sizing.plots import plot_sizing, plot_table
-    except ModuleNotFoundError:
-        say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
-        return
-    plot_sizing(answer, answer.folder / f"{answer.target.name}.{answer.workload.name}")
-    if len(answers) > 1:
-        plot_table(answers, answer.folder / "table")

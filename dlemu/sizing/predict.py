@@ -11,27 +11,15 @@ from dlemu.sizing import formula
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
-from dlemu.units import counted, format_rate, html_table
 from dlemu.workload.model import Drive, Workload
 
 _OF_A_HOST = 8
 """Accelerators of a pass, where predict.minutes is asked for without predict.accelerators."""
 
-_PUBLISHED = {
-    "drive": "a figure published for this is the drive's: the host moves more",
-    "host": "a figure published for this is the host's, not the drive's: the drives give more than "
-    "DLIO moves with these cores",
-    "either": "a figure published for this may be the host's and not the drive's: DLIO may need "
-    "all of these cores",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted(Prediction):
-    """The prediction for one workload and drive.
-
-    `str` gives the text that `dlemu predict` shows; a notebook shows a table.
-    """
+    """The prediction for one workload and drive; `dlemu.show` makes text and a table of it."""
 
     workload: Workload
     drive: Drive
@@ -51,15 +39,26 @@ class Predicted(Prediction):
         return None if self.pass_bytes is None else self.pass_bytes / bytes_per_second / 60
 
     @property
-    def fields(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """The content of predict.json."""
+        workload = self.workload
         found = {
-            "workload": self.workload.name,
+            "kind": "prediction",
+            "workload": workload.name,
+            "threshold": 100 * workload.metric.au,
+            "demand_bytes_per_second": workload.demand,
+            "basis": self._basis,
+            "num_hosts": workload.num_hosts,
+            "host_cpus": workload.predict.host_cpus,
+            "link_gbps": workload.client.nic_gbps,
+            "server_bytes_per_second": workload.server.read_bandwidth,
+            "compared_accelerators": formula.EXTRAPOLATED_ABOVE,
+            "asked_accelerators": workload.predict.accelerators,
             "drive": self.drive.name,
-            "drives": self.workload.drives,
+            "drives": workload.drives,
             **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
         }
-        if self.workload.predict.minutes:
+        if workload.predict.minutes:
             found |= {
                 "pass_bytes": self.pass_bytes,
                 "minutes": self.minutes,
@@ -68,106 +67,16 @@ class Predicted(Prediction):
             }
         return found
 
-    def __str__(self) -> str:
-        """Return number, range, AU, rate and limit, and what they rest on."""
-        head = f"{self.workload.name} on {self._storage()}"
-        rows = [f"{name}{value:>{35 - len(name)}}   {band}" for name, value, band in self._rows()]
-        lines = [f"{head}, {self._source()}", "", *rows, "", f"limit: {self.limit}"]
-        lines += self._compared()
-        if self.at_least:
-            lines.append(
-                "at least: what was measured was held back by something other than the storage, so "
-                "there may be more"
-            )
-        if self.published_figure is not None:
-            lines.append(_PUBLISHED[self.published_figure])
-        if self.extrapolated:
-            lines.append(
-                "extrapolated: the barrier was never compared above "
-                f"{formula.EXTRAPOLATED_ABOVE} accelerators"
-            )
-        if not self.calibrated and self.published_figure is None:
-            lines.append("dlemu calibrate measures the host, which is taken as unlimited here")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """Return the prediction as a table, for notebooks."""
-        (_, *head), *rows = self._rows()
-        return html_table([(self.workload.name, *head), *rows, ("limit", self.limit, "")])
-
-    def _rows(self) -> list[tuple[str, str, str]]:
-        """Return name, predicted value and range of each figure, below a head."""
-        at_least = "at least " if self.at_least else ""
-        band = f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
-        if self.workload.predict.accelerators is not None:
-            most = ("most that pass", f"{at_least}{self.real_accelerators:.1f}", band)
-        else:
-            # N* only where the storage is the limit.
-            real = f"   (N* {self.real_accelerators:.1f})" if self.limit == "storage" else ""
-            most = ("accelerators", f"{at_least}{self.num_accelerators}", f"{band}{real}")
-        if self.extrapolated:
-            most = (*most[:2], f"{most[2]} (extrapolated)")
-        running = max(1, self.num_accelerators)
-        rows = [
-            ("", "predicted", "range"),
-            most,
-            (
-                f"AU at {running} (%)",
-                f"{self.au_percentage:.2f}",
-                f"{self.au_low:.2f} to {self.au_high:.2f}   "
-                f"(threshold {100 * self.workload.metric.au:g})",
-            ),
-            (
-                f"read at {running}",
-                format_rate(self.read_bytes_per_second),
-                f"{format_rate(self.read_low)} to {format_rate(self.read_high)}",
-            ),
-        ]
-        if self.pass_bytes is not None:
-            low, high = self._minutes(self.read_high), self._minutes(self.read_low)
-            read = f"{self.pass_bytes / 1e9:.4g} GB, read once"
-            rows.append(
-                ("minutes of a pass", f"{self.minutes:.2f}", f"{low:.2f} to {high:.2f}   ({read})")
-            )
-        return rows
-
-    def _storage(self) -> str:
-        workload, rate = self.workload, self.workload.server.read_bandwidth
-        known = self.drive.read_bandwidth is not None
-        drives = [f"{workload.drives} x {self.drive.name}"] if known else []
-        server = [] if rate is None else [f"a server of {format_rate(rate)}"]
-        return " behind ".join([*drives, *server])
-
-    def _compared(self) -> list[str]:
-        """Return what each resource feeds, if a server or the hosts' links are among them."""
-        workload = self.workload
-        gbps = workload.client.nic_gbps
-        if gbps is None and workload.server.read_bandwidth is None:
-            return []
-        fed = ", ".join(f"{name} {number:.1f}" for name, number in sorted(self.feeds.items()))
-        lines = [f"accelerators that each feeds: {fed}"]
-        if gbps is not None:
-            links = f"{counted(workload.num_hosts, 'host')} x {gbps:g} Gb/s"
-            asked = format_rate(workload.demand)
-            lines.append(
-                f"one accelerator asks for {asked}, {800 * workload.demand / (gbps * 1e9):.0f}% of "
-                f"a host's links ({links})"
-            )
-        return lines
-
-    def _source(self) -> str:
-        """Return what the prediction rests on."""
+    @property
+    def _basis(self) -> str:
+        """What the prediction rests on: "server", "published", "datasheet", "host" or "both"."""
         if self.drive.read_bandwidth is None:
-            host = "the host taken as unlimited" if not self.calibrated else "host calibrated"
-            return f"by the server's rate, {host}"
+            return "server"
         if self.published_figure is not None:
-            cpus = self.workload.predict.host_cpus
-            return f"drive by its datasheet, hosts of {cpus} cores that run DLIO"
+            return "published"
         if not self.calibrated:
-            return "from the datasheet alone, the host taken as unlimited"
-        if self.workload.drive is not None:
-            return "host calibrated, drive by its datasheet"
-        return "host and drive calibrated"
+            return "datasheet"
+        return "host" if self.workload.drive is not None else "both"
 
 
 def predict(workload: Workload) -> Predicted:
@@ -194,7 +103,7 @@ def predict(workload: Workload) -> Predicted:
     predicted = Predicted(**vars(prediction), workload=workload, drive=drive)
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", predicted.fields)
+            write_json(folder / "predict.json", predicted.document)
     return predicted
 
 

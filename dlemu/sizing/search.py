@@ -232,7 +232,7 @@ class _History:
         resolution = self._resolution(fits)
         if fits > 0 and fits + resolution >= self.fewest_failed:
             return fits, f"confirming run 1 of {self.confirm}"
-        return fits + resolution, f"the runs say {feeds:.2f}: this should be the first to fail"
+        return fits + resolution, f"the estimate is {feeds:.2f} accelerators: expected to fail"
 
     def result(self) -> Sizing:
         """Return the answer, once `next_run` says that enough is known."""

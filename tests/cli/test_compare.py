@@ -165,7 +165,9 @@ def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
     folder.mkdir()
     one = tree | more
     both = [one, one | {"target": "d2", "num_accelerators": number + 1}]
-    (folder / "sizing.json").write_text(json.dumps(one if "several" not in more else both))
+    (folder / "sizing.json").write_text(
+        json.dumps({"kind": "sizing", "answers": both if "several" in more else [one]})
+    )
     return folder
 
 

@@ -180,15 +180,15 @@ def test_the_peers_files_are_found_in_a_config_dir(
     assert run(words) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "ignored: model.type"
-    assert second.startswith("unet3d_h100: 1 emulated accelerator")
+    assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
 
 
 def test_datasize_shows_both_terms(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["workload=unet3d_h100", "num_accelerators=8", "host_memory=256GiB"]
     assert run(["datasize", *words]) == 0
     text = capsys.readouterr().out
-    assert "28,000   500 x 7 x 8  <- decides" in text and "9,375.1" in text
-    assert "as given" in text and "3,822.9 GiB" in text
+    assert "28,000   500 x 7 x 8 accelerators  <- decides" in text and "9,376" in text
+    assert "as given" in text and "28,000 files, 3.7 TiB" in text
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

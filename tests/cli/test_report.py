@@ -172,7 +172,7 @@ def test_without_a_folder_it_is_the_newest_result(
     sizing = Path("outputs/size/a")
     (sizing / "runs").mkdir(parents=True)
     shutil.copytree(original, sizing / "runs" / "of it")  # newer than all, but the sizing's own
-    (sizing / "sizing.json").write_text("[]")
+    (sizing / "sizing.json").write_text('{"kind": "sizing", "answers": []}')
     age(sizing, 70)
     assert run(["report"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -141,8 +141,9 @@ def test_a_sizing_is_a_document_and_a_row(
     words = ["workload=cosmoflow_h100", *(f"{key}={value}" for key, value in keys.items())]
     assert run(["datagen", *words]) == 0
     table = tmp_path / "sizes.csv"
-    told = document_of(["size", *words, f"--csv={table}"], capsys)
-    assert told == json.loads((tmp_path / "out" / "sizing.json").read_text())
+    document = document_of(["size", *words, f"--csv={table}"], capsys)
+    assert document == json.loads((tmp_path / "out" / "sizing.json").read_text())
+    (told,) = document["answers"]
     (row,) = rows_of(table)
     assert tuple(row) == scripts.SIZE
     assert (row["num_accelerators"], row["at_least"], row["quick"]) == ("3", "true", "true")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dlemu
 from dlemu.dataset import rule
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import (
@@ -109,8 +110,8 @@ def test_the_size_of_the_benchmarks_example() -> None:
 def test_more_files_than_there_may_be_are_explained() -> None:
     keys = {"dataset.num_files_train": "auto", "host_memory": "16GiB"}
     workload = load_workload("dlrm_a100", keys)
-    told = str(required_size(workload, Alone())).splitlines()
-    assert told[4].endswith(" 80.0 GiB; 640.0 GiB on a drive with blocks of 4 KiB")
+    told = dlemu.show(required_size(workload, Alone())).splitlines()
+    assert told[0].endswith(" 80.0 GiB; 640.0 GiB on a drive with blocks of 4 KiB")
     excess = (
         "167,772,160 files are more than dataset.num_files_train may be, 100,000,000: a file has "
         "1 sample of 512 B; set dataset.num_samples_per_file=2"
@@ -122,12 +123,19 @@ def test_more_files_than_there_may_be_are_explained() -> None:
     assert resolve_auto(enough, Alone()).num_files == 83_886_080
 
 
+def test_the_term_that_decides_is_marked() -> None:
+    for number, decides in ((8, "500 steps an epoch"), (1, "5 x memory")):
+        size = dlemu.dataset_size(job(), num_accelerators=number, host_memory="256GiB")
+        text = dlemu.show(size)
+        (line,) = (line for line in text.splitlines() if line.endswith("<- decides"))
+        assert line.startswith(decides)
+
+
 def test_a_notebook_shows_a_table() -> None:
-    table = dataset_size(job(name="a<b"), num_accelerators=8, host_memory="256GiB")._repr_html_()
-    assert table.startswith("<table><caption>a&lt;b: 8 emulated accelerators, batches of 7, ")
-    assert "<tr><th>files</th><td>28,000</td><td>of 1 sample, npz</td></tr>" in table
-    assert "500 x 7 x 8  &lt;- decides</td>" in table
-    assert table.count("<tr>") == 4 and table.endswith("</tr></table>")
+    size = dataset_size(job(name="a<b"), num_accelerators=8, host_memory="256GiB")
+    shown = dlemu.show(size)._repr_html_()
+    assert "a&lt;b with 8 emulated accelerators needs 28,000 files, 3.7 TiB</p>" in shown
+    assert "500 x 7 x 8 accelerators  &lt;- decides</td>" in shown
 
 
 def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:

@@ -26,7 +26,8 @@ from dlemu.checkpoint.outcome import (
 )
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
-from dlemu.cli.paths import cells_csv, document_of
+from dlemu.cli.paths import cells_csv
+from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.wear import combine_hosts
@@ -41,6 +42,8 @@ from dlemu.paths.sweep import Cell
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.load import present_load
 from dlemu.report.paths import present_paths
+from dlemu.report.predict import present_calibration
+from dlemu.report.sizing import present_sizing, write_tables
 from dlemu.report.text import render_text
 from dlemu.reports.table import append_rows
 from dlemu.results.evidence import HostReport, combine
@@ -51,10 +54,8 @@ from dlemu.results.several import judge_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.sums import Rule, sum_all
 from dlemu.run.summary import complete_summary
-from dlemu.sizing.answers import First, Sized, as_json, render_csv, render_table
-from dlemu.sizing.calibrate import render_calibration
+from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
-from dlemu.sizing.first_answer import Tried
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.steptime.answer import StepTimes
@@ -360,18 +361,23 @@ def _searches() -> list[Sized]:
 def store_sizing(folder: Path) -> None:
     """Write the answers of `dlemu size` for three targets."""
     folder.mkdir()
-    (folder / "sizing.json").write_text(json.dumps(as_json(_searches())))
+    (folder / "sizing.json").write_text(json.dumps(document_of(_searches())))
 
 
-def _size() -> str:
-    found = _searches()
-    return "\n\n".join([*map(str, found), render_table(found), render_csv(found)])
+def _size(folder: Path) -> str:
+    document = document_of(_searches())
+    write_tables(folder, document)
+    texts = [(folder / name).read_text() for name in ("table.md", "table.csv")]
+    return "\n\n".join([render_text(present_sizing(document)), *texts])
 
 
 def _first(**changes: Any) -> First:
     values: Any = {"low": 7, "high": 8, "evidence": "nvme1n1 was busy 99% of the time"}
     values |= {"data_loader": "threads", "instead_of": "pytorch", "written": True}
-    values |= {"commands": ("dlemu datagen ...", "dlemu size ..."), "full": "measures for 10 min"}
+    values |= {
+        "commands": ("dlemu datagen ...", "dlemu size ..."),
+        "full": "measures for about 10:00",
+    }
     return First(**(values | changes))
 
 
@@ -382,7 +388,7 @@ def _try() -> str:
         replace(bound, first=_first(high=None, commands=())),
         replace(none, first=_first(low=0, high=0)),
     )
-    return str(Tried(Path("/mnt/d1"), answers, 171.0, Path("outputs/try/1")))
+    return render_text(present_sizing(document_of(answers, Path("/mnt/d1"))))
 
 
 # --- what others measured -------------------------------------------------------------------------
@@ -412,7 +418,8 @@ def store_calibration(path: Path) -> None:
 
 
 def _calibrate() -> str:
-    return render_calibration(load_workload("unet3d_h100"), _calibration())
+    demand = load_workload("unet3d_h100").demand
+    return render_text(present_calibration(_calibration().model_dump(), demand))
 
 
 def _steptime() -> str:
@@ -502,7 +509,7 @@ def _paths() -> str:
         for path, rate in rates
         for io_size in (4096, 1 << 20)
     ]
-    document = document_of(cells, Path("none"))
+    document = paths_document(cells, Path("none"))
     return f"{render_text(present_paths(document))}\n\n{cells_csv(document['cells'])}"
 
 
@@ -537,7 +544,7 @@ STORED: dict[str, Callable[[Path], object]] = {
 }
 """By its name, a result of every kind. Each gets the path to write to."""
 RENDERED: dict[str, Callable[[Path], str]] = {
-    "size": lambda folder: _size(),
+    "size": _size,
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
     "checkpoint": lambda folder: render_text(present_plan(_checkpoint())),

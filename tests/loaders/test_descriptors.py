@@ -15,10 +15,10 @@ import pytest
 
 from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
+from dlemu.library import size
 from dlemu.loaders import check_loader
 from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
 from dlemu.results.records import dump_workload
-from dlemu.sizing.measured import size_storage
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
@@ -187,7 +187,7 @@ def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
     workload = tiny(tmp_path)
     ended = limited_to(OTHERS + 5 * 3 + 1, "size", *words(workload, tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "at least 5 tiny accelerators" in ended.stdout
+    assert "feeds at least 5 accelerators of tiny" in ended.stdout
     assert f"6 need {OTHERS + 18} open files" in ended.stdout, ended.stdout
 
 
@@ -200,7 +200,7 @@ def test_where_not_even_one_can_be_run_no_other_number_is_proposed(
     with pytest.raises(WorkloadError, match=r"have 20 here; use more ranks or fewer"):
         check_loader(workload, 1)
     with pytest.raises(WorkloadError, match="need 131 open files"):
-        size_storage(workload, Alone())
+        size(workload)
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

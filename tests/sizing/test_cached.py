@@ -12,9 +12,9 @@ from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
+from dlemu.library import size
 from dlemu.sizing import start
 from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.measured import size
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.tier.folder import CacheFolder, entry_path
@@ -65,8 +65,8 @@ def test_predict_answers_for_cold_and_warm(
     words = ["origin.read_bandwidth=10GB", "cache.capacity=0.8", f"output.folder={tmp_path}/new"]
     assert run([*PS1010, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3].split()[:6] == ["cold", "epoch", "0.0", "10", "GB/s", "3"]
-    assert lines[4].split()[:6] == ["warm", "epoch", "47.8", "18.8", "GB/s", "4"]
+    assert lines[4].split()[:6] == ["cold", "epoch", "0.0", "10", "GB/s", "3"]
+    assert lines[5].split()[:6] == ["warm", "epoch", "47.8", "18.8", "GB/s", "4"]
     told = json.loads((tmp_path / "new" / "predict.json").read_text())
     assert told["hit_share"] == pytest.approx(0.478, abs=1e-3)
     assert (told["cold_supply_limit"], told["warm_supply_limit"]) == ("origin", "origin")
@@ -88,7 +88,8 @@ def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
         "predict.accelerators": 1,
     }
     found = predict_cached(load_workload("unet3d_h100", keys))
-    assert "cold epoch         0.0   10.5 MB/s " in str(found), "1 / (0.1 / 2 + 0.9 / 20)"
+    supply = found.document["cold_supply_bytes_per_second"]
+    assert supply == pytest.approx(1e6 / (0.1 / 2 + 0.9 / 20), rel=0.01)
     # One asks for 8 MB/s: a tenth of the epoch takes 4 times as long as its steps.
     assert found.cold.au_percentage == pytest.approx(100 / (0.1 * 4 + 0.9), abs=0.01)
     assert found.supply.cold_limit == "cache writes"

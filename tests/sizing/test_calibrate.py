@@ -13,13 +13,15 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.report.predict import present_calibration
+from dlemu.report.text import render_text
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, write_steps
 from dlemu.results.summary import Summary
 from dlemu.run.live import Live
 from dlemu.sizing import calibrate
-from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host, render_calibration
+from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
@@ -157,7 +159,7 @@ def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) ->
 
 
 @pytest.mark.parametrize(
-    ("limit", "shown"), [("storage", "a drive gives       "), ("loader", "at least ")]
+    ("limit", "shown"), [("storage", "a drive gives: "), ("loader", "at least ")]
 )
 def test_the_file_says_what_bound_each_figure(
     limit: str, shown: str, job: Workload, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -174,9 +176,9 @@ def test_the_file_says_what_bound_each_figure(
 
     assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
     assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
-    text = render_calibration(job, found)
-    assert "this host moves     32.8 MB/s, what 1.0 accelerators take; limit: memory" in text
-    assert f"6.55 MB/s, what 0.2 accelerators take; limit: {limit}" in text
+    text = render_text(present_calibration(found.model_dump(), job.demand))
+    assert "32.8 MB/s, as much as 1.0 accelerators read; limit: memory" in text
+    assert f"6.55 MB/s, as much as 0.2 accelerators read; limit: {limit}" in text
     assert ("at least" in text) is (limit != "storage") and shown in text
     assert len(said) == (limit != "storage")
     if said:
@@ -216,7 +218,6 @@ def test_a_target_that_memory_served_gives_no_rate_of_a_drive(
     assert said[0].startswith(f"note: {cached:.0%} of the bytes of 3/3 came from memory; reader.")
     assert (found.drive_read_bytes_per_second is not None) is measured
     assert found.page_cache_share == (cached if measured else 0.0)
-    assert ("a drive gives       not measured" in render_calibration(job, found)) is not measured
 
 
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
@@ -291,6 +292,7 @@ def test_what_was_measured_is_shown_before_it_is_written(
         jitter=1e-5,
         host_read_bytes_per_second=1e9,
     )
+    shown: list[Calibration] = []
     monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
 
     def full(*_: object) -> None:
@@ -298,7 +300,7 @@ def test_what_was_measured_is_shown_before_it_is_written(
 
     monkeypatch.setattr("dlemu.sizing.calibrate.write_json", full)
     with pytest.raises(RunError, match="the disk is full"):
-        calibrate_host(job, Alone(), said.append)
-    assert [line.partition(":")[0] for line in said[:-1]] == ["workload"]
-    assert said[-1] == f"\n{render_calibration(job, found)}"
+        calibrate_host(job, Alone(), said.append, on_found=shown.append)
+    assert shown == [found], "before it is written"
+    assert [line.partition(":")[0] for line in said] == ["workload"]
     assert not Path(str(job.output.folder)).exists() and not scratch()

@@ -20,9 +20,10 @@ from dlemu.cli.try_ import trial_of
 from dlemu.cli.words import parse
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, DlemuError
-from dlemu.sizing.answers import First, Sized
+from dlemu.report.sizing import present_sizing
+from dlemu.report.text import render_text
+from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
-from dlemu.sizing.first_answer import Tried
 from dlemu.sizing.first_files import scratch_folder
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
@@ -66,8 +67,8 @@ def trial(drive: Path, tmp_path: Path, *workloads: Workload, **more: Any) -> Tri
     return Trial(folder=drive, workloads=workloads or (tiny(),), **(values | more))
 
 
-def written(found: Tried) -> bool:
-    return all(answer.first is not None and answer.first.written for answer in found.answers)
+def written(found: list[Sized]) -> bool:
+    return all(answer.first is not None and answer.first.written for answer in found)
 
 
 def left(drive: Path) -> set[str]:
@@ -81,21 +82,18 @@ def test_it_answers_for_each_workload_and_leaves_nothing(drive: Path, tmp_path: 
     found = try_storage(trial(drive, tmp_path, unet3d, tiny()), said.append)
 
     assert left(drive) == set()
-    assert [(a.num_accelerators, a.at_least) for a in found.answers] == [(3, True), (3, True)]
+    assert [(a.num_accelerators, a.at_least) for a in found] == [(3, True), (3, True)]
     assert [line[:3] for line in said if line[1:3] == "/2"] == ["1/2", "2/2"]
     assert said[1].startswith("storage:  ") and "\nhost:     " in said[1]
     assert said[2].endswith(" left")
-    stored = json.loads((tmp_path / "out" / "sizing.json").read_text())
+    document = json.loads((tmp_path / "out" / "sizing.json").read_text())
+    assert document == json.loads(json.dumps(document_of(found, drive)))
+    stored = document["answers"]
     assert [(a["workload"], a["first"]["low"], a["first"]["high"]) for a in stored] == [
         ("unet3d_h100", 3, None),
         ("cosmoflow_h100", 3, None),
     ]
     assert all(answer["first"]["written"] for answer in stored)
-    lines = str(found).splitlines()
-    assert lines[0].startswith(f"{drive}, after ")
-    for line, network in zip(lines[1:3], ("3D U-Net", "CosmoFlow"), strict=True):
-        assert line.startswith(f"  feeds at least 3 H100s of {network}; nothing that was tried ")
-    assert lines[3].startswith("a first answer, not by the benchmark's rule: ")
     # The runs read the few files again and again: 12 steps for 3 accelerators take more samples.
     run = tmp_path / "out" / "runs" / f"{drive.name}.cosmoflow_h100.01.n3"
     assert (run / "summary.json").is_file()
@@ -110,19 +108,19 @@ def test_its_folder_is_a_result_as_any_other(
     options = ["--json", f"--csv={rows}", "--label=first", f"output.folder={out}"]
     assert run_command(["try", str(drive), *words, *options, *keys]) == 0
 
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((out / "sizing.json").read_text())
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((out / "sizing.json").read_text())
+    (told,) = document["answers"]
     assert told["num_accelerators"] == 3 and told["first"]["data_loader"] == "threads"
     ((row,),) = [list(csv.DictReader(rows.open()))]
     assert (row["num_accelerators"], row["label"], row["first"]) == ("3", "first", "true")
     assert "cosmoflow_h100" in (out / "table.csv").read_text()
-    assert "first answers of dlemu try" in (out / "table.md").read_text()
+    assert "a first answer, not by the benchmark's rule" in (out / "table.md").read_text()
     page = tmp_path / "page.html"
     assert run_command(["report", str(out), "--html", str(page)]) == 0
     shown = capsys.readouterr().out
-    assert "feeds at least 3 H100s of CosmoFlow; " in shown and "at 3: PASS, AU " in shown
-    assert "This storage feeds at least 3 H100s of CosmoFlow" in page.read_text()
-    assert "not by the benchmark&#x27;s rule" in page.read_text()
+    assert shown == render_text(present_sizing(document)) + "\n"
+    assert "feeds at least 3 H100s of CosmoFlow" in page.read_text()
     assert run_command(["report", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["answers"] == [told]
     assert run_command(["compare", str(out), str(out)]) == 0
@@ -156,7 +154,7 @@ def test_a_small_installation_answers_and_says_what_read_instead(
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "  feeds at least 3 H100s of 3D U-Net; nothing that was tried failed" in done.stdout
+    assert " feeds at least 3 H100s of 3D U-Net at AU " in done.stdout
     assert "read by threads, which take less CPU time than pytorch: that is not" in done.stdout
     assert done.stdout.count("pip install") == 1, "one line says what is missing"
 
@@ -196,28 +194,29 @@ def test_one_next_command_is_of_a_workload_that_the_storage_limits(tmp_path: Pat
     drive = answer("cosmoflow_h100", 2, at_least=False, commands=("dlemu c", "dlemu d"))
 
     def last(*answers: Sized) -> list[str]:
-        return str(Tried(tmp_path, answers, 9.0, tmp_path)).splitlines()[len(answers) + 3 :]
+        return render_text(present_sizing(document_of(answers, tmp_path))).splitlines()[-2:]
 
-    what = "next, the full measurement of "
+    what = "next: the full measurement of "
     assert last(none, host, drive) == [
-        f"{what}cosmoflow_h100: what cosmoflow_h100 needs",
-        "  dlemu c && dlemu d",
+        f"{what}cosmoflow_h100 what cosmoflow_h100 needs",
+        "dlemu c && dlemu d",
     ]
-    assert last(host, none) == [f"{what}resnet50_h100: what resnet50_h100 needs", "  dlemu b"]
-    assert last(answer("unet3d_h100", 1, at_least=False, commands=())) == [
-        "the full measurement of unet3d_h100: what unet3d_h100 needs"
-    ]
+    assert last(host, none) == [f"{what}resnet50_h100 what resnet50_h100 needs", "dlemu b"]
+    assert last(answer("unet3d_h100", 1, at_least=False, commands=()))[1] == (
+        "the full measurement of unet3d_h100 what unet3d_h100 needs"
+    )
 
 
 def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> None:
     found = try_storage(trial(drive, tmp_path), lambda text: None)
 
-    full = found.answers[0].first
+    full = found[0].first
     assert full is not None
     assert full.full.startswith("writes ")
     assert full.full.endswith("(quick: the dataset of the benchmark's rule has no room here)")
     datagen, size = full.commands
-    assert str(found).splitlines()[-1] == f"  {datagen} && {size}"
+    shown = render_text(present_sizing(document_of(found, drive)))
+    assert shown.splitlines()[-1] == f"{datagen} && {size}"
     assert run_command(shlex.split(datagen)[1:]) == 0
     # All but the search itself, which would take a while.
     assert run_command([*shlex.split(size)[1:], "--cfg", "job"]) == 0
@@ -226,7 +225,7 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
     # The dataset that it has written is read by the next try, stays, and is enough.
     again = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
     assert left(drive) == {"cosmoflow_h100"}
-    now = again.answers[0].first
+    now = again[0].first
     assert now is not None and not now.written and now.commands == (size,)
     assert now.full.startswith("measures for about ")
 
@@ -244,7 +243,7 @@ def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) 
 
     found = try_storage(trial(drive, tmp_path), said.append)
 
-    assert found.answers[0].dataset_bytes == pytest.approx(20 * 4096, rel=0.2)
+    assert found[0].dataset_bytes == pytest.approx(20 * 4096, rel=0.2)
     assert not written(found)
     assert "data: 20 files, 80.0 KiB, there already; " in "\n".join(said)
     assert sorted(path.name for path in (drive / "data").rglob("*")) == before

@@ -10,33 +10,31 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import dlemu
+from dlemu.cli.jobs import size_storage
 from dlemu.cli.main import run as run_command
 from dlemu.datagen import generate
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.report.sizing import present_answer
+from dlemu.report.text import render_text
 from dlemu.results.folders import hold
 from dlemu.results.judgement import judge_run
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
 from dlemu.results.summary import Summary
-from dlemu.sizing import plots
-from dlemu.sizing.answers import Sized, as_json, describe_event, render_csv, render_table
-from dlemu.sizing.measured import point_of, size_storage
-from dlemu.sizing.plots import plot_sizing, plot_table
-from dlemu.sizing.search import Event, Point, Sizing
+from dlemu.sizing.measured import describe_event, point_of
+from dlemu.sizing.search import Event, Point
 from dlemu.sizing.start import describe_plan
-from dlemu.sizing.targets import Target, find_targets
+from dlemu.sizing.targets import find_targets
 from dlemu.sizing.unfinished import hold_search
 from dlemu.terminal import silent
 from dlemu.workload.model import Workload, load_workload
@@ -96,7 +94,8 @@ def results_of(workload: Workload) -> Path:
 
 
 def sizing_of(workload: Workload) -> dict[str, object]:
-    sizing: dict[str, object] = json.loads((results_of(workload) / "sizing.json").read_text())
+    sizing: dict[str, object]
+    (sizing,) = json.loads((results_of(workload) / "sizing.json").read_text())["answers"]
     return sizing
 
 
@@ -161,12 +160,12 @@ def test_each_run_of_a_search_writes_checkpoints(
         "model.parallelism.data": 2,
         "model.parallelism.zero_stage": 3,
     }
-    assert size_storage(job.with_keys(keys), Alone()) == 0
+    size_storage(job.with_keys(keys), Alone())
 
     said = capsys.readouterr().out
     assert "size.max_accelerators=2 here: the model is spread over 2, and each writes" in said
     assert "written in the first run: 2 checkpoints of 195.3 KiB, one every 30 steps, to" in said
-    assert "checkpoints: each run wrote its own; the rule's AU leaves out the stalls" in said
+    assert "checkpoints: each run wrote its own; AU excludes the stalls" in said
     sizing = sizing_of(job)
     assert sizing["num_accelerators"] == 2
     for point in sizing["points"]:  # type: ignore[attr-defined]
@@ -182,7 +181,7 @@ def test_each_run_of_a_search_writes_checkpoints(
 
 
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
-    assert size_storage(job, Alone()) == 0
+    size_storage(job, Alone())
 
     out = capsys.readouterr().out
     folder = results_of(job)
@@ -195,7 +194,7 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
         "table.csv",
         "table.md",
     ]
-    sizing = json.loads((folder / "sizing.json").read_text())
+    (sizing,) = json.loads((folder / "sizing.json").read_text())["answers"]
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
     assert sizing["read_ahead_share"] == pytest.approx(3 / 60)
     assert [point["num_accelerators"] for point in sizing["confirmations"]] == [3, 3]
@@ -212,11 +211,9 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     for line in (
         "3 accelerators: AU",
         "confirming run 2 of 2",
-        "at least 3",
-        f"results: {folder}",
     ):
         assert line in out
-    assert "read inside the step that is left out" in out
+    assert out.endswith(f"{render_text(present_answer(sizing))}\nresults: {folder}\n")
 
 
 def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
@@ -305,7 +302,7 @@ def test_a_table_of_two_targets_and_two_workloads(
     # What the user gave holds for every workload: here, a batch that 200 samples are enough for.
     small = small.with_keys({"reader.batch_size": 1, "given": (*TINY, "reader.batch_size")})
 
-    assert size_storage(small, Alone()) == 0
+    size_storage(small, Alone())
 
     out = capsys.readouterr().out
     if devices_under(tmp_path):
@@ -317,7 +314,8 @@ def test_a_table_of_two_targets_and_two_workloads(
         [" cosmoflow_h100 ", " d2-data ", " 2      "],
         [" unet3d_h100    ", " d2-data ", " 2      "],
     ]
-    assert len(sizing_of(small)) == 4
+    document = json.loads((results_of(small) / "sizing.json").read_text())
+    assert (document["kind"], len(document["answers"])) == ("sizing", 4)
     assert (results_of(small) / "table.png").is_file()
     num_runs = len(list((results_of(small) / "runs").iterdir()))
     assert num_runs == 4
@@ -336,7 +334,7 @@ def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job:
     assert "dataset.record_length_bytes=4096" in command
     assert run_command(["datagen", *command.split()]) == 0
     keys = {"dataset.num_files_train": "auto", "train.total_training_steps": 60}
-    assert size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone()) == 0
+    size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone())
     assert sizing_of(job)["read_ahead_share"] is None
 
 
@@ -348,18 +346,18 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     keys = {"size.max_accelerators": 9, "size.start": 8, "size.confirm": 1}
     larger = job.with_keys({**keys, "dataset.num_files_train": "auto"})
 
-    assert size_storage(larger, Alone()) == 0
+    size_storage(larger, Alone())
 
     sizing = sizing_of(job)
     assert (sizing["num_accelerators"], sizing["at_least"]) == (6, True)
     assert str(sizing["bound"]).startswith("the dataset was the limit: 200 files are enough for 6;")
     out = capsys.readouterr().out
-    assert "at least 6 cosmoflow_h100 accelerators at AU 1.00% or more: the dataset was the" in out
+    assert "feeds at least 6 H100s of CosmoFlow" in out and str(sizing["bound"]) in out
     assert "about 3 runs of " in out
     # The command runs as it stands, and the search then goes on with what it has.
     command = str(sizing["bound"]).partition("dlemu datagen ")[2]
     assert run_command(["datagen", *command.split()]) == 0
-    assert size_storage(larger, Alone()) == 0
+    size_storage(larger, Alone())
     again = sizing_of(job)
     assert (again["num_accelerators"], again["bound"]) == (9, "")
 
@@ -368,13 +366,13 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
 def test_a_search_that_goes_on_with_fewer_files_stays_below_the_most(job: Workload) -> None:
     """198 of 200 samples are enough for 6, whom the first search tries; 119 are for 3."""
     keys = {"size.max_accelerators": 6, "size.start": 6, "size.confirm": 1}
-    assert size_storage(job.with_keys(keys), Alone()) == 0
+    size_storage(job.with_keys(keys), Alone())
     assert sizing_of(job)["num_accelerators"] == 6
     shutil.rmtree(job.data_folder)
     fewer = job.with_keys({"dataset.num_files_train": 119, "size.confirm": 1})
     generate(fewer, world=Alone())
 
-    assert size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone()) == 0
+    size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone())
 
     assert sizing_of(job)["num_accelerators"] == 4
 
@@ -439,13 +437,12 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
 
     monkeypatch.setattr(JsonLines, "append", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        size_storage(unnamed, Alone(), words=["workload=a b", "size.quick=true"])
+        size_storage(unnamed, Alone(), ["workload=a b", "size.quick=true"])
     (folder,) = (tmp_path / "outputs" / "size").iterdir()
     below = folder.relative_to(tmp_path)
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == (
-        "interrupted; this goes on after the runs so far: "
-        f"dlemu size 'workload=a b' size.quick=true output.folder={below}"
+        f"interrupted; to resume: dlemu size 'workload=a b' size.quick=true output.folder={below}"
     )
 
     # Another search does not go on there, nor one in a folder that is in use.
@@ -522,251 +519,14 @@ def test_targets_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert [(t.name, t.num_drives) for t in told] == [("one", 4), ("two", 8)]
 
 
-def example(**changes: object) -> Sized:
-    """Return an answer without a run behind it."""
-
-    def point(number: int, au: float, limit: str) -> Point:
-        rate = number * au / 100 * 3.177e9
-        return Point(number, au, rate / 146600628, rate, limit, 30.0, f"seen at {number}")
-
-    confirmations = (point(8, 94.31, "none"), point(8, 93.96, "none"))
-    sizing = Sizing(
-        num_accelerators=8,
-        real_accelerators=8.37,
-        at_least=False,
-        fewest_failed=9,
-        threshold=90.0,
-        points=(point(12, 62.8, "storage"), point(9, 83.7, "storage"), *confirmations),
-        confirmations=confirmations,
-        interval=(8.28, 8.46),
-        limit="storage",
-    )
-    workload = load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/d1"})
-    sized = Sized(
-        **vars(sizing),
-        target=Target("d1", "/mnt/d1", 4),
-        workload=workload,
-        folder=Path("unused"),
-        dataset_bytes=3.2e12,
-    )
-    return replace(sized, **changes)  # type: ignore[arg-type]
-
-
-NO_REAL = {"real_accelerators": None, "interval": None}
-
-
-def test_an_answer_reads_as_it_should() -> None:
-    assert str(example()) == (
-        "d1: 8 unet3d_h100 accelerators at AU 90.00% or more "
-        "(N* 8.37, 95% interval 8.28 to 8.46)\n"
-        "at 9: limit storage, AU 83.70%. seen at 9\n"
-        "at 8: PASS, AU 94.31%, 93.96%, 23.9 GB/s, 163.2 samples/s\n"
-        "4 runs in 2:00"
-    )
-    assert str(example(points=example().points[:1])).endswith("\n1 run in 30 s")
-
-
 @pytest.mark.parametrize(
     ("number", "start"), [(1, "   1 accelerator: AU "), (12, "  12 accelerators")]
 )
 def test_a_line_of_a_search_counts_as_people_do(number: int, start: str) -> None:
     event = Event(Point(number, 95.0, 10.0, 1e9, "storage", 30.0), None, "enough")
     line, after = describe_event(event).split("\n")
-    assert line.startswith(start) and line.endswith("10.0 samples/s, 1 GB/s, limit: storage, 30 s")
+    assert line.startswith(start) and line.endswith("10.00 samples/s, 1 GB/s, limit: storage, 30 s")
     assert after == "     done: enough"
-
-
-@pytest.mark.parametrize(
-    ("changes", "answer"),
-    [
-        (
-            {"at_least": True, "limit": "host cpu", **NO_REAL},
-            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: the limit was host cpu, so "
-            "the storage may feed more (9 reached 83.70%)",
-        ),
-        (
-            {"at_least": True, "limit": "unclear", **NO_REAL},
-            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: what the limit was is "
-            "unclear, so the storage may feed more (9 reached 83.70%)",
-        ),
-        (
-            {"at_least": True, "limit": "none", "fewest_failed": None, **NO_REAL},
-            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: nothing failed up to "
-            "8, so the storage may feed more; raise size.max_accelerators",
-        ),
-        (
-            {"at_least": True, "limit": "none", **NO_REAL},
-            "at least 8 unet3d_h100 accelerators at AU 90.00% or more: almost nothing held the "
-            "accelerators back, so the storage may feed more (9 reached 83.70%)",
-        ),
-        (
-            {
-                "num_accelerators": 0,
-                "at_least": True,
-                "limit": "none",
-                "threshold": 99.9,
-                "fewest_failed": 1,
-                "points": (Point(1, 99.8, 1.0, 1e9, "none"),),
-                "confirmations": (),
-                **NO_REAL,
-            },
-            "0 unet3d_h100 accelerators: one alone reaches 99.80%, under the 99.90% asked; almost "
-            "nothing held the accelerators back, so the storage may feed more",
-        ),
-        (
-            {
-                "num_accelerators": 0,
-                "fewest_failed": 1,
-                "real_accelerators": 0.7,
-                "interval": (0.65, 0.75),
-                "points": (Point(1, 63.0, 1.0, 1e9, "storage"),),
-                "confirmations": (),
-            },
-            "0 unet3d_h100 accelerators: one alone reaches 63.00%, under the 90.00% asked "
-            "(N* 0.70, 95% interval 0.65 to 0.75); one needs 2.86 GB/s, this storage gives 2 GB/s",
-        ),
-    ],
-)
-def test_an_answer_says_what_it_is_an_answer_to(changes: dict[str, object], answer: str) -> None:
-    sized = example(**changes)
-
-    text = str(sized)
-
-    assert text.splitlines()[0] == f"d1: {answer}"
-    assert ("N*" in text) is (sized.real_accelerators is not None)
-    assert ("nothing failed" in text) is (sized.fewest_failed is None)
-    told = json.loads(json.dumps(as_json([sized])))
-    assert told["fewest_failed"] == sized.fewest_failed
-    for key in ("num_accelerators", "at_least", "limit", "points", "real_accelerators", "interval"):
-        assert key in told
-    assert (told["interval"] is None) is (told["real_accelerators"] is None)
-
-
-def test_runs_that_disagree_give_no_real_number() -> None:
-    text = str(example(**NO_REAL))
-
-    assert text.splitlines()[0] == "d1: 8 unet3d_h100 accelerators at AU 90.00% or more"
-    assert "no N*: the runs do not agree on where AU meets the threshold" in text
-
-
-def test_the_table_reads_as_it_should() -> None:
-    answers = [example(), example(at_least=True, limit="host cpu")]
-    assert render_table(answers) == (
-        "workload     target  drives  accelerators  dataset GiB  AU (%)       MB/s\n"
-        "-----------  ------  ------  ------------  -----------  -----------  --------\n"
-        "unet3d_h100  d1      4       8             2.98e+03     94.31 93.96  23925.35\n"
-        "unet3d_h100  d1      4       ≥ 8           2.98e+03     94.31 93.96  23925.35\n"
-        "\n"
-        "≥: the storage was not the limit, it may feed more\n"
-    )
-    assert render_csv(answers) == (
-        "workload,target,drives,num_accelerators,at_least,quick,dataset_GiB,AU_1,AU_2,"
-        "nominal_MB_per_second,limit,remarks\n"
-        "unet3d_h100,d1,4,8,false,false,2.98e+03,94.31,93.96,23925.35,storage,\n"
-        "unet3d_h100,d1,4,8,true,false,2.98e+03,94.31,93.96,23925.35,host cpu,\n"
-    )
-    assert isinstance(as_json(answers), list)
-    assert as_json(answers[:1])["num_accelerators"] == 8
-
-
-def test_every_form_of_an_answer_has_the_remarks_of_its_runs() -> None:
-    """Of two runs with other numbers the last; a run that the answer does not show says nothing."""
-    shares = ("BUT 57% of the bytes came from memory", "BUT 55% of the bytes came from memory")
-    given = "origin emulated at 8 MB/s"
-    runs = [replace(p, remarks=(s, given)) for p, s in zip(example().shown, shares, strict=True)]
-    failed = replace(example().points[0], remarks=("of another run",))
-    answer = example(points=(failed, *runs), confirmations=tuple(runs))
-    assert answer.remarks == (shares[1], given) == tuple(answer.document["remarks"])
-    assert answer.line.endswith(f"; {shares[1]}; {given}") and answer.line in str(answer)
-    assert render_table([answer], markdown=True).endswith(f"\n{shares[1]}\n{given}\n")
-    assert render_csv([answer]).endswith(f",storage,{shares[1]}; {given}\n")
-
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    plot_sizing(example(), tmp_path / "one")
-    plot_table([example(), example(at_least=True)], tmp_path / "table")
-
-    for name in ("one", "table"):
-        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
-
-
-def test_a_picture_has_no_curve_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curve joins more than two points; AU is drawn above, the rate below."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-
-    plot_sizing(example(), Path("unused"))
-    plot_sizing(example(at_least=True, limit="loader", **NO_REAL), Path("unused"))
-
-    curves = [
-        [
-            line
-            for axis in figure.axes
-            for line in axis.lines
-            if np.size(line.get_xdata()) > 2 and line.get_linestyle() != "None"
-        ]
-        for figure in figures
-    ]
-    assert [len(each) for each in curves] == [1, 0]
-    (model,) = curves[0]
-    numbers = np.asarray(model.get_xdata())
-    assert (numbers[0], numbers[-1]) == (8, 12), "from the fewest to the most that were measured"
-    for figure in figures:
-        drawn = {str(c.get_label()): c for c in figure.axes[0].collections}
-        spots = {
-            name: sorted(np.asarray(drawn[f"a run that {name}"].get_offsets()).tolist())
-            for name in ("passed", "failed")
-        }
-        assert spots == {"passed": [[8, 93.96], [8, 94.31]], "failed": [[9, 83.7], [12, 62.8]]}
-        # Not even between two numbers is a line whole, but for the threshold and the answer's band.
-        for line in (line for axis in figure.axes for line in axis.lines):
-            ends = np.unique(np.asarray(line.get_xdata()))
-            if ends.size > 1 and not np.array_equal(ends, [0, 1]):
-                assert line.get_linestyle() == "--"
-                assert str(line.get_label()).startswith("predicted")
-
-
-def test_a_picture_names_drive_and_day_and_needs_no_docs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    for number, day in enumerate(("2026-01-02", "2026-01-03", "2026-01-01"), 1):
-        run = tmp_path / "runs" / f"d1.unet3d_h100.0{number}.n8"
-        run.mkdir(parents=True)
-        told = {"status": "complete", "start": f"{day}T10:00:00+00:00", "place": {"model": "M 7"}}
-        (run / "summary.json").write_text(json.dumps(told))
-    quick = example().workload.with_keys({"size.quick": True})
-
-    plot_sizing(example(folder=tmp_path), Path("unused"))
-    plot_sizing(example(folder=Path("unused"), workload=quick), Path("unused"))
-    plot_table([example(folder=tmp_path), example(at_least=True)], Path("unused"))
-
-    first, second, table = figures
-    assert first.get_suptitle() == "unet3d_h100 on M 7 (d1), 2026-01-03"
-    assert re.fullmatch(
-        r"unet3d_h100 on d1, 20\d\d-\d\d-\d\d\nquick: a dataset smaller than the rule asks for",
-        second.get_suptitle(),
-    )
-    upper, lower = first.axes
-    legend = upper.get_legend()
-    assert legend is not None and {text.get_text() for text in legend.get_texts()} == {
-        "a run that passed",
-        "a run that failed",
-        "predicted from the runs: the same bytes/s for any N",
-        "N* = 8.37: meets the threshold; 95% interval 8.28 to 8.46",
-        "threshold 90%",
-        "answer: 8",
-    }
-    assert (upper.get_ylabel(), lower.get_ylabel()) == (
-        "accelerator utilisation (%)",
-        "read (GB/s)",
-    )
-    assert lower.get_xlabel() == "emulated accelerators (N)"
-    assert table.get_suptitle().startswith("accelerators that a storage feeds, 20")
-    assert table.get_suptitle().endswith("\n≥: the storage was not the limit, it may feed more")
-    assert table.legends[0].get_texts()[0].get_text() == "M 7 (d1), 4 drives"
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
@@ -792,10 +552,12 @@ def test_a_library_call_returns_the_answer(
     assert said[-1].endswith("done: 2 consecutive runs passed")
     assert (answer.num_accelerators, answer.at_least, answer.limit) == (3, True, answer.limit)
     assert answer.folder == results_of(job)
-    assert sizing_of(job) == json.loads(json.dumps(as_json([answer])))
+    document = json.loads((results_of(job) / "sizing.json").read_text())
+    assert document == json.loads(json.dumps(answer.document))
+    assert (results_of(job) / "table.csv").is_file()
     # The command goes on with the same runs, and shows the same answer.
-    assert size_storage(job, Alone()) == 0
-    assert f"\n\n{answer}\nresults: {answer.folder}\n" in capsys.readouterr().out
+    size_storage(job, Alone())
+    assert f"\n\n{dlemu.show(answer)}\nresults: {answer.folder}\n" in capsys.readouterr().out
     assert dlemu.size(job, say=said.append) == answer
 
 
@@ -803,15 +565,6 @@ def test_a_library_call_answers_one_question(job: Workload) -> None:
     for key in ("size.targets", "size.workloads"):
         with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
             dlemu.size(job.with_keys({key: ["a", "b"]}))
-
-
-def test_a_notebook_shows_a_table() -> None:
-    shown = example(at_least=True, limit="host <cpu>", **NO_REAL)._repr_html_()
-
-    assert shown.startswith("<table><tr><th>unet3d_h100</th><th>d1</th></tr>")
-    assert "<tr><td>accelerators</td><td>≥ 8</td></tr>" in shown
-    assert "<td>N*</td><td>-</td>" in shown and "<td>host &lt;cpu&gt;</td>" in shown
-    assert "<td>8.37, 95% interval 8.28 to 8.46</td>" in example()._repr_html_()
 
 
 EACH_RANK = """

@@ -1,0 +1,535 @@
+"""A sizing: the answers of `dlemu size` and `dlemu try`, and searches that did not end."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from dlemu.report.blocks import (
+    Block,
+    Command,
+    Facts,
+    Lines,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+    folded,
+)
+from dlemu.report.plot import (
+    Axis,
+    Bands,
+    Look,
+    Plot,
+    Series,
+    axis_of_names,
+    dotted,
+    level,
+)
+from dlemu.report.text import render_markdown
+from dlemu.results.facts import date_of, drive_name, facts_of
+from dlemu.results.metrics import passes
+from dlemu.results.records import write_text
+from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit
+
+Document = Mapping[str, Any]
+"""sizing.json; `unfinished` has the searches without an answer, by "<target>.<workload>"."""
+Answer = Mapping[str, Any]
+"""One of its `answers`."""
+Run = Mapping[str, Any]
+"""One of the `points` of an answer."""
+
+REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
+AT_LEAST = "≥: the storage was not the limit, it may feed more"
+QUICK = "quick: the dataset is smaller than the rule requires"
+FIRST = (
+    "a first answer, not by the benchmark's rule: small files were read again and again with "
+    "O_DIRECT, so a cache in the drive, its controller or a server may have served them"
+)
+_LOOKS: tuple[Look, ...] = ("first", "second", "third", "fourth")
+
+
+def present_sizing(document: Document) -> list[Block]:
+    """Return what is known of all targets and workloads."""
+    answers, tried = document["answers"], document.get("tried")
+    if tried:
+        return _present_try(answers)
+    blocks = [block for answer in answers for block in present_answer(answer)]
+    if len(answers) > 1:
+        blocks += present_table(answers)
+    for name, search in document.get("unfinished", {}).items():
+        runs = search["points"]
+        made = counted(len(runs), "run")
+        line = f"{name}: no answer yet; the search was interrupted after {made}"
+        where = [Facts(list(facts_of(search["conditions"])))]
+        blocks += [Verdict(line, "caution"), *_of_runs(runs, {}), *folded(_WHERE, where)]
+    return blocks
+
+
+def section_of(document: Document, folder: Path) -> Section:
+    """Return the section of a page, with a row for each answer."""
+    answers, unfinished = document["answers"], document.get("unfinished", {})
+    names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
+    rows = [_row(answer) for answer in answers]
+    rows += [
+        {"verdict": "no answer yet", "runs": str(len(search["points"]))}
+        for search in unfinished.values()
+    ]
+    return Section(
+        title=", ".join([*names, *unfinished]),
+        folder=str(folder),
+        blocks=present_sizing(document),
+        rows=rows,
+    )
+
+
+def present_answer(answer: Answer) -> list[Block]:
+    """Return the answer for one target and workload, and the runs that it rests on."""
+    runs, number = answer["points"], answer["num_accelerators"]
+    after = []
+    if real := _real(answer):
+        after.append(f"{REAL}; {real}")
+    elif not answer["at_least"]:
+        after.append("no N*: the runs disagree on where AU meets the threshold")
+    after += _limit_lines(answer)
+    if any(run["au_with_stalls_percentage"] is not None for run in runs):
+        after.append(
+            "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
+            "accelerators waited for a checkpoint"
+        )
+    after += _quick_lines(answer)
+    after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
+    if answer["bound"]:
+        after.append(answer["bound"])
+    elif number and answer["fewest_failed"] is None:
+        after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
+    return [
+        Verdict(f"{answer['target']} {sentence(answer)}", _tone(answer)),
+        *_of_runs(runs, answer)[:1],
+        Lines(after),
+        *_of_runs(runs, answer)[1:],
+        *folded(_WHERE, [_facts(answer)]),
+    ]
+
+
+_WHERE = "where it was measured"
+
+
+def _present_try(answers: Sequence[Answer]) -> list[Block]:
+    """Return the first answers side by side, and the one command that comes next."""
+    heads = ("workload", "accelerators", "range", "N*", "one needs", "storage gives", "limit")
+    rows = []
+    for answer in answers:
+        first, real, needs = answer["first"], answer["real_accelerators"], _needs(answer)
+        high = "or more" if first["high"] is None else f"to {first['high']}"
+        rows.append(
+            (
+                *(answer["workload"], _number(answer), f"{first['low']} {high}"),
+                "-" if real is None else f"{real:.2f}",
+                format_rate(needs),
+                "-" if real is None else format_rate(real * needs),
+                answer["limit"],
+            )
+        )
+    folds: list[Block] = []
+    for answer in answers:
+        runs = answer["points"]
+        parts = _of_runs(runs, answer) if runs else []
+        lines = _limit_lines(answer) if runs else [answer["first"]["evidence"]]
+        parts += [Lines(lines), _facts(answer)]
+        folds += folded(f"{answer['workload']}: runs and dataset", parts)
+    return [
+        *(Verdict(f"{each['target']} {sentence(each)}", _tone(each)) for each in answers),
+        Table(heads=heads, rows=rows, texts=("limit",), spare=("storage gives", "range")),
+        Lines([f"{REAL}; one needs: bytes/s at the required AU", FIRST]),
+        *folds,
+        *_next(answers),
+    ]
+
+
+def _next(answers: Sequence[Answer]) -> Iterator[Block]:
+    """Yield the full measurement of the first workload that the storage limits, else of any."""
+    possible = [answer for answer in answers if answer["first"]["commands"]]
+    limited = [each for each in possible if each["num_accelerators"] and not each["at_least"]]
+    (answer,) = (limited or possible or answers)[:1]
+    what = f"the full measurement of {answer['workload']} {answer['first']['full']}"
+    if not possible:
+        yield Lines([what])
+        return
+    yield Lines([f"next: {what}"])
+    yield Command("", " && ".join(answer["first"]["commands"]))
+
+
+def present_table(answers: Sequence[Answer]) -> list[Block]:
+    """Return the table of drives, with the columns of published results."""
+    heads = ("workload", "target", "drives", "accelerators", "dataset", "AU (%)", "MB/s")
+    rows = [
+        (
+            *(answer["workload"], answer["target"], str(answer["drives"]), _number(answer)),
+            format_bytes(answer["dataset_bytes"]),
+            " ".join(f"{run['au_percentage']:.2f}" for run in _shown(answer)),
+            _nominal_rate(answer),
+        )
+        for answer in answers
+    ]
+    notes = [QUICK] * any(each["quick"] for each in answers)
+    notes += [AT_LEAST] * any(each["at_least"] for each in answers)
+    notes += dict.fromkeys(remark for each in answers for remark in each["remarks"])
+    notes += [FIRST] * any(each["first"] for each in answers)
+    plots = [_plot_of_all(answers)] if len(answers) > 1 else []
+    return [Table(heads=heads, rows=rows, texts=("target",)), Lines(notes), *plots]
+
+
+def sentence(answer: Answer) -> str:
+    """Return the answer in one sentence: "feeds 7 H100s of ResNet-50 at AU 90% or more; ...".
+
+    It begins with the verb, and has no full stop.
+    """
+    number, first = answer["num_accelerators"], answer["first"]
+    accelerator, network = _plain(answer["workload"])
+    required = f"{answer['threshold']:g}%"
+    if number:
+        least = "at least " if answer["at_least"] else ""
+        band = ""
+        if first and first["high"] not in (None, first["low"]):
+            band = f" ({first['low']} to {first['high']})"
+        many = f"{least}{counted(number, accelerator)} of {network}{band}"
+        parts = [f"feeds {many} at AU {required} or more", *_limits(answer)]
+    else:
+        runs = answer["points"]
+        reached = f": AU {_au_of_fewest(runs):.2f}%, required {required}" if runs else ""
+        parts = [f"cannot feed one {accelerator} of {network}{reached}", *_limits(answer)]
+    quick = ["a quick search"] if answer["quick"] and not first else []
+    return "; ".join([*parts, *quick, *answer["remarks"]])
+
+
+def _limits(answer: Answer) -> list[str]:
+    """Return what a sentence says of the limits: "limit: the drive, 1.5 GB/s"."""
+    real = answer["real_accelerators"]
+    if not answer["num_accelerators"] and not answer["at_least"] and real is not None:
+        needs = _needs(answer)
+        return [f"one needs {format_rate(needs)}, this storage gives {format_rate(real * needs)}"]
+    if answer["fewest_failed"] is None:
+        return ["nothing that was tried failed, so it may feed more"]
+    runs, named = _deciding(answer), []
+    for run in runs:
+        rate = format_rate(run["read_bytes_per_second"])
+        storage = "the drive" if answer["drives"] == 1 else "the storage"
+        limit = f"{storage}, {rate}" if run["limit"] == "storage" else run["limit"]
+        at = f" at {run['num_accelerators']}" if len(runs) > 1 else ""
+        named.append(f"limit{at}: {limit}")
+    if named and answer["at_least"]:
+        named[-1] += ", so the storage may feed more"
+    return named
+
+
+def _needs(answer: Answer) -> float:
+    """Return the bytes per second that one accelerator takes at the threshold."""
+    return float(answer["demand_bytes_per_second"] * answer["threshold"] / 100)
+
+
+_NETWORKS = {"unet3d": "3D U-Net", "resnet50": "ResNet-50", "cosmoflow": "CosmoFlow"}
+_GPU = re.compile(r"(.+)_([abhv]\d+)")
+
+
+def _plain(workload: str) -> tuple[str, str]:
+    """Return accelerator and network of a workload: "resnet50_h100" is an "H100" of "ResNet-50"."""
+    if (found := _GPU.fullmatch(workload)) is None:
+        return "accelerator", workload
+    return found[2].upper(), _NETWORKS.get(found[1], found[1])
+
+
+def _tone(answer: Answer) -> Tone:
+    """Return "pass" only for an answer by the rule that nothing weakens."""
+    if not answer["num_accelerators"] and not answer["at_least"]:
+        return "fail"
+    unsure = any(answer[name] for name in ("at_least", "first", "quick", "remarks"))
+    return "caution" if unsure else "pass"
+
+
+def _au_of_fewest(runs: Sequence[Run]) -> float:
+    """Return the mean AU of the runs with the fewest accelerators."""
+    fewest = min(run["num_accelerators"] for run in runs)
+    return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == fewest)
+
+
+def _real(answer: Answer) -> str:
+    """Return N* with its interval; empty where there is none."""
+    if answer["real_accelerators"] is None or answer["interval"] is None:
+        return ""
+    low, high = answer["interval"]
+    return f"here {answer['real_accelerators']:.2f}, 95% interval {low:.2f} to {high:.2f}"
+
+
+def _deciding(answer: Answer) -> list[Run]:
+    """Return the failing run whose limit is the answer's, and the nearest if it had another.
+
+    Of several the one with the fewest accelerators, and of those the last.
+    """
+    threshold = answer["threshold"]
+    failed = [run for run in answer["points"] if not passes(run["au_percentage"], threshold)]
+    nearest = sorted(reversed(failed), key=lambda run: int(run["num_accelerators"]))
+    own = [run for run in nearest if run["limit"] == answer["limit"]]
+    return [*own[:1], *(run for run in nearest[:1] if run["limit"] != answer["limit"])]
+
+
+def _limit_lines(answer: Answer) -> list[str]:
+    """Return each limit with the run that it held back; where nothing failed, of the last run."""
+    runs = _deciding(answer) or answer["confirmations"][-1:]
+    heads = [f"limit at {run['num_accelerators']}: {run['limit']}" for run in runs]
+    return [
+        ". ".join(filter(None, [head, run["evidence"]]))
+        for head, run in zip(heads, runs, strict=True)
+    ]
+
+
+def _quick_lines(answer: Answer) -> list[str]:
+    """Return how a quick search read its small dataset, and how far AU may be off."""
+    if (share := answer["read_ahead_share"]) is None:
+        return []
+    how = "it was read with O_DIRECT"
+    if "://" in answer["data_folder"]:
+        how = "the server may have it in memory"
+    return [
+        f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU may "
+        f"be up to {100 * share:.1f} points too high"
+    ]
+
+
+def _of_runs(runs: Sequence[Run], answer: Answer) -> list[Block]:
+    """Return what was tried: the table, utilisation and bytes read over N."""
+    if not runs:
+        return []
+    stalls = any(run["au_with_stalls_percentage"] is not None for run in runs)
+    heads = ["accelerators", "AU (%)", *(["with stalls (%)"] * stalls)]
+    heads += ["verdict", "samples/s", "read", "from memory", "duration", "limit"]
+    threshold, rows = answer.get("threshold"), []
+    for run in runs:
+        au, share = run["au_percentage"], run["page_cache_share"]
+        whole = run["au_with_stalls_percentage"]
+        verdict = "" if threshold is None else "PASS" if passes(au, threshold) else "FAIL"
+        rows.append(
+            (
+                *(str(run["num_accelerators"]), f"{au:.2f}"),
+                *(["-" if whole is None else f"{whole:.2f}"] * stalls),
+                *(verdict, f"{run['samples_per_second']:.2f}"),
+                format_rate(run["read_bytes_per_second"]),
+                "-" if share is None else f"{share:.0%}",
+                format_seconds(run["seconds"]),
+                str(run["limit"] or ""),
+            )
+        )
+    texts, spare = ("verdict", "limit"), ("samples/s", "duration", "from memory")
+    return [Table(heads=heads, rows=rows, texts=texts, spare=spare), *plots_of(runs, answer)]
+
+
+def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
+    """Return AU and read rate of every run over N, with threshold, N* and answer.
+
+    Without an answer (`{}`) only what was measured is drawn.
+    """
+    numbers = [run["num_accelerators"] for run in runs]
+    interval = answer.get("interval") or ()
+    least, most = min(*numbers, *interval, numbers[0]), max(*numbers, *interval, numbers[0])
+    x = Axis(name="emulated accelerators (N)", low=least - 0.8, high=most + 0.8, whole=True)
+    bands = []
+    if interval:
+        bands.append(Bands("N*: 95% interval", "first", [(interval[0], interval[1])]))
+    if number := answer.get("num_accelerators"):
+        half = (x.high - x.low) / 60
+        least_of = "at least " if answer["at_least"] else ""
+        bands.append(Bands(f"answer: {least_of}{number}", "mark", [(number - half, number + half)]))
+    threshold = answer.get("threshold")
+    reached = [run["au_percentage"] for run in runs]
+    au_series = _dots(runs, reached, threshold)
+    if threshold is not None:
+        au_series += _predicted(runs, answer)
+        au_series.append(level(f"threshold {threshold:g}%", "limit", x, threshold))
+    rates = [run["read_bytes_per_second"] for run in runs]
+    unit, size = rate_unit(max(rates))
+    rate_series = _dots(runs, [rate / size for rate in rates], threshold)
+    top = 1.1 * max(rates) / size
+    if threshold is not None:
+        needs = _needs(answer) / size
+        ends = [(float(n), n * needs) for n in (min(numbers), max(numbers))]
+        rate_series.append(Series("what N need at the threshold", "limit", [ends]))
+        top = max(top, 1.1 * ends[-1][1])
+    return [
+        Plot(
+            title="utilisation of each run",
+            x=x,
+            y=Axis(
+                name="accelerator utilisation (%)",
+                low=max(0.0, min([*reached, threshold or 100.0]) - 5),
+                high=100.0,
+            ),
+            series=au_series,
+            bands=bands,
+        ),
+        Plot(
+            title="bytes read in each run",
+            x=x,
+            y=Axis(name=unit, low=0.0, high=top or 1.0),
+            series=rate_series,
+            bands=bands[-1:] if number else (),
+        ),
+    ]
+
+
+def _dots(runs: Sequence[Run], values: Sequence[float], threshold: float | None) -> list[Series]:
+    """Return one dot a run. No line: nothing was measured between two numbers."""
+    kinds: tuple[tuple[str, Look, bool | None], ...] = (
+        ("a run that passed", "first", True),
+        ("a run that failed", "second", False),
+        ("a run", "first", None),
+    )
+    drawn = []
+    for name, look, met in kinds:
+        own = [
+            (run["num_accelerators"], value)
+            for run, value in zip(runs, values, strict=True)
+            if met is (None if threshold is None else passes(run["au_percentage"], threshold))
+        ]
+        if own:
+            drawn.append(dotted(name, look, *zip(*own, strict=True), joined=False))
+    return drawn
+
+
+def _predicted(runs: Sequence[Run], answer: Answer) -> list[Series]:
+    """Return the AU that N* predicts between the fewest and the most that were tried."""
+    numbers = [run["num_accelerators"] for run in runs]
+    low, high, real = min(numbers), max(numbers), answer["real_accelerators"]
+    if real is None or low == high:
+        return []
+    best = max(run["au_percentage"] for run in runs)
+    points = [low + (high - low) * part / 60 for part in range(61)]
+    curve = [(n, min(best, answer["threshold"] * real / n)) for n in points]
+    return [Series("predicted by N*: the same bytes/s for any N", "third", [curve])]
+
+
+def _plot_of_all(answers: Sequence[Answer]) -> Plot:
+    """Return the number of accelerators by workload, in another colour for each target."""
+    workloads = list(dict.fromkeys(answer["workload"] for answer in answers))
+    targets = list(dict.fromkeys(answer["target"] for answer in answers))
+    series = []
+    for place, target in enumerate(targets):
+        own = [answer for answer in answers if answer["target"] == target]
+        name = f"{drive_name(own[0]['conditions'], target)}, {counted(own[0]['drives'], 'drive')}"
+        least = [answer["workload"] for answer in own if answer["at_least"]]
+        name += f"; at least, for {', '.join(least)}" if least else ""
+        numbers = [float(workloads.index(answer["workload"])) for answer in own]
+        values = [float(answer["num_accelerators"]) for answer in own]
+        look = _LOOKS[place % len(_LOOKS)]
+        series.append(dotted(name, look, numbers, values, joined=False))
+    most = max(answer["num_accelerators"] for answer in answers)
+    return Plot(
+        title="most emulated accelerators that pass",
+        x=axis_of_names("workload", workloads),
+        y=Axis(name="accelerators", low=0.0, high=1.1 * max(1, most), whole=True),
+        series=series,
+    )
+
+
+def _measured(answer: Answer) -> Mapping[str, Any]:
+    """Return where and when an answer was measured, as the summary of a run has it."""
+    dataset = {"folder": answer["data_folder"], "num_bytes": answer["dataset_bytes"]}
+    conditions: Mapping[str, Any] = answer["conditions"]
+    return {**conditions, "dataset": {**dataset, **conditions.get("dataset", {})}}
+
+
+def _facts(answer: Answer) -> Facts:
+    drives = counted(answer["drives"], "drive") if answer["drives"] else ""
+    first = answer["first"]
+    written = "for this, and removed" if first and first["written"] else ""
+    more = [("drives", drives), ("written", written)]
+    return Facts([*facts_of(_measured(answer)), *more])
+
+
+def _shown(answer: Answer) -> Sequence[Run]:
+    """Return the runs that passed with the answer's number; for 0 the last."""
+    found = answer["confirmations"] or ([] if answer["num_accelerators"] else answer["points"][-1:])
+    return list(found)
+
+
+def _number(answer: Answer) -> str:
+    """Return the number of accelerators with its marks: a lower bound, a quick search."""
+    quick = " (quick)" if answer["quick"] and not answer["first"] else ""
+    return f"{'≥ ' if answer['at_least'] else ''}{answer['num_accelerators']}{quick}"
+
+
+def _nominal_rate(answer: Answer) -> str:
+    """Return MB/s as published tables compute them: samples/s x record_length_bytes."""
+    if not (runs := _shown(answer)):
+        return ""
+    samples = fmean(run["samples_per_second"] for run in runs)
+    return f"{samples * answer['sample_bytes'] / 1e6:.2f}"
+
+
+def _row(answer: Answer) -> Mapping[str, str]:
+    """Return the cells of an answer in the table across results."""
+    runs, measured = _shown(answer), _measured(answer)
+    cells = {"accelerators": str(runs[-1]["num_accelerators"] if runs else 0)}
+    for head, name in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second")):
+        if runs:
+            cells[head] = f"{fmean(run[name] for run in runs):.2f}"
+    return {
+        **cells,
+        "workload": answer["workload"],
+        "verdict": f"feeds {_number(answer)}",
+        "runs": str(len(answer["points"])),
+        "limit": answer["limit"],
+        "storage": drive_name(measured, answer["target"]),
+        "host": str(measured.get("hostname") or ""),
+        "measured": date_of(measured),
+    }
+
+
+# --- files beside sizing.json ---------------------------------------------------------------------
+
+
+def write_tables(folder: Path, document: Document) -> None:
+    """Write table.md and table.csv: the table of drives."""
+    table = render_markdown(present_table(document["answers"]))
+    write_text(folder / "table.md", f"{table}\n")
+    write_text(folder / "table.csv", render_csv(document["answers"]))
+
+
+def draw(folder: Path, document: Document) -> None:
+    """Draw the last answer as "<target>.<workload>".png and .svg, and all as table.png and .svg.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    from dlemu.report.png import save_pictures
+
+    answers = document["answers"]
+    answer, measured = answers[-1], _measured(answers[-1])
+    title = f"{answer['workload']} on {drive_name(measured, answer['target'])}"
+    title = ", ".join(filter(None, [title, date_of(measured)]))
+    quick = f"\n{QUICK}" if answer["quick"] else ""
+    name = f"{answer['target']}.{answer['workload']}"
+    save_pictures(plots_of(answer["points"], answer), folder / name, title=f"{title}{quick}")
+    if len(answers) > 1:
+        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(measured))
+
+
+def render_csv(answers: Sequence[Answer]) -> str:
+    """Return the table of drives as CSV, with a column for the AU of each run."""
+    shown = [[f"{run['au_percentage']:.2f}" for run in _shown(answer)] for answer in answers]
+    runs = max(map(len, shown), default=0)
+    head = ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
+    head += [f"AU_{run + 1}" for run in range(runs)] + ["nominal_MB_per_second", "limit", "remarks"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    for answer, au in zip(answers, shown, strict=True):
+        row = [answer[name] for name in head[:4]]
+        row += [str(answer[name]).lower() for name in ("at_least", "quick")]
+        row += [f"{answer['dataset_bytes'] / 2**30:.3g}", *au, *[""] * (runs - len(au))]
+        writer.writerow(
+            [*row, _nominal_rate(answer), answer["limit"], "; ".join(answer["remarks"])]
+        )
+    return out.getvalue()
