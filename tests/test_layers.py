@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
-    "report": "",
+    "report": "checkpoint host reports results training workload",
     "reports": "checkpoint host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
@@ -40,8 +40,8 @@ MAY_IMPORT = {
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",
     "steptime": "host results workload",
-    "cli": "checkpoint datagen dataset gpu host load paths reports results run sizing steptime "
-    "tier workload world",
+    "cli": "checkpoint datagen dataset gpu host load paths report reports results run sizing "
+    "steptime tier workload world",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""

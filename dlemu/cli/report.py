@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.cli.show import below_a_line, shown_result
 from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.reports.rows import render_rows
-from dlemu.reports.stored import Result, find_results, read_result
+from dlemu.report.page import blocks_of_foreign, page_of
+from dlemu.report.rows import present_rows
+from dlemu.report.text import answer_of
+from dlemu.reports.foreign import Foreign
+from dlemu.reports.stored import Result, Stored, find_results, read_result
 from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
@@ -83,25 +87,33 @@ def report_folders(
             complain(str(error))
             statuses.add(1)
             continue
-        say(Answer(f"\n{text}" if results and not as_json else text))
+        say(below_a_line(text) if results and not as_json else text)
         results.append(each)
         statuses.add(each.status)
     rows = [row for each in results for row in each.rows]
     if len(results) > 1 and rows and not as_json:
-        say(Answer(f"\n{render_rows(rows)}"))
+        say(below_a_line(answer_of(present_rows(rows))))
     if html is not None and results:
         _write_page(html, results)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, str]:
+def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, Answer]:
     """Return what a folder holds, and what is shown of it."""
     with _sound(folder):
         each = read_result(folder, keys)
         if not as_json:
-            return each, each.text
+            return each, _shown(each)
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
-        return each, text.replace("\x7f", "\\u007f")  # json leaves DEL as it is
+        return each, Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
+
+
+def _shown(result: Result) -> Answer:
+    if isinstance(result, Stored):
+        return shown_result(result.folder, result.summary)
+    if isinstance(result, Foreign):
+        return answer_of(blocks_of_foreign(result))
+    return Answer(result.text)
 
 
 def _write_trace(path: Path, result: Result) -> None:
@@ -132,10 +144,8 @@ def _metric_value(key: str, text: str) -> object:
 
 
 def _write_page(path: Path, results: Sequence[Result]) -> None:
-    from dlemu.reports.page import render_page
-
     with _sound(results[0].folder):
-        page = render_page(results)
+        page = page_of(results)
     try:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

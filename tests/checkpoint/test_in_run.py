@@ -23,7 +23,8 @@ from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.checkpoints import checkpoint_cost, checkpoint_lines, dlio_names, with_cost
+from dlemu.report.in_run import checkpoint_lines
+from dlemu.results.checkpoints import checkpoint_cost, dlio_names, with_cost
 from dlemu.run.replay import new_steps
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
@@ -188,7 +189,7 @@ def test_none_due_needs_no_folder(tmp_path: Path) -> None:
         report = checkpoints.finish()
     assert not folder.exists()
     fields = combine_checkpoints(workload, 1, [report])
-    assert checkpoint_lines(None, fields) == [
+    assert list(checkpoint_lines(fields)) == [
         "checkpoints: none was due, one after epoch 2 and every 1 epoch"
     ]
     assert planned_in_run(workload, 1, 4).startswith("0 checkpoints of 976.6 KiB")
@@ -245,12 +246,11 @@ def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
         fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
     fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
     fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
-    lines = checkpoint_lines(cost, with_cost(fields, cost))
+    lines = list(checkpoint_lines(with_cost(fields, cost)))
     assert lines == [
         "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
         "written in 500 ms, 2 MB/s",
-        "utilisation with all stalls counted 66.67%: accelerators stood still for 2 s for 1 "
-        "checkpoint",
-        "sda, on which checkpoints were written: 3 MB read and 1 MB written in the epochs, by any "
-        "process, 25% of them writes",
+        "AU including all stalls 66.67%: accelerators waited 2 s for 1 checkpoint",
+        "checkpoint drive sda: 3 MB read and 1 MB written in the epochs, by any process, 25% "
+        "of them writes",
     ]

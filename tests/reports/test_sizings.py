@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.reports.page import render_page
+from dlemu.report.page import page_of
 from dlemu.reports.sizings import answer_lines, is_sizing, read_sizing, sentence
 from dlemu.sizing.answers import First, Sized, as_json, render_csv
 from dlemu.sizing.search import Goal, Point, search
@@ -222,7 +222,7 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> 
     assert lines[3] == FIRST["evidence"] and lines[4].endswith(", 1 drive, written for this")
     (row,) = found.rows
     assert (row.num_accelerators, row.au_percentage, row.verdict) == (0, None, "feeds 0")
-    page = render_page([found])
+    page = page_of([found])
     assert "This storage feeds no H100" in page and "<figure>" not in page
     assert render_csv([answer]).splitlines()[1].startswith("unet3d_h100,nvme,1,0,false,true,")
     assert run(["compare", str(folder), str(folder)]) == 1

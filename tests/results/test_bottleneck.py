@@ -18,11 +18,11 @@ from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
 from dlemu.results.summary import Summary
 from dlemu.results.sums import Rule
-from dlemu.results.text import verdict_line
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from dlemu.workload.sections import ReaderSection
+from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
@@ -521,8 +521,8 @@ def test_where_the_time_went_instead_of_reads() -> None:
 def test_what_nothing_explains_is_told_part_by_part() -> None:
     limit = find_limit(evidence(**CASES["no part is half of the loss"][0]))
     assert limit.evidence == (
-        "accelerators lost 8.3% of their time, and nothing explains half of it: 3.7% compute ended "
-        "late, 2.5% waiting for decoding, 2.1% waiting for reads; CPUs 30%"
+        "accelerators lost 8.3% of their time, and nothing explains half of it: 3.7% compute "
+        "overran its target, 2.5% waiting for decoding, 2.1% waiting for reads; CPUs 30%"
     )
 
 
@@ -673,7 +673,7 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_limit(seen)
     summary = Summary(limit={"name": limit.name, "evidence": ""})
-    line = verdict_line(WORKLOAD, measure(steps), summary)
+    line = verdict_of(WORKLOAD, measure(steps), summary)
     assert ("this storage feeds" in line) == (limit.name == "storage")
     assert limit.explains is None or limit.explains >= 0.5
     if limit.name != "storage":

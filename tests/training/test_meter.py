@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlemu import Meter
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch
 from dlemu.results.records import STEP
-from dlemu.training.meter import Meter
 from dlemu.training.own_workload import own_workload_yaml
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
@@ -65,7 +65,7 @@ def test_an_emulated_loop_is_a_replayed_job() -> None:
     metrics = meter.metrics()
     assert metrics is not None
     assert metrics.au_percentage == pytest.approx(100 * 4 / (2.5 + 4))
-    assert meter.report().splitlines()[0] == (
+    assert meter.report().splitlines()[1] == (
         "unet3d_h100: 1 emulated accelerator, 2 epochs of 3 steps, batches of 7"
     )
 
@@ -171,7 +171,7 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     assert found.dataset == load_workload("unet3d_h100").dataset
     assert "waiting for batches: 25.0 %" in file.read_text()
     assert "the loader does not tell its bytes" in file.read_text()
-    assert "read, nominal" in meter.report() and "read, really" not in meter.report()
+    assert "read, nominal" in meter.report() and "read, actual" not in meter.report()
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:

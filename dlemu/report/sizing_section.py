@@ -3,31 +3,31 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dlemu.reports.drawing import Axis, Bands, Plot, Series, dotted, level
-from dlemu.reports.markup import render_facts, render_lines, render_table, render_verdict
+from dlemu.report.blocks import Block, Facts, Lines, Table, Tone, Verdict
+from dlemu.report.plot import Axis, Bands, Plot, Series, dotted, level
 from dlemu.reports.sizings import Answer, Run, answer_lines, sentence
 from dlemu.results.facts import Summary, facts_of, runs_of
 from dlemu.results.metrics import passes
 from dlemu.units import counted, rate_unit
 
 
-def render_answer(folder: Path, answer: Answer) -> Iterable[str]:
+def render_answer(folder: Path, answer: Answer) -> Iterable[Block]:
     """Yield the parts of one answer's section."""
     number, runs = answer["num_accelerators"], answer["points"]
     unsure = answer["at_least"] or answer.get("first") or answer.get("remarks")
-    verdict = "FAIL" if number == 0 else "NO VERDICT" if unsure else "PASS"
-    yield render_verdict(f"This storage {sentence(answer)}.", verdict)
-    yield render_lines(answer_lines(answer))
-    yield render_facts(facts_of(measured_as(folder, answer)))
+    tone: Tone = "fail" if number == 0 else "caution" if unsure else "pass"
+    yield Verdict(f"This storage {sentence(answer)}.", tone)
+    yield Lines(answer_lines(answer))
+    yield Facts(list(facts_of(measured_as(folder, answer))))
     if runs:
         yield from _runs(runs, answer)
 
 
-def render_unfinished(folder: Path, name: str, runs: Sequence[Run]) -> Iterable[str]:
+def render_unfinished(folder: Path, name: str, runs: Sequence[Run]) -> Iterable[Block]:
     """Yield the parts of the section of a search that did not end."""
     made = counted(len(runs), "run")
-    yield render_verdict(f"No answer yet: the search was interrupted after {made}.", "NO VERDICT")
-    yield render_facts(facts_of(_of_runs(runs_of(folder, name))))
+    yield Verdict(f"No answer yet: the search was interrupted after {made}.", "caution")
+    yield Facts(list(facts_of(_of_runs(runs_of(folder, name)))))
     if runs:
         yield from _runs(runs, {})
 
@@ -46,7 +46,7 @@ def _of_runs(runs: Sequence[Summary]) -> Summary:
     return {**runs[-1], "start": runs[0].get("start")} if runs else {}
 
 
-def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
+def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[Block]:
     """Yield what was tried: utilisation and bytes read over N, and the table."""
     numbers = [run["num_accelerators"] for run in runs]
     interval = answer.get("interval") or ()
@@ -60,7 +60,7 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
     if number := answer.get("num_accelerators"):
         half = (x.high - x.low) / 60
         bands.append(Bands(f"answer: {number}", "mark", [(number - half, number + half)]))
-    yield _au_plot(x, runs, answer.get("threshold"), bands).render()
+    yield _au_plot(x, runs, answer.get("threshold"), bands)
     unit, size = rate_unit(max(run["read_bytes_per_second"] for run in runs))
     rates = [run["read_bytes_per_second"] / size for run in runs]
     yield Plot(
@@ -69,7 +69,7 @@ def _runs(runs: Sequence[Run], answer: Answer) -> Iterable[str]:
         y=Axis(name=unit, low=0.0, high=1.1 * max(rates) or 1.0),
         series=[_dots(runs, rates)],
         bands=bands[-1:] if number else (),
-    ).render()
+    )
     yield _table(runs, answer.get("threshold"), (unit, size))
 
 
@@ -94,7 +94,7 @@ def _dots(runs: Sequence[Run], values: Sequence[float]) -> Series:
     return dotted("a run", "first", numbers, values, joined=False)
 
 
-def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]) -> str:
+def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]) -> Table:
     unit, size = rate
     heads = (
         *("run", "accelerators", "AU (%)", "verdict", "samples/s", f"read ({unit})"),
@@ -117,4 +117,4 @@ def _table(runs: Sequence[Run], threshold: float | None, rate: tuple[str, float]
                 f"{run.get('seconds') or 0.0:.1f}",
             )
         )
-    return render_table(heads, rows, texts={"verdict", "limit"})
+    return Table(heads=heads, rows=rows, texts=("verdict", "limit"))
