@@ -49,7 +49,7 @@ def test_all_accelerators_write_while_they_read(
     page = tmp_path / "page.html"
     report = warm.run([*warm.COMMAND, "report", str(run.folder), "--html", str(page)])
     assert "checkpoints: 2, one every 3 steps" in report.stdout
-    assert "accelerators stood still" in page.read_text()
+    assert "accelerators waited" in page.read_text()
 
 
 def test_an_interrupted_run_leaves_whole_files_and_the_next_cleans_up(tmp_path: Path) -> None:
