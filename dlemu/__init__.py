@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.library import show as show
     from dlemu.library import size as size
     from dlemu.loaders import Batch as Batch
+    from dlemu.report.meter import Meter as Meter
     from dlemu.results.metrics import Metrics as Metrics
     from dlemu.results.metrics import measure as measure
     from dlemu.results.outcome import Outcome as Outcome
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.sizing.predict import predict as predict
     from dlemu.training.loader import TrainingLoader as TrainingLoader
     from dlemu.training.loader import make_loader as make_loader
-    from dlemu.training.meter import Meter as Meter
     from dlemu.workload.model import Workload as Workload
     from dlemu.workload.model import load_workload as load_workload
     from dlemu.world.mpi import make_world as make_world
@@ -51,13 +51,13 @@ _NAMES = {
     "errors": "DatasetError DlemuError RunError WorkloadError",
     "library": "Shown show size",
     "loaders": "Batch",
+    "report.meter": "Meter",
     "results.metrics": "Metrics measure",
     "results.outcome": "Outcome",
     "run.job": "run_job",
     "sizing.answers": "Sized",
     "sizing.predict": "Predicted predict",
     "training.loader": "TrainingLoader make_loader",
-    "training.meter": "Meter",
     "workload.model": "Workload load_workload",
     "world.mpi": "make_world",
     "world.world": "Alone World",

@@ -119,8 +119,12 @@ def detail(text: str) -> None:
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that stdout is, None if it is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Return the columns of the terminal that stdout is, None if it is none.
+
+    A terminal without a size is that of a launcher as mpirun: programs read behind it.
+    """
+    columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+    return columns or None
 
 
 def takes_colours() -> bool:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import dlemu
-from dlemu.results.text import render_run
+from dlemu.report.run import present_run
+from dlemu.report.text import render_text
 
 
 def main(folder: Path) -> int:
@@ -35,7 +36,7 @@ def main(folder: Path) -> int:
         dlemu.generate(workload, world=world)
         outcome = dlemu.run_job(workload, world=world)
         if outcome is not None:
-            print(render_run(workload, outcome.metrics, outcome.summary))
+            print(render_text(present_run(outcome.summary)))
             print(f"results: {outcome.folder}")
     return 0
 

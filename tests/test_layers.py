@@ -29,9 +29,9 @@ MAY_IMPORT = {
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
-    "report": "checkpoint paths results",
+    "report": "checkpoint host paths reports results training workload",
     "library": "report run sizing workload world",
-    "reports": "host report results storage workload",
+    "reports": "host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
     "world",

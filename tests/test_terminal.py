@@ -5,6 +5,7 @@ import os
 import pydoc
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.cli.words import is_key_value
 from dlemu.errors import RunError, WorkloadError
-from dlemu.terminal import shown, shown_line
+from dlemu.terminal import shown, shown_line, terminal_width
 from dlemu.workload.commands import command
 from dlemu.workload.compose import refuse_tilde
 from dlemu.workload.model import load_workload
@@ -246,7 +247,7 @@ def test_paths_are_taken_as_they_stand(place: Path, capsys: pytest.CaptureFixtur
     run_folder = str(place / ODD / "run")
     capsys.readouterr()
     assert run(["report", run_folder]) == 0
-    assert capsys.readouterr().out.startswith(f"{run_folder}: complete\n")
+    assert capsys.readouterr().out.endswith(f"results: {run_folder}\n")
     quoted = f'dataset.data_folder="{place / ODD}/data"'
     assert run(["verify", *SMALL, quoted]) == 0, "as Hydra's users write it"
 
@@ -318,3 +319,15 @@ def test_what_has_no_end_is_one_line(
     monkeypatch.setattr("dlemu.cli.report.report_folders", fail)
     assert run(["report", "x"]) == 1
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (0, None)])
+def test_a_terminal_without_a_size_is_a_launchers_and_gets_plain_text(
+    columns: int, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpirun gives each rank such a terminal, wherever its own output goes."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(
+        shutil, "get_terminal_size", lambda other: os.terminal_size((columns or other[0], 1))
+    )
+    assert terminal_width() == width

@@ -165,8 +165,8 @@ def run(workload: Workload, world: World, words: Words) -> int:
 
 def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     """Write the dataset if that is asked for, and run; return the exit status."""
+    from dlemu.cli.show import show, show_on_the_way
     from dlemu.results.judgement import EXIT_STATUS
-    from dlemu.results.text import render_run, verdict_line
     from dlemu.run.job import check_job, run_job
 
     def for_scripts() -> Script:
@@ -188,18 +188,19 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
         from dlemu.run.protocol import run_protocol
 
         def tell(folder: Any, summary: Any, outcomes: Any) -> None:
+            show(folder, summary)
             row = runs_row(workload, folder, summary, outcomes)
             script.tell(run_document(folder, summary), [row])
 
         with show_progress("run", live.now, on=shows(workload, world)):
-            return run_protocol(workload, world=world, say=say, on_end=tell, live=live)
+            return run_protocol(
+                workload, world=world, say=say, on_run=show_on_the_way, on_end=tell, live=live
+            )
     with show_progress("run", live.now, on=shows(workload, world)):
-        outcome = run_job(workload, world=world, say=say, live=live)
+        outcome = run_job(workload, world=world, say=say, live=live, on_cut=show_on_the_way)
     status = 0
     if outcome is not None:
-        verdict = verdict_line(workload, outcome.metrics, outcome.summary)
-        say(Answer(f"\n{render_run(workload, outcome.metrics, outcome.summary)}", verdict))
-        say(f"results: {outcome.folder}")
+        show(outcome.folder, outcome.summary)
         script.tell(run_document(outcome.folder, outcome.summary), [run_row(workload, outcome)])
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)

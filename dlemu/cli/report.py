@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.cli.show import below_a_line, shown_result
 from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.report.blocks import Lines
 from dlemu.report.checkpoint import present_checkpoint
+from dlemu.report.page import blocks_of_foreign, page_of
+from dlemu.report.rows import present_rows
+from dlemu.report.sizing import present_sizing
 from dlemu.report.text import answer_of
 from dlemu.reports.checkpoints import StoredCheckpoints
-from dlemu.reports.rows import render_rows
+from dlemu.reports.foreign import Foreign
+from dlemu.reports.sizings import StoredSizing
 from dlemu.reports.stored import Result, find_results, read_result
 from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
@@ -80,41 +85,43 @@ def report_folders(
     results: list[Result] = []
     for folder in folders:
         try:
-            each, text = _read(folder, keys, as_json=as_json, apart=bool(results))
+            each, text = _read(folder, keys, as_json=as_json)
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
             complain(str(error))
             statuses.add(1)
             continue
-        say(text)
+        say(below_a_line(text) if results and not as_json else text)
         results.append(each)
         statuses.add(each.status)
     rows = [row for each in results for row in each.rows]
     if len(results) > 1 and rows and not as_json:
-        say(Answer(f"\n{render_rows(rows)}"))
+        say(below_a_line(answer_of(present_rows(rows))))
     if html is not None and results:
         _write_page(html, results)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(
-    folder: Path, keys: Mapping[str, object], *, as_json: bool, apart: bool
-) -> tuple[Result, Answer]:
-    """Return what a folder holds, and what is shown of it, `apart` from what is above."""
+def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, Answer]:
+    """Return what a folder holds, and what is shown of it."""
     with _sound(folder):
         each = read_result(folder, keys)
         if not as_json:
-            return each, _shown(each, apart=apart)
+            return each, _shown(each)
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
         return each, Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
 
 
-def _shown(result: Result, *, apart: bool) -> Answer:
+def _shown(result: Result) -> Answer:
+    if isinstance(result, StoredSizing):
+        return answer_of(present_sizing(result.summary))
     if isinstance(result, StoredCheckpoints):
         head = Lines([f"{result.folder}: {result.summary['status']}"])
-        return answer_of([head, *present_checkpoint(result.summary)], apart=apart)
-    return Answer("\n" * apart + result.text)
+        return answer_of([head, *present_checkpoint(result.summary)])
+    if isinstance(result, Foreign):
+        return answer_of(blocks_of_foreign(result))
+    return shown_result(result.folder, result.summary)
 
 
 def _write_trace(path: Path, result: Result) -> None:
@@ -145,10 +152,8 @@ def _metric_value(key: str, text: str) -> object:
 
 
 def _write_page(path: Path, results: Sequence[Result]) -> None:
-    from dlemu.reports.page import render_page
-
     with _sound(results[0].folder):
-        page = render_page(results)
+        page = page_of(results)
     try:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

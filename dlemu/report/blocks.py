@@ -62,9 +62,18 @@ class Fold:
 
     title: str
     blocks: Sequence["Block"]
+    is_open: bool = False
+    """Whether a page shows it open."""
 
 
-Block = Verdict | Lines | Command | Facts | Table | Plot | Fold
+@dataclass(frozen=True)
+class Listing:
+    """The text of a file, shown as it is."""
+
+    text: str
+
+
+Block = Verdict | Lines | Command | Facts | Table | Plot | Fold | Listing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from dlemu.report.blocks import Block, Command, Facts, Fold, Lines, Section, Table, Verdict
+from dlemu.report.blocks import (
+    Block,
+    Command,
+    Facts,
+    Fold,
+    Lines,
+    Listing,
+    Section,
+    Table,
+    Verdict,
+)
 from dlemu.report.plot import Plot
 from dlemu.report.svg import escaped, render_plot
 
@@ -112,9 +122,11 @@ def _html(block: Block) -> str:
             return _table(block)
         case Plot():
             return render_plot(block)
-        case Fold(title, blocks):
-            inner = render_html(blocks)
-            return f"<details><summary>{escaped(title)}</summary>{inner}</details>"
+        case Listing(text):
+            return f"<pre>{escaped(text)}</pre>"
+        case Fold(title, blocks, is_open):
+            inner, how = render_html(blocks), " open" if is_open else ""
+            return f"<details{how}><summary>{escaped(title)}</summary>{inner}</details>"
 
 
 def _facts(pairs: Iterable[tuple[str, str]]) -> str:

@@ -10,7 +10,17 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dlemu.report.blocks import Block, Command, Facts, Fold, Lines, Section, Table, Verdict
+from dlemu.report.blocks import (
+    Block,
+    Command,
+    Facts,
+    Fold,
+    Lines,
+    Listing,
+    Section,
+    Table,
+    Verdict,
+)
 from dlemu.terminal import Answer, is_verbose, shown_line, takes_colours, terminal_width
 
 _UNBOUND = 100_000
@@ -101,7 +111,7 @@ def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
             if verbose:
                 yield Lines([f"{block.title}:"])
                 yield from _opened(block.blocks, verbose=True)
-        elif isinstance(block, Verdict | Lines | Command | Facts | Table):
+        elif isinstance(block, Verdict | Lines | Command | Facts | Table | Listing):
             yield block
 
 
@@ -120,6 +130,8 @@ def _parts(block: Block, columns: int) -> Iterator[Text | str | RichTable | Padd
             yield from ("\n".join(_wrapped(line, columns)) for line in lines)
         case Command(what, line):
             yield f"{what}: {shown_line(line)}" if what else shown_line(line)
+        case Listing(text):
+            yield from map(shown_line, text.splitlines())
         case Facts(pairs):
             yield from _facts(pairs, columns)
         case Table():

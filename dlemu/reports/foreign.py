@@ -19,11 +19,10 @@ from dlemu.reports.dlio_steps import Definition, DlioSteps, read_object, read_ou
 from dlemu.reports.rows import ResultRow
 from dlemu.results.judgement import EXIT_STATUS, judge_run
 from dlemu.results.metrics import Metrics, measure, measure_run
+from dlemu.results.outcome import with_metrics
 from dlemu.results.records import SUMMARY
-from dlemu.results.summary import Verdict
+from dlemu.results.summary import Summary, Verdict
 from dlemu.results.sums import Edition
-from dlemu.results.text import table_over_epochs, verdict_line
-from dlemu.units import counted
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Workload, check_workload
 
@@ -41,6 +40,10 @@ _NEEDED = {
     "metric": ("au", "exclude_start_steps", "exclude_end_steps"),
 }
 """Keys that figures and verdicts rest on. A workload of a later version may have others."""
+_PLACE = ("num_accelerators", "num_hosts", "hostname", "start", "end")
+"""Fields of DLIO's summary that a run's document has by the same names."""
+_TOLD = ("train_au_percentage", "train_throughput_samples_per_second")
+"""Figures of each epoch that DLIO's summary has."""
 _WORDS: Mapping[object, Verdict] = {"success": "PASS", "fail": "FAIL"}
 
 
@@ -77,14 +80,25 @@ class ForeignRun:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """DLIO's summary, and beside it what dlemu computes from the steps."""
+        """The document of a run where steps and configuration are there, else of the tool's own
+        figures; with what the tool recorded (`told`), and what it counts in another way."""
+        document: dict[str, Any] = {"kind": "foreign"}
+        if self.workload is not None and self.metrics is not None:
+            document = {**with_metrics(Summary(), self.workload, self.metrics)}
+        differences = []
+        if self.dlio is not None and self.metrics is not None:
+            differences = list(_differences(self.tool, self.dlio, self.metrics))
         return {
+            **document,
+            **{name: self.told[name] for name in _PLACE if name in self.told},
             "tool": self.tool,
             "workload": self.name,
             "verdict": self.verdict,
             "notes": self.notes,
             "told": self.told,
+            "told_per_epoch": {name: _floats(self.metric.get(name)) for name in _TOLD},
             "computed": _computed(self),
+            "differences": differences,
         }
 
     @property
@@ -109,11 +123,6 @@ class ForeignRun:
             verdict=self.verdict,
         )
 
-    @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-        return "\n".join([_title(self), "", *_table(self), "", *_remarks(self)])
-
 
 @dataclass(frozen=True)
 class Foreign:
@@ -128,12 +137,6 @@ class Foreign:
     def kind(self) -> str:
         """ "DLIO" or "mlpstorage"."""
         return self.runs[0].tool
-
-    @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-        parts = [f"{run.folder}: {run.tool}\n{run.text}" for run in self.runs]
-        return "\n\n".join([*parts, *(f"not read: {why}" for why in self.incomplete.values())])
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -224,7 +227,7 @@ def _read_leaf(folder: Path, keys: Mapping[str, object]) -> ForeignRun:
         notes=tuple(notes),
     )
     try:
-        assert run.text and run.row  # reads every field that is shown
+        assert run.summary and run.row  # reads every field that is shown
     except DAMAGE as error:
         raise RunError(f"{folder / SUMMARY} is damaged: {in_short(error)}") from None
     return run
@@ -331,6 +334,10 @@ def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, obje
         raise RunError(str(error)) from None
 
 
+def _floats(values: object) -> list[float]:
+    return list(map(float, values)) if isinstance(values, list) else []
+
+
 def _mean(values: object) -> float | None:
     return float(np.mean(values)) if isinstance(values, list) and values else None
 
@@ -362,59 +369,6 @@ def _first_barriers(dlio: DlioSteps) -> list[float]:
         float(firsts["barrier"][firsts["epoch"] == epoch].mean())
         for epoch in np.unique(firsts["epoch"])
     ]
-
-
-def _title(run: ForeignRun) -> str:
-    told, metrics = run.told, run.metrics
-    parts = [f"{run.name}: {counted(told['num_accelerators'], 'emulated accelerator')}"]
-    if metrics is not None:
-        epochs = metrics.epochs
-        parts.append(f"{counted(len(epochs), 'epoch')} of {epochs[0].num_steps} steps")
-    if run.workload is not None:
-        parts.append(f"batches of {run.workload.reader.batch_size}")
-    host = f"host {told.get('hostname', 'unknown')}"
-    if (hosts := told.get("num_hosts", 1)) != 1:
-        host = f"{hosts} hosts, the first {told.get('hostname', 'unknown')}"
-    return f"{', '.join(parts)}; {host}, {told.get('start', 'start unknown')}"
-
-
-def _table(run: ForeignRun) -> list[str]:
-    """Return the lines with DLIO's own values of all epochs, and with those of dlemu."""
-    metric, computed = run.metric, _computed(run) or {}
-    size = None if run.workload is None else run.workload.dataset.mean_bytes
-    told_rates = metric.get("train_throughput_samples_per_second")
-    rates = computed.get("samples_per_second") or told_rates
-    wanted: list[tuple[str, Any, str]] = [
-        (f"AU as {run.tool} tells it (%)", metric["train_au_percentage"], ".2f"),
-        ("AU by dlemu's formula (%)", computed.get("train_au_percentage"), ".2f"),
-        ("  with the first step (%)", computed.get("whole_epoch_au_percentage"), ".2f"),
-        (f"samples/s as {run.tool} tells them", told_rates, ".2f"),
-        ("samples/s, whole epoch", computed.get("samples_per_second"), ".2f"),
-        (
-            "read, nominal (MB/s)",
-            [rate * size / 1e6 for rate in rates] if size and rates else None,
-            ".1f",
-        ),
-        ("first step (s)", computed.get("first_step_seconds"), ".3f"),
-        ("  of it, for other ranks (s)", computed.get("first_barrier_seconds"), ".3f"),
-    ]
-    return table_over_epochs((row for row in wanted if row[1]), width=34)
-
-
-def _remarks(run: ForeignRun) -> Iterator[str]:
-    """Yield the verdict's line, and how DLIO's figures come to differ from ours."""
-    told, metric = run.metric.get("train_au_meet_expectation"), run.metrics
-    if run.workload is None or metric is None:
-        yield f"{run.verdict}: by {run.tool}'s own figures ({told or 'no word on it'})"
-    else:
-        line = verdict_line(run.workload, metric)
-        word = f"; {run.tool} says {told}" if told else ""
-        yield f"{line}{word}"
-        if hidden := judge_run(run.workload, metric).hidden:
-            yield hidden
-    if run.dlio is not None and metric is not None:
-        yield from _differences(run.tool, run.dlio, metric)
-    yield from (f"note: {note}" for note in run.notes)
 
 
 def _differences(tool: str, dlio: DlioSteps, metrics: Metrics) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Stored sizings: the answers of `dlemu size` and `dlemu try`, and searches that did not end."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.report.blocks import Section
-from dlemu.report.sizing import Answer, Document, Run, plots_of, section_of
-from dlemu.report.text import answer_of
 from dlemu.reports.rows import ResultRow
 from dlemu.results.facts import conditions_of
 from dlemu.storage.regular import read_regular
 
 ANSWER = "sizing.json"
 _LOG = "*.jsonl"
+
+Document = Mapping[str, Any]
+"""The content of sizing.json, and `unfinished`."""
+_OF_A_RUN = {"num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second"}
+"""Numbers of a run that are shown."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,6 @@ class StoredSizing:
             return 1
         by_rule = [answer for answer in self.summary["answers"] if not answer["first"]]
         return 2 if any(answer["num_accelerators"] == 0 for answer in by_rule) else 0
-
-    @property
-    def section(self) -> Section:
-        """What a page says of it."""
-        return section_of(self.summary, self.folder)
-
-    @property
-    def text(self) -> str:
-        """The answers, and the runs that they rest on."""
-        return answer_of(self.section.blocks)
 
     @property
     def rows(self) -> Sequence[ResultRow]:
@@ -73,7 +66,7 @@ def read_sizing(folder: Path) -> StoredSizing:
         raise RunError(f"{folder}: no answer, and no run of the search is complete")
     sizing = StoredSizing(folder, {"kind": "sizing", **tree, "unfinished": unfinished})
     try:
-        assert sizing.section and sizing.rows is not None  # reads every field that is shown
+        assert sizing.rows is not None
     except DAMAGE as error:
         raise RunError(f"{folder / ANSWER} is damaged: {in_short(error)}") from None
     return sizing
@@ -98,18 +91,19 @@ def _is_answer(answer: object) -> bool:
     return isinstance(answer, dict) and {"target", "workload", "num_accelerators"} <= answer.keys()
 
 
-def _read_points(path: Path) -> list[Run]:
+def _read_points(path: Path) -> list[Mapping[str, Any]]:
     """Return the runs of a search's log, without its first line and a last one that was cut."""
     try:
         lines = read_regular(path, error=RunError).splitlines(keepends=True)
         points = [json.loads(line) for line in lines if line.endswith(b"\n")][1:]
-        assert not points or plots_of(points, {})
+        for point in points:
+            assert all(math.isfinite(point[name]) for name in _OF_A_RUN)
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None
     return points
 
 
-def _row_of(folder: Path, answer: Answer) -> ResultRow:
+def _row_of(folder: Path, answer: Mapping[str, Any]) -> ResultRow:
     """Return an answer's row: of the runs that passed with its number; for 0 of the last."""
     number = answer["num_accelerators"]
     shown = answer["confirmations"] or ([] if number else answer["points"][-1:])

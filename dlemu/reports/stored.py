@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 from dlemu.errors import RunError
@@ -25,10 +26,9 @@ from dlemu.results.records import (
     read_config,
     read_summary,
 )
-from dlemu.results.several import judge_runs, render_runs, row_of
+from dlemu.results.several import counting_rows, judge_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.sums import Rule, sum_all
-from dlemu.results.text import render_run
 from dlemu.units import counted
 from dlemu.workload.model import Workload
 
@@ -51,35 +51,20 @@ class Stored:
         """The runs that count: of several, those that ended, without warm-ups."""
         if self.together is None:
             return self.outcomes
-        ended = {row["name"] for row in self.together["runs"]}
-        return _counting({n: each for n, each in self.outcomes.items() if n in ended})
+        names = [row["name"] for row in counting_rows(self.together["runs"])]
+        return {name: self.outcomes[name] for name in names}
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The fields of summary.json, computed again."""
+        """The fields of summary.json."""
         return self.outcomes[""].summary if self.together is None else self.together
 
     @property
     def rows(self) -> Sequence[ResultRow]:
         """A row for each run."""
         return [
-            _row(self.workload, self.folder / name, outcome)
-            for name, outcome in self.outcomes.items()
+            _row(self.folder / name, outcome.summary) for name, outcome in self.outcomes.items()
         ]
-
-    @property
-    def text(self) -> str:
-        """The report as the terminal shows it."""
-        parts = [
-            f"{self.folder / name}: {outcome.summary['status']}\n"
-            f"{render_run(self.workload, outcome.metrics, outcome.summary)}"
-            for name, outcome in self.outcomes.items()
-        ]
-        if self.together is not None:
-            parts.append(render_runs(self.workload, self.together))
-        if attempts := _attempts(self.folder):
-            parts.append(f"attempts before, which did not end: {', '.join(map(str, attempts))}")
-        return "\n\n".join(parts)
 
     @property
     def status(self) -> int:
@@ -112,13 +97,13 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Resul
 
 
 def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
-    """Return what a folder holds, with its metrics computed again.
+    """Return what a folder holds; its verdict is the stored one where `keys` change nothing.
 
     Raises:
         RunError: it is no run's folder, the run did not end, or a file is damaged.
     """
     tree = read_summary(folder)
-    if "runs" not in tree:
+    if tree.get("kind") != "runs":
         workload, outcome = _read_run(folder, cast(Summary, tree), keys or {})
         return Stored(folder, workload, {"": outcome})
     summary = cast(RunsSummary, tree)
@@ -133,23 +118,21 @@ def read_folder(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         outcomes[name] = outcome
         again = row_of(workload, name, outcome)
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
-    counting = list(_counting(outcomes).values())
-    begun = _cut_short(folder, outcomes, keys or {})
+    counting = [outcomes[row["name"]] for row in counting_rows(rows)]
+    begun = _cut_short(folder, rows, keys or {})
     if not counting:
         error = _no_verdict(folder, summary, "run that counts")
         shown = [str(folder / name) for name in (*outcomes, *begun)]
         command = shlex.join(["dlemu", "report", *shown])
         raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
+    if summary.get("passed") is not None and not keys:
+        return Stored(folder, workload, {**outcomes, **begun}, summary)
     judged = judge_runs({**summary, "runs": rows}, counting)
     if summary.get("passed") is None:
         reason = describe_end(summary, f"after {len(counting)} of {counted(workload.runs, 'run')}")
         judged["status"], judged["reasons"] = summary["status"], [reason]
         judged["verdict"], judged["passed"], judged["remarks"] = "NO VERDICT", False, []
     return Stored(folder, workload, {**outcomes, **begun}, judged)
-
-
-def _counting(outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    return {name: each for name, each in outcomes.items() if not name.startswith("warmup")}
 
 
 def find_results(parent: Path) -> list[Path]:
@@ -173,7 +156,7 @@ def _written(folder: Path) -> float:
     return max(times)
 
 
-def _attempts(folder: Path) -> list[Path]:
+def attempts_of(folder: Path) -> list[Path]:
     """Return the folders that earlier runs of the same name have left, which did not end."""
     try:
         beside = sorted(folder.parent.iterdir())
@@ -182,33 +165,44 @@ def _attempts(folder: Path) -> list[Path]:
     return [path for path in beside if path.name.startswith(f"{folder.name}.attempt-")]
 
 
+def cut_runs(folder: Path, rows: Sequence[RunRow]) -> list[Path]:
+    """Return the folders of those of several runs that did not end."""
+    ended = {row["name"] for row in rows}
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name not in ended and _OF_SEVERAL.fullmatch(path.name)
+    ]
+
+
 def _cut_short(
-    folder: Path, ended: Mapping[str, Outcome], keys: Mapping[str, object]
+    folder: Path, rows: Sequence[RunRow], keys: Mapping[str, object]
 ) -> dict[str, Outcome]:
     """Return those of several runs that did not end but hold whole epochs."""
     found = {}
-    for inner in sorted(folder.iterdir()):
-        if inner.name not in ended and _OF_SEVERAL.fullmatch(inner.name):
-            with suppress(RunError):
-                _, found[inner.name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+    for inner in cut_runs(folder, rows):
+        with suppress(RunError):
+            _, found[inner.name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
     return found
 
 
-def _row(workload: Workload, folder: Path, outcome: Outcome) -> ResultRow:
-    metrics = outcome.metrics
-    rate = metrics.mean("true_samples_per_second")
+def _row(folder: Path, run: Summary) -> ResultRow:
+    def mean(field: str) -> float:
+        return fmean(cast(Mapping[str, Any], epoch)[field] for epoch in run["per_epoch"])
+
+    rate, counted_rate = mean("true_samples_per_second"), mean("samples_per_second")
     return ResultRow(
         name=str(folder),
         tool="dlemu",
-        workload=workload.name,
-        num_accelerators=metrics.num_accelerators,
-        au_percentage=metrics.au_percentage,
-        told_au_percentage=metrics.au_percentage,
-        whole_au_percentage=metrics.whole_epoch_au_percentage,
+        workload=run["workload"],
+        num_accelerators=run["num_accelerators"],
+        au_percentage=mean("au_percentage"),
+        told_au_percentage=mean("au_percentage"),
+        whole_au_percentage=mean("whole_epoch_au_percentage"),
         samples_per_second=rate,
-        nominal_MB_per_second=rate * workload.dataset.mean_bytes / 1e6,
-        first_step_seconds=metrics.mean("first_step_seconds"),
-        verdict=outcome.summary["verdict"],
+        nominal_MB_per_second=mean("nominal_bytes_per_second") / 1e6 * rate / counted_rate,
+        first_step_seconds=mean("first_step_seconds"),
+        verdict=run["verdict"],
     )
 
 
@@ -240,6 +234,8 @@ def _read_run(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
             "records are missing, or are another run's"
         )
+    if ended and not keys:
+        return workload, Outcome(folder, metrics, summary)
     return workload, Outcome(folder, metrics, with_metrics(summary, workload, metrics))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from dlemu.host.network import NetworkUse
 from dlemu.objects.counts import GetCounts
 from dlemu.results.checkpoints import CheckpointCost
-from dlemu.results.losses import Losses, told
+from dlemu.results.losses import Losses, name_losses
 from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
 from dlemu.units import format_rate, format_seconds
@@ -178,7 +178,7 @@ def find_limit(evidence: Evidence) -> Limit:
     return Limit(
         "unclear",
         f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
-        f"it: {told(parts)}{_amplified(evidence)}{_cpus(evidence)}",
+        f"it: {name_losses(parts)}{_amplified(evidence)}{_cpus(evidence)}",
     )
 
 
@@ -536,7 +536,7 @@ def _cpus_unknown(evidence: Evidence) -> str:
 
 
 def _unclear(evidence: Evidence, reason: str) -> Limit:
-    return Limit("unclear", f"{_lost(evidence)} ({told(evidence.losses.parts)}); {reason}")
+    return Limit("unclear", f"{_lost(evidence)} ({name_losses(evidence.losses.parts)}); {reason}")
 
 
 def _part(evidence: Evidence, share: float) -> float:

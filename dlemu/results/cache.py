@@ -1,4 +1,4 @@
-"""What a read-through cache did in a run: the fields of the summary, and their lines."""
+"""What a read-through cache did in a run: the fields of the summary."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,12 +9,9 @@ from dlemu.results.summary import CacheMeasured, Summary
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 
-_MOST_ROWS = 10
-"""Epochs of the table; of more, the first ones and the last are shown."""
 _WORTH_SAYING = 0.01
 _CEILING = 98.0
 """AU in percent from which on a storage is no limit."""
-_YEAR = 365 * 86_400
 
 
 class HostCounts(Protocol):
@@ -64,6 +61,7 @@ def cache_fields(
         settle_seconds_per_epoch=[max(e.settle_seconds for e in epoch) for epoch in epochs],
         preload=_preload([host.preload for host in hosts]),
         pays_from_epoch=None,
+        can_save=False,
         one_drive=not emulated and any(host.one_drive for host in hosts),
         endurance_bytes=endurance * workload.drives if endurance else None,
         hosts=[_of_host(host) for host in hosts if host.capacity_bytes],
@@ -102,6 +100,7 @@ def add_cache(summary: Summary, cached: CacheMeasured, metrics: Metrics) -> None
     """Put the cache's fields into a run's summary, with what follows from the metrics."""
     cached["seconds_per_epoch"] = [epoch.seconds for epoch in metrics.epochs]
     cached["pays_from_epoch"] = pays_from(cached, metrics)
+    cached["can_save"] = can_save(cached, metrics)
     summary["measured"]["cache"] = cached
     limit = summary["limit"]
     if limit and limit["name"] == "storage":
@@ -132,12 +131,11 @@ def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
     origin would need for all bytes at the best rate that it gave. Later epochs are taken to be as
     the last one. First steps are left out: in that of the first epoch the loader starts.
     """
-    if not _may_save(cached, metrics):
+    if not can_save(cached, metrics):
         return None
     seconds, preload = _counted_seconds(metrics), cached["preload"]
     alone = _seconds_without(cached, seconds)
-    if alone is None:
-        return None
+    assert alone is not None
     spent = preload["seconds"] if preload else 0.0
     number = 0
     for number, (took, settled) in enumerate(
@@ -152,9 +150,11 @@ def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
     return number + int(max(0.0, spent) / gain) + 1
 
 
-def _may_save(cached: CacheMeasured, metrics: Metrics) -> bool:
+def can_save(cached: CacheMeasured, metrics: Metrics) -> bool:
     """Return whether a cache can save time: not where it shares the origin's drive, nor where an
-    epoch without hits has all the utilisation that there is."""
+    epoch without hits has all the utilisation that there is, nor where the origin gave nothing."""
+    if _seconds_without(cached, _counted_seconds(metrics)) is None:
+        return False
     coldest = _coldest(cached)
     cold = (cached["hit_share_per_epoch"][coldest] or 0.0) < _WORTH_SAYING
     full = cold and metrics.epochs[coldest].au_percentage >= _CEILING
@@ -197,94 +197,3 @@ def preload_line(preload: Mapping[str, Any], emulated: str) -> str:
         f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
         f"{label(emulated)}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
     )
-
-
-def cache_lines(cached: CacheMeasured, metrics: Metrics) -> list[str]:
-    """Return the table over epochs, and what the cache is worth."""
-    slow = "*" if cached["emulated_origin"] else ""
-    head = ("epoch", "AU (%)", "samples/s", "hits (%)", "planned", f"origin{slow}", "read", "write")
-    lines = ["cache, MB/s", "".join(f"{name:>11}" for name in head)]
-    lines += [f"{'…':>11}" if row is None else _row(cached, metrics, row) for row in _rows(metrics)]
-    if slow:
-        lines.append(f"* origin emulated {cached['emulated_origin']}: all figures depend on it")
-    return [*lines, *worth_lines(cached, metrics)]
-
-
-def worth_lines(cached: CacheMeasured, metrics: Metrics) -> list[str]:
-    """Return the lines below the table: the preload, cold and warm, and wear."""
-    preload = cached["preload"]
-    before = [preload_line(preload, cached["emulated_origin"])] if preload else []
-    return [*before, *_worth(cached, metrics), *_wear(cached)]
-
-
-def _rows(metrics: Metrics) -> list[int | None]:
-    num = len(metrics.epochs)
-    shown: list[int | None] = list(range(num))
-    return shown if num <= _MOST_ROWS else [*shown[: _MOST_ROWS - 1], None, num - 1]
-
-
-def _row(cached: CacheMeasured, metrics: Metrics, row: int) -> str:
-    """Return a line of an epoch; rates over its seconds."""
-    epoch, seconds = metrics.epochs[row], cached["seconds_per_epoch"][row]
-    settled = seconds + cached["settle_seconds_per_epoch"][row]
-    shares = (cached["hit_share_per_epoch"][row], cached["planned_hit_share_per_epoch"][row])
-    rates = (
-        cached["origin_bytes_per_epoch"][row] / seconds,
-        cached["cache_read_bytes_per_epoch"][row] / seconds,
-        cached["cache_write_bytes_per_epoch"][row] / settled,
-    )
-    cells = [f"{epoch.epoch + 1}", f"{epoch.au_percentage:.2f}", f"{epoch.samples_per_second:.2f}"]
-    cells += ["-" if share is None else f"{100 * share:.1f}" for share in shares]
-    cells += [f"{rate / 1e6:.1f}" for rate in rates]
-    return "".join(f"{cell:>11}" for cell in cells)
-
-
-def _worth(cached: CacheMeasured, metrics: Metrics) -> list[str]:
-    """Return the line on cold and warm epochs."""
-    if not cached["capacity_bytes"]:
-        return []
-    au = [epoch.au_percentage for epoch in metrics.epochs]
-    shares = [share or 0.0 for share in cached["hit_share_per_epoch"]]
-    parts = []
-    warm = au
-    if shares[0] < _WORTH_SAYING and len(au) > 1:
-        parts.append(f"cold AU {au[0]:.0f}%")
-        warm = au[1:]
-    if max(shares) >= _WORTH_SAYING:
-        parts.append(f"warm AU {sum(warm) / len(warm):.0f}%")
-        first = cached["pays_from_epoch"]
-        if first is not None:
-            later = "" if first <= len(au) else ", if later epochs are as the last one"
-            parts.append(f"the cache pays from epoch {first}{later}")
-        elif (
-            _may_save(cached, metrics)
-            and _seconds_without(cached, _counted_seconds(metrics)) is not None
-        ):
-            parts.append("the cache saves no time")
-    elif len(au) == 1:
-        parts.append(f"cold AU {au[0]:.0f}%; add epochs (train.epochs) to see warm ones")
-    else:
-        parts.append("hits are too rare to be worth the cache")
-    return [", ".join(parts) + label(cached["emulated_origin"])]
-
-
-def _wear(cached: CacheMeasured) -> list[str]:
-    """Return what each epoch writes to the cache's drive, and how long that lasts."""
-    seconds, settled = cached["seconds_per_epoch"], cached["settle_seconds_per_epoch"]
-    written = cached["cache_write_bytes_per_epoch"]
-    if not max(written):
-        return []
-    first, last = (format_bytes(written[epoch]) for epoch in (0, -1))
-    text = f"cache's wear: {first} written to the cache in the first epoch, {last} in the last"
-    if written[-1]:
-        rate = written[-1] / (seconds[-1] + settled[-1])
-        churn = written[-1] / cached["capacity_bytes"]
-        text += (
-            f", {churn:.2f} of its capacity; {format_rate(rate)} if such epochs follow one another"
-        )
-        if cached["endurance_bytes"]:
-            years = cached["endurance_bytes"] / rate / _YEAR
-            text += f", which its drives take for {years:.3g} years (drive.endurance)"
-        else:
-            text += "; drive.endurance=14PB tells for how many years"
-    return [text + label(cached["emulated_origin"])]

@@ -1,10 +1,10 @@
-"""The checkpoints of a run: what they cost the steps, their fields in summary.json, their lines.
+"""The checkpoints of a run: what they cost the steps, their fields in summary.json.
 
 DLIO measures each block of steps between two checkpoints as it would measure an epoch without any.
 The time of a checkpoint lies between two blocks, so its rule leaves it out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -12,10 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.results.sums import EpochSums
-from dlemu.units import counted, format_rate, format_seconds
-
-_WORTH_SAYING = 0.01
-"""Seconds from which on a wait is told."""
 
 
 class CheckpointMetric(TypedDict, total=False):
@@ -52,8 +48,10 @@ class CheckpointFields(TypedDict, total=False):
     parts_seconds: Mapping[str, float]
     """Sum over all ranks and checkpoints of open, write, waited (for bytes to write), fsync and
     close; and `generation`, CPU seconds in which the bytes were made."""
+    number: int
+    """This and the next five: see CheckpointCost. A run that did not end has no others."""
+    total_stall_seconds: float
     au_with_stalls_percentage: float
-    """This and the next three: see CheckpointCost."""
     steps_while_writing: int
     au_while_writing_percentage: float | None
     au_otherwise_percentage: float | None
@@ -124,6 +122,8 @@ def with_cost(fields: CheckpointFields, cost: CheckpointCost) -> CheckpointField
     """Return the fields with those that follow from the steps."""
     return {
         **fields,
+        "number": cost.number,
+        "total_stall_seconds": cost.stall_seconds,
         "au_with_stalls_percentage": cost.au_with_stalls_percentage,
         "steps_while_writing": cost.steps_while_writing,
         "au_while_writing_percentage": cost.au_while_writing_percentage,
@@ -143,55 +143,3 @@ def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:
         "save_checkpoint_io_stdev_GB_per_second": float(np.std(size / seconds)),
         "checkpoint_size_GB": size,
     }
-
-
-def checkpoint_lines(cost: CheckpointCost | None, fields: CheckpointFields | None) -> list[str]:
-    """Return the lines of a report; `fields` is None where a run did not end."""
-    if cost is None:
-        return [] if fields is None else [f"checkpoints: none was due, {fields['every']}"]
-    stalled = (
-        f"utilisation with all stalls counted {cost.au_with_stalls_percentage:.2f}%: accelerators "
-        f"stood still for {format_seconds(cost.stall_seconds)}"
-    )
-    lines = [] if fields is None else [*_written(fields, cost)]
-    lines.append(f"{stalled} for {counted(cost.number, 'checkpoint')}")
-    during, otherwise = cost.au_while_writing_percentage, cost.au_otherwise_percentage
-    if during is not None:
-        others = "there were no others" if otherwise is None else f"{otherwise:.2f}% in the others"
-        lines.append(
-            f"utilisation while a checkpoint was written {during:.2f}% "
-            f"({counted(cost.steps_while_writing, 'step')}), {others}"
-        )
-    if fields is not None:
-        lines += _mix(fields)
-    return lines
-
-
-def _written(fields: CheckpointFields, cost: CheckpointCost) -> Iterator[str]:
-    """Yield how many there were, how large and how fast."""
-    seconds, size = fields["duration_seconds"], fields["num_bytes"]
-    mode = "asynchronous" if fields["asynchronous"] else "synchronous"
-    each = format_seconds(float(np.mean(seconds)))
-    if len(seconds) > 1:
-        each += f" ({format_seconds(min(seconds))} to {format_seconds(max(seconds))})"
-    line = (
-        f"checkpoints: {cost.number}, {fields['every']}, {mode}; {size:,} bytes each, written in "
-        f"{each}, {format_rate(size / max(float(np.mean(seconds)), 1e-9))}"
-    )
-    if (waited := sum(fields["waited_seconds"])) >= _WORTH_SAYING:
-        line += f"; {format_seconds(waited)} of waiting for the one before"
-    if (remaining := fields["remaining_seconds"]) >= _WORTH_SAYING:
-        line += f"; the last one was written {format_seconds(remaining)} after the last step"
-    yield line
-
-
-def _mix(fields: CheckpointFields) -> Iterator[str]:
-    """Yield what the drive read and wrote."""
-    read, written = fields["device_read_bytes"], fields["device_written_bytes"]
-    if read is None or written is None or read + written == 0:
-        return
-    yield (
-        f"{', '.join(fields['devices'])}, on which checkpoints were written: {read / 1e6:,.0f} MB "
-        f"read and {written / 1e6:,.0f} MB written in the epochs, by any process, "
-        f"{100 * written / (read + written):.0f}% of them writes"
-    )

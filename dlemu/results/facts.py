@@ -9,7 +9,6 @@ from dlemu.errors import DlemuError
 from dlemu.results.header import host_text
 from dlemu.results.records import SUMMARY, read_summary
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
-from dlemu.workload.model import Workload
 
 Summary = Mapping[str, Any]
 """summary.json of a run. One that did not end lacks fields, so each may be missing here."""
@@ -19,7 +18,7 @@ _CONDITIONS = (
 """Fields of a run's summary that say where and when a search was measured."""
 
 
-def facts_of(summary: Summary, workload: Workload | None = None) -> Iterator[tuple[str, str]]:
+def facts_of(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield names and values, "" where a value is not known."""
     place = summary.get("place") or {}
     yield "measured", date_of(summary, long=True)
@@ -27,8 +26,8 @@ def facts_of(summary: Summary, workload: Workload | None = None) -> Iterator[tup
     yield "drive", _drive(summary, place)
     kind, point = place.get("file_system"), place.get("mount")
     yield "file system", " at ".join(each for each in (kind, point) if each)
-    yield "dataset", _dataset(summary.get("dataset") or {}, workload)
-    yield "loader", _loader(summary, workload)
+    yield "dataset", _dataset(summary.get("dataset") or {})
+    yield "loader", _loader(summary)
     versions = summary.get("versions") or {}
     first = {"dlemu": versions.get("dlemu")} | versions
     yield "versions", ", ".join(f"{name} {value}" for name, value in first.items() if value)
@@ -101,30 +100,24 @@ def _drive(summary: Summary, place: Summary) -> str:
     return each_once(parts)
 
 
-def _dataset(dataset: Summary, workload: Workload | None) -> str:
+def _dataset(dataset: Summary) -> str:
     folder, kind = dataset.get("folder"), dataset.get("format")
     number, size = dataset.get("num_files"), dataset.get("num_bytes")
-    if workload is not None and not dataset:
-        folder, kind = str(workload.data_folder), workload.dataset.format
-        if isinstance(workload.dataset.num_files_train, int):
-            number = workload.dataset.num_files_train
-            size = number * workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
     files = number and counted(number, f"{kind or ''} file".strip())
     return each_once([folder, files, size and format_bytes(size)])
 
 
-def _loader(summary: Summary, workload: Workload | None) -> str:
+def _loader(summary: Summary) -> str:
     parts = [summary.get("data_loader")]
-    if workload is not None:
-        reader = workload.reader
-        parts.append(f"{counted(reader.read_threads, 'worker')} for each accelerator")
+    if parts[0] and (reader := summary.get("reader")):
+        parts.append(f"{counted(reader['read_threads'], 'worker')} for each accelerator")
         if (summary.get("place") or {}).get("file_system") == "s3":
-            parts.append(f"{reader.gets_in_flight} GETs in flight each")
+            parts.append(f"{reader['gets_in_flight']} GETs in flight each")
         else:
             ways = {
                 True: "O_DIRECT",
                 False: "through the page cache",
                 "auto": "O_DIRECT if the data folder takes it",
             }
-            parts.append(ways[reader.odirect])
+            parts.append(ways[reader["odirect"]])
     return each_once(parts)

@@ -44,8 +44,8 @@ class Judgement:
     """Why there is no verdict."""
     remarks: tuple[str, ...] = ()
     """What the verdict's line says as well."""
-    hidden: str = ""
-    """A line of its own: how much of the reading may be hidden, where that matters."""
+    read_ahead: str = ""
+    """A line of its own: how much may be read in the steps left out, where that matters."""
     unlike: str = ""
     """A line of its own: the keys that differ from the published row, with both values."""
 
@@ -82,11 +82,11 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         said = not proven and (share > _WORTH_SAYING or apart)
     else:
         said = share > _MOST_HIDDEN
-    hidden = (
-        f"hidden: up to {100 * share:.1f}% of the reading may be done in what is left out; "
-        f"{_with_all(metrics)} the utilisation is {metrics.delivered_au_percentage:.2f}%"
+    ahead = (
+        f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
+        f"{_left_out(metrics)}; {_with_all(metrics)}"
     )
-    return Judgement("PASS" if met else "FAIL", (), remarks, hidden if said else "", unlike)
+    return Judgement("PASS" if met else "FAIL", (), remarks, ahead if said else "", unlike)
 
 
 def _near(workload: Workload, metrics: Metrics) -> Iterator[str]:
@@ -176,31 +176,37 @@ def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[st
         most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
         steps = most + metrics.left_out
         reason = (
-            f"up to {100 * share:.0f}% of the reading may hide in what is left out, at most "
-            f"{100 * _MOST_HIDDEN:.0f}% may"
+            f"up to {100 * share:.0f}% of the data may be read during {_left_out(metrics)}, at "
+            f"most {100 * _MOST_HIDDEN:.0f}% is allowed"
         )
     elif whole < (1 - _OTHER_RATE) * au:
         steps = _steps_that_dwarf_the_first(metrics)
-        reason = "the whole epoch was slower than that"
+        reason = "the first step was so slow that the AU without it is not that of the epoch"
     else:
         return
     fewest = min(epoch.num_steps // epoch.num_blocks for epoch in metrics.epochs)
     if steps > fewest and max(epoch.num_blocks for epoch in metrics.epochs) > 1:
-        remedy = f"checkpoint.steps_between_checkpoints={steps} would give a verdict"
+        remedy = f"checkpoint.steps_between_checkpoints={steps} gives a verdict"
     elif steps <= fewest and metrics.edition != "v1.0":
         remedy = (
             "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
             "not"
         )
     else:
-        remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} would give a verdict"
-    found = f"{_with_all(metrics)} it is {metrics.delivered_au_percentage:.2f}%"
-    yield f"{found}: {reason}; {remedy}"
+        remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} gives a verdict"
+    yield f"{reason}; {_with_all(metrics)}; {remedy}"
+
+
+def _left_out(metrics: Metrics) -> str:
+    """Return what the rule leaves out, in words."""
+    stalls = "" if metrics.checkpoints is None else " and the stalls for checkpoints"
+    return f"the excluded first step{stalls}"
 
 
 def _with_all(metrics: Metrics) -> str:
-    stalls = "" if metrics.checkpoints is None else " and the stalls for checkpoints"
-    return f"with the first step{stalls}"
+    """Return the AU of the whole time, in words."""
+    which = "that step" if metrics.checkpoints is None else "both"
+    return f"AU including {which} {metrics.delivered_au_percentage:.2f}%"
 
 
 def _steps_that_dwarf_the_first(metrics: Metrics) -> int:

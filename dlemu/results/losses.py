@@ -5,12 +5,24 @@ the latest accelerator shows why a step was long: it waited for its batch, or it
 longer than asked.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlemu.results.sums import RankSums, Sums, making_seconds
+from dlemu.results.sums import EpochSums, RankSums, Sums, making_seconds
+
+LOSSES: Mapping[str, str] = {
+    "read": "waiting for reads",
+    "decode": "waiting for decoding",
+    "hand_over": "waiting for the hand-over",
+    "preprocess": "waiting for preprocessing",
+    "elsewhere": "batches waiting in a queue",
+    "oversleep": "compute overran its target",
+    "uneven": "compute times drawn unequal",
+    "meeting": "barrier",
+}
+"""The fields of Parts in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +81,24 @@ class Losses:
 
 def find_losses(sums: Sums) -> Losses:
     """Return the losses in the steps that count; the sums are whole, as `measure_sums` checks."""
-    inside = np.concatenate([each.steps[each.window] for each in sums.epochs])
-    accelerators = len(sums.epochs[0].accelerators)
-    # Mean over accelerators of the time of these steps.
-    seconds = float((inside["seconds"] - inside["overhead"]).sum()) / accelerators
     return Losses(
-        parts=_parts(inside, seconds, accelerators, sums.rule.preprocess_seconds),
-        ranks=_ranks(sums, seconds),
+        parts=find_parts(sums.epochs, sums.rule.preprocess_seconds),
+        ranks=_ranks(sums, _seconds(sums.epochs)),
         making_seconds=sum(each.making for each in sums.epochs),
     )
 
 
-def _parts(
-    last: NDArray[np.void], seconds: float, accelerators: int, preprocess_seconds: float
-) -> Parts:
-    """Return the parts; `last` has the latest accelerator of each step."""
+def _seconds(epochs: Sequence[EpochSums]) -> float:
+    """Return the mean over accelerators of the time of the steps that count."""
+    inside = np.concatenate([each.steps[each.window] for each in epochs])
+    return float((inside["seconds"] - inside["overhead"]).sum()) / len(epochs[0].accelerators)
+
+
+def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> Parts:
+    """Return the shares lost in some epochs; a worker sleeps `preprocess_seconds` a sample."""
+    # The latest accelerator of each step.
+    last = np.concatenate([each.steps[each.window] for each in epochs])
+    accelerators = len(epochs[0].accelerators)
     # A worker may begin with a batch before it is waited for. The wait is divided as all of the
     # time in which the batch was made.
     of_wait = last["wait"] / np.maximum(making_seconds(last, preprocess_seconds), 1e-9)
@@ -96,7 +111,7 @@ def _parts(
         "uneven": last["computation_time"] - last["asked"] / accelerators,
         "meeting": last["barrier"],
     }
-    total = max(seconds, 1e-9)
+    total = max(_seconds(epochs), 1e-9)
     shares = {name: float(part.sum()) / total for name, part in lost.items()}
     waited = float(last["wait"].sum()) / total
     known = sum(shares[name] for name in ("read", "decode", "hand_over", "preprocess"))
@@ -130,20 +145,10 @@ def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
     )
 
 
-def told(parts: Parts) -> str:
+def name_losses(parts: Parts) -> str:
     """Return the parts as text, the largest first, without those below 0.1 %."""
-    words = {
-        "read": "waiting for reads",
-        "decode": "waiting for decoding",
-        "hand_over": "waiting for the hand-over",
-        "preprocess": "waiting for preprocessing",
-        "elsewhere": "waiting for batches that no worker was at",
-        "oversleep": "compute ended late",
-        "uneven": "compute times differ as asked",
-        "meeting": "the barrier itself",
-    }
-    shares = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    shares = asdict(parts)
     largest = sorted(shares, key=lambda name: -shares[name])
     return ", ".join(
-        f"{100 * shares[name]:.1f}% {words[name]}" for name in largest if shares[name] >= 0.001
+        f"{100 * shares[name]:.1f}% {LOSSES[name]}" for name in largest if shares[name] >= 0.001
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.results.checkpoints import CheckpointCost, checkpoint_cost
+from dlemu.results.losses import Parts, find_parts
 from dlemu.results.records import Steps
 from dlemu.results.student import t95
 from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
@@ -62,6 +63,10 @@ class EpochMetrics:
     """Calls that read them; 0 where they are not counted."""
     wait_seconds: float
     """Mean wait for a batch, first steps left out."""
+    latest_wait_seconds: tuple[float, float]
+    """p50 and p99 over the window's steps of the wait of each step's latest accelerator."""
+    lost: Parts
+    """Shares of the window that were lost, by cause."""
     wait_share: float
     """Share of the window, 0 to 1, in which accelerators waited for batches."""
     overhead_share: float
@@ -225,6 +230,7 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
     seconds, num_samples = rows["seconds"], rows["num_samples"]
     stall = float(sums.steps["stall"].sum())
     num_counted = int(window.sum())
+    half, most = np.quantile(sums.steps["wait"][window], (0.5, 0.99))
 
     def share(name: str) -> float:
         return float(rows[name].sum() / rows["inside"].sum())
@@ -244,6 +250,8 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         read_bytes=int(rows["num_bytes"].sum()),
         num_reads=int(rows["num_reads"].sum()),
         wait_seconds=float(rows["wait"].mean() / num_counted),
+        latest_wait_seconds=(float(half), float(most)),
+        lost=find_parts([sums], rule.preprocess_seconds),
         wait_share=share("wait"),
         overhead_share=share("overhead"),
         barrier_share=share("barrier"),

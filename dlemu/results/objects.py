@@ -1,11 +1,11 @@
-"""What requests to a bucket came to in a run: fields of summary.json, and their line."""
+"""What requests to a bucket came to in a run: fields of summary.json."""
 
 from collections.abc import Sequence
 from typing import TypedDict
 
 from dlemu.host.intervals import IntervalSummary
 from dlemu.objects.counts import GetCounts
-from dlemu.units import counted, format_bytes, format_seconds
+from dlemu.units import counted, format_seconds
 
 
 class ObjectsMeasured(TypedDict):
@@ -44,21 +44,6 @@ def objects_fields(gets: GetCounts, epochs: Sequence[IntervalSummary]) -> Object
             1e9 * per_byte if per_byte is not None and len(known) == len(cpu) else None
         ),
     )
-
-
-def objects_line(found: ObjectsMeasured) -> str:
-    """Return what the requests came to, in one line."""
-    parts = [latencies(found["gets"], found["p50_seconds"], found["p99_seconds"])]
-    slow = f" ({found['slow_downs']:,} after 503)" if found["slow_downs"] else ""
-    parts.append(f"{found['retries']:,} sent again{slow}")
-    share = found["received_bytes"] / max(1, found["needed_bytes"])
-    parts.append(
-        f"{format_bytes(found['received_bytes'])} received for "
-        f"{format_bytes(found['needed_bytes'])} needed ({share:.3f})"
-    )
-    if (cpu := found["cpu_seconds_per_GB"]) is not None:
-        parts.append(f"{cpu:.2f} CPU-s/GB")
-    return f"objects: {'; '.join(parts)}"
 
 
 def latencies(gets: int, half: float | None, most: float | None) -> str:

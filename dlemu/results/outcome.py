@@ -1,14 +1,14 @@
 """The outcome of a run: its metrics, and the fields of summary.json that follow from them."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.results.checkpoints import dlio_names, with_cost
+from dlemu.results.checkpoints import CheckpointFields, dlio_names, with_cost
 from dlemu.results.judgement import hidden_share, judge_run
-from dlemu.results.metrics import Metrics
-from dlemu.results.summary import Metric, Summary
+from dlemu.results.metrics import EpochMetrics, Metrics
+from dlemu.results.summary import EpochRow, Metric, ReaderFields, Summary, limit_name
 from dlemu.workload.model import Workload
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
@@ -33,19 +33,43 @@ class Outcome:
 def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summary:
     """Return the summary with the fields that follow from the steps."""
     judgement = judge_run(workload, metrics, summary)
+    wanted = 100 * workload.metric.au
+    feeds = None
+    if judgement.verdict != "NO VERDICT" and limit_name(summary) == "storage":
+        rounded = round(metrics.au_percentage, 2)  # as `passes` rounds
+        feeds = metrics.num_accelerators * rounded / wanted
     au = [epoch.au_percentage for epoch in metrics.epochs]
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
-    if written is not None and metrics.checkpoints is not None:
-        summary = {**summary, "checkpoints": with_cost(written, metrics.checkpoints)}
+    if metrics.checkpoints is not None:
+        cost = with_cost(written or CheckpointFields(), metrics.checkpoints)
+        summary = {**summary, "checkpoints": cost}
+    reader = workload.reader
     return {
+        "kind": "run",
+        "workload": workload.name,
         **summary,
+        "reader": ReaderFields(
+            batch_size=reader.batch_size,
+            read_threads=reader.read_threads,
+            odirect=reader.odirect,
+            gets_in_flight=reader.gets_in_flight,
+            scattered=workload.dataset.format == "parquet" or reader.access == "random",
+        ),
         "num_accelerators": metrics.num_accelerators,
         "epochs": len(metrics.epochs),
         "verdict": judgement.verdict,
         "reasons": list(judgement.reasons),
-        "remarks": [*judgement.remarks, *([judgement.hidden] if judgement.hidden else [])],
+        "remarks": list(judgement.remarks),
+        "read_ahead": judgement.read_ahead,
+        "unlike": judgement.unlike,
+        "threshold_percentage": wanted,
+        "real_accelerators": feeds,
+        "per_epoch": [
+            _row(epoch, workload.dataset.mean_bytes, known=metrics.read_bytes > 0)
+            for epoch in metrics.epochs
+        ],
         "metric": Metric(
             edition=metrics.edition,
             train_au_percentage=au,
@@ -61,3 +85,28 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             **dlio_names(written),
         ),
     }
+
+
+def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
+    """Return the row of an epoch; `known` is whether the loader counts what it reads.
+
+    A loop of one's own may show neither its samples nor their bytes.
+    """
+    half, most = epoch.latest_wait_seconds
+    return EpochRow(
+        epoch=epoch.epoch + 1,
+        num_steps=epoch.num_steps,
+        seconds=epoch.seconds,
+        au_percentage=epoch.au_percentage,
+        whole_epoch_au_percentage=epoch.whole_epoch_au_percentage,
+        samples_per_second=epoch.samples_per_second if epoch.num_samples else None,
+        true_samples_per_second=epoch.true_samples_per_second,
+        nominal_bytes_per_second=epoch.samples_per_second * mean_bytes if known else None,
+        read_bytes_per_second=epoch.read_bytes_per_second if known else None,
+        reads_per_second=epoch.reads_per_second if epoch.num_reads else None,
+        first_step_seconds=epoch.first_step_seconds,
+        wait_mean_seconds=epoch.wait_seconds,
+        wait_p50_seconds=half,
+        wait_p99_seconds=most,
+        lost=asdict(epoch.lost),
+    )

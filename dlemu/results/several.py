@@ -1,4 +1,4 @@
-"""Several runs together: the verdict, the spread, and their table."""
+"""Several runs together: the verdict, the spread, and their rows."""
 
 import math
 import re
@@ -53,8 +53,10 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
         verdict = "NO VERDICT"
     return {
+        "kind": "runs",
         **summary,
         "status": "complete",
+        "threshold_percentage": outcomes[0].summary["threshold_percentage"],
         "verdict": verdict,
         "passed": verdict == "PASS",
         "reasons": reasons,
@@ -96,43 +98,9 @@ def spread_of(values: Sequence[float], *, most: float = math.inf) -> Spread:
     return Spread(mean=mean, sd=sd, interval=[max(0.0, mean - half), min(most, mean + half)])
 
 
-def render_runs(workload: Workload, summary: RunsSummary) -> str:
-    """Return the table of the runs, the spread and the verdict."""
-    lines = [
-        f"{workload.name}, division {summary['division']}: {LABEL}",
-        "",
-        f"{'run':<12}{'AU (%)':>10}{'samples/s':>14}{'MB/s':>12}{'cached (%)':>12}"
-        f"{'gap (s)':>10}  limit",
-    ]
-    for row in summary["runs"]:
-        cached, gap = row["page_cache_share"], row["gap_seconds"]
-        lines.append(
-            f"{row['name']:<12}{row['au_percentage']:>10.2f}{row['samples_per_second']:>14.2f}"
-            f"{row['nominal_MiB_per_second'] * 2**20 / 1e6:>12.1f}"
-            f"{'-' if cached is None else f'{100 * cached:.1f}':>12}"
-            f"{'-' if gap is None else f'{gap:.0f}':>10}  {row['limit']}"
-            + (f"; under the threshold: {row['epochs_under']}" if row["epochs_under"] else "")
-        )
-    for name, each in (
-        ("AU (%)", summary["au_percentage"]),
-        ("samples/s", summary["samples_per_second"]),
-    ):
-        line = f"{name}: mean {each['mean']:.2f}"
-        if each["interval"] is not None:
-            low, high = each["interval"]
-            line += f", sd {each['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
-        lines.append(line)
-    lines += [f"note: {note}" for note in summary.get("notes") or ()]
-    return "\n".join([*lines, runs_verdict_line(workload, summary)])
-
-
-def runs_verdict_line(workload: Workload, summary: RunsSummary) -> str:
-    """Return the verdict on all runs, with its reasons."""
-    reasons = "; ".join(summary["reasons"]) or (
-        f"every run has at least {100 * workload.metric.au:g}%, samples/s within "
-        f"{summary['repeatability_percentage']:.1f}% of their mean"
-    )
-    return "; ".join([f"{summary['verdict']}: {reasons}", *summary["remarks"]])
+def counting_rows(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the rows of the runs that count: warm-ups do not."""
+    return [row for row in rows if not row["name"].startswith("warmup")]
 
 
 def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
@@ -140,8 +108,6 @@ def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
     kinds: dict[str, dict[int, str]] = {}
     for number, each in enumerate(remarks, 1):
         for remark in each:
-            if remark.startswith("hidden: "):  # a line of the run's own
-                continue
             kinds.setdefault(re.sub(r"\d[\d.,]*", "", remark), {}).setdefault(number, remark)
     found = []
     for by_run in kinds.values():
@@ -168,6 +134,7 @@ def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:
         end=run["end"],
         gap_seconds=None,
         au_percentage=outcome.metrics.au_percentage,
+        whole_epoch_au_percentage=outcome.metrics.whole_epoch_au_percentage,
         samples_per_second=outcome.metrics.samples_per_second,
         nominal_MiB_per_second=run["metric"]["train_io_mean_MB_per_second"],
         page_cache_share=run["measured"]["page_cache_share"],

@@ -85,6 +85,8 @@ class CacheMeasured(TypedDict):
     """num_files, num_bytes, seconds and read_share; None: cache.warm was not true."""
     pays_from_epoch: int | None
     """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
+    can_save: bool
+    """Whether a cache can save time here at all, by what was measured."""
     one_drive: bool
     """Whether the origin is on the cache's drive, and not emulated; older runs do not have it."""
     endurance_bytes: int | None
@@ -177,9 +179,52 @@ class Measured(TypedDict, total=False):
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 
 
+class ReaderFields(TypedDict):
+    """How the data was read: keys of `reader`."""
+
+    batch_size: int
+    read_threads: int
+    odirect: bool | str
+    gets_in_flight: int
+    scattered: bool
+    """Whether files are read by ranges or by records, so that reads/s say something."""
+
+
+class EpochRow(TypedDict):
+    """One epoch of a run; rates are those of all accelerators."""
+
+    epoch: int
+    """From 1."""
+    num_steps: int
+    seconds: float
+    au_percentage: float
+    """By the edition's rule."""
+    whole_epoch_au_percentage: float
+    """With the first step."""
+    samples_per_second: float | None
+    """By the edition's rule."""
+    true_samples_per_second: float
+    """Over the whole epoch's time."""
+    nominal_bytes_per_second: float | None
+    """Samples/s x the mean size of a sample."""
+    read_bytes_per_second: float | None
+    """Really read by the loaders; None where they do not count it, as the next one."""
+    reads_per_second: float | None
+    first_step_seconds: float
+    """Mean over accelerators."""
+    wait_mean_seconds: float
+    """Wait for a batch in the steps that count, mean over accelerators."""
+    wait_p50_seconds: float
+    """Of the same steps, but of each step's latest accelerator only; p99 likewise."""
+    wait_p99_seconds: float
+    lost: Mapping[str, float]
+    """Shares (0-1) of the time that were lost, by cause: the fields of losses.Parts."""
+
+
 class Summary(TypedDict, total=False):
     """summary.json of one run."""
 
+    kind: Literal["run"]
     status: str
     """"complete", or one of UNFINISHED."""
     workload: str
@@ -237,6 +282,20 @@ class Summary(TypedDict, total=False):
     """Why there is no verdict."""
     remarks: Sequence[str]
     """What the verdict's line says as well."""
+    read_ahead: str
+    """How much may be read in the steps left out; "" where that does not matter."""
+    unlike: str
+    """The keys that differ from the published workload, with both values; "" if none does."""
+    threshold_percentage: float
+    """metric.au in percent."""
+    real_accelerators: float | None
+    """That this storage feeds; None where it was not the limit, or there is no verdict."""
+    reader: ReaderFields
+    per_epoch: Sequence[EpochRow]
+    accelerator: str
+    """What computed in a training loop of the user's own, whose time the next two divide."""
+    time_shares: Mapping[str, float]
+    timed_by: Sequence[str]
     end: str
 
 
@@ -253,6 +312,7 @@ class RunRow(TypedDict, total=False):
     gap_seconds: float | None
     """Since the end of the run before; None for the first one."""
     au_percentage: float
+    whole_epoch_au_percentage: float
     samples_per_second: float
     nominal_MiB_per_second: float
     page_cache_share: float | None
@@ -272,6 +332,7 @@ class Spread(TypedDict):
 class RunsSummary(TypedDict, total=False):
     """summary.json of several runs; each run's own lies in its folder."""
 
+    kind: Literal["runs"]
     status: str
     """As a run's."""
     label: str
@@ -279,8 +340,12 @@ class RunsSummary(TypedDict, total=False):
     """"closed" or "open"."""
     workload: str
     place: PlaceFields
-    """As in the first run's Summary, and `dataset` too."""
+    """As in the last run's Summary, and the next five too."""
     dataset: DatasetFields
+    hostname: str
+    data_loader: str
+    reader: ReaderFields
+    versions: Mapping[str, str]
     start: str
     runs: Sequence[RunRow]
     notes: Sequence[str]
@@ -292,6 +357,8 @@ class RunsSummary(TypedDict, total=False):
     reasons: Sequence[str]
     remarks: Sequence[str]
     """Those of the runs, each once."""
+    threshold_percentage: float
+    """As in the runs' Summary."""
     repeatability_percentage: float
     """The largest distance of a run's samples/s from their mean."""
     au_percentage: Spread

@@ -47,7 +47,6 @@ from dlemu.results.records import (
 from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import CacheMeasured, Summary, time_of_day
 from dlemu.results.sums import Rule, Sums, sum_all
-from dlemu.results.text import report_run
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
 from dlemu.run.gpus import compute_on_gpu, find_gpus
@@ -77,6 +76,8 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 Say = Callable[[str], None]
+OnRun = Callable[[Path, Summary], None]
+"""Is given a run's folder and its document."""
 _LOOKED_AT = 64
 """Files, spread over the dataset, that are looked at for links."""
 _ROOM_FOR_AN_ERROR = 2048
@@ -109,11 +110,13 @@ def run_job(
     say: Say = say,
     layout: Layout | None = None,
     live: Live | None = None,
+    on_cut: OnRun | None = None,
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
 
     With a `layout` its files are read, whatever else lies in the data folder. On rank 0 another
-    thread may ask `live` what the run is doing.
+    thread may ask `live` what the run is doing. If the run fails after whole epochs, rank 0 calls
+    `on_cut` with what they are worth.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
@@ -122,7 +125,7 @@ def run_job(
         live = live or Live()
         with live.run(lambda: watchdog.doing):
             clock = clock or WallClock.calibrate()
-            return _Run(workload, world, clock, say, watchdog, live).run(layout)
+            return _Run(workload, world, clock, say, watchdog, live).run(layout, on_cut)
 
 
 class _Run:
@@ -153,7 +156,7 @@ class _Run:
         self._num_accelerators = num_accelerators(workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
-    def run(self, layout: Layout | None) -> Outcome | None:
+    def run(self, layout: Layout | None, on_cut: OnRun | None) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         self._prepare(layout)
         world, watchdog = self._world, self._watchdog
@@ -171,7 +174,8 @@ class _Run:
                 found = self._replay_and_gather()
                 return None if found is None else self._judge(*found)
             except BaseException:
-                self._say_ended_epochs()
+                if on_cut is not None and world.rank == 0:
+                    self._show_ended_epochs(on_cut)
                 raise
 
     def _prepare(self, layout: Layout | None) -> None:
@@ -456,17 +460,13 @@ class _Run:
             with self._writing():
                 write_failure(self._folder, self._summary, error)
 
-    def _say_ended_epochs(self) -> None:
+    def _show_ended_epochs(self, on_cut: OnRun) -> None:
         """Show the epochs that all ranks had ended before the run failed, if there are any."""
-        if self._world.rank != 0:
-            return
         with suppress(DlemuError):
             parts = ((str(rank), steps) for rank, steps in map_steps(self._folder))
             sums = sum_all(parts, Rule.of(self._workload))
             metrics = measure_sums(sums.of_all(self._summary["num_accelerators"]))
-            summary = with_metrics(self._summary, self._workload, metrics)
-            text = report_run(self._workload, metrics, summary).text
-            self._say(f"\n{text}\nresults: {self._folder}")
+            on_cut(self._folder, with_metrics(self._summary, self._workload, metrics))
 
     def _writing(self) -> AbstractContextManager[None]:
         return self._watchdog.phase(f"while writing to {self._folder}")

@@ -15,14 +15,13 @@ from dlemu.results.folders import hold_for_runs
 from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import write_summary
-from dlemu.results.several import LABEL, judge_runs, render_runs, row_of, runs_verdict_line
+from dlemu.results.several import LABEL, judge_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
-from dlemu.results.text import render_run
 from dlemu.run.closed import check_closed, closed_warnings
-from dlemu.run.job import Say, run_job
+from dlemu.run.job import OnRun, Say, run_job
 from dlemu.run.live import Live
 from dlemu.run.summary import write_failure
-from dlemu.terminal import Answer, say
+from dlemu.terminal import say
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
 from dlemu.world.world import World
@@ -35,12 +34,14 @@ def run_protocol(
     *,
     world: World,
     say: Say = say,
+    on_run: OnRun | None = None,
     on_end: OnEnd | None = None,
     live: Live | None = None,
 ) -> int:
     """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
 
-    Rank 0 calls `on_end` with the folder, the summary and the runs that count.
+    Rank 0 calls `on_run` after each run, also one that fails after whole epochs, and `on_end` with
+    the folder, the summary and the runs that count.
 
     Raises:
         WorkloadError: division=closed does not allow a key or a value.
@@ -59,7 +60,7 @@ def run_protocol(
     with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as held:
         base = world.broadcast(held)
         assert base is not None
-        return _Runs(base, workload, world, say, live or Live()).run(on_end)
+        return _Runs(base, workload, world, say, live or Live()).run(on_run, on_end)
 
 
 class _Runs:
@@ -72,6 +73,7 @@ class _Runs:
         self._live = live
         live.folder = folder
         self._summary = RunsSummary(
+            kind="runs",
             status="incomplete",
             label=LABEL,
             division=workload.division,
@@ -81,7 +83,7 @@ class _Runs:
             notes=closed_warnings(workload, folder, world.num_hosts) if world.rank == 0 else [],
         )
 
-    def run(self, on_end: OnEnd | None = None) -> int:
+    def run(self, on_run: OnRun | None, on_end: OnEnd | None) -> int:
         """Make the runs; return the exit status."""
         if self._world.rank == 0:
             for note in self._summary["notes"]:
@@ -89,7 +91,7 @@ class _Runs:
         self._write()
         try:
             with last_act(self._record):
-                outcomes = self._run_all()
+                outcomes = self._run_all(on_run)
         except BaseException as error:
             self._record(error)
             raise
@@ -98,14 +100,12 @@ class _Runs:
             judged = judge_runs(self._summary, outcomes)
             self._summary = {**judged, "end": time_of_day()}
             self._write()
-            text = f"\n{render_runs(self._workload, self._summary)}\nresults: {self._folder}"
-            self._say(Answer(text, runs_verdict_line(self._workload, self._summary)))
             if on_end is not None:
                 on_end(self._folder, self._summary, outcomes)
             status = EXIT_STATUS[judged["verdict"]]
         return self._world.broadcast(status)
 
-    def _run_all(self) -> list[Outcome]:
+    def _run_all(self, on_run: OnRun | None) -> list[Outcome]:
         """Make the runs, one after the other; return those that count, on rank 0."""
         workload = self._workload
         outcomes = []
@@ -120,13 +120,19 @@ class _Runs:
                 "train.seed": workload.train.seed + number,
             }
             outcome = run_job(
-                workload.with_keys(keys), world=self._world, say=self._say, live=self._live
+                workload.with_keys(keys),
+                world=self._world,
+                say=self._say,
+                live=self._live,
+                on_cut=on_run,
             )
             if outcome is None:
                 continue
-            self._say(render_run(workload, outcome.metrics, outcome.summary))
-            self._summary["place"] = outcome.summary["place"]
-            self._summary["dataset"] = outcome.summary["dataset"]
+            if on_run is not None:
+                on_run(outcome.folder, outcome.summary)
+            run = outcome.summary
+            for field in ("place", "dataset", "hostname", "data_loader", "reader", "versions"):
+                self._summary[field] = run[field]
             if not warming:
                 outcomes.append(outcome)
             self._add(row_of(workload, name, outcome))

@@ -33,6 +33,7 @@ def first_summary(workload: Workload, world: World, started: str, notes: Sequenc
         tensorflow = "reader.data_loader tensorflow: read by dlemu's threads in tf.data's order"
         notes = [*notes, tensorflow]
     return Summary(
+        kind="run",
         status="incomplete",
         workload=workload.name,
         data_loader=workload.reader.data_loader,

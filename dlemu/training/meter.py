@@ -13,7 +13,9 @@ from dlemu.clock import Clock, WallClock
 from dlemu.errors import WorkloadError
 from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
 from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP, Steps
+from dlemu.results.summary import Summary
 from dlemu.training.batches import batch_bytes, batch_length
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
@@ -279,39 +281,38 @@ class Meter:
             keys["dataset.record_length_bytes_stdev"] = 0
         return self.workload.with_keys(keys)
 
-    def report(self) -> str:
-        """Return the table and verdict on rank 0, an empty text elsewhere. All ranks call it.
+    def document(self) -> Summary | None:
+        """Return the steps as a run's document on rank 0, None elsewhere. All ranks call it.
 
         Raises:
             WorkloadError: an epoch has fewer than two steps.
         """
-        from dlemu.results.text import render_metrics
-
         metrics = self.metrics()
         if metrics is None:
-            return ""
-        workload = self._as_counted(metrics)
+            return None
+        document = with_metrics(Summary(), self._as_counted(metrics), metrics)
         if self._all_emulated:
-            return render_metrics(workload, metrics)
+            return document
         lost = {
             "waiting for batches": fmean(epoch.wait_share for epoch in metrics.epochs),
             "the loop's own work": fmean(epoch.overhead_share for epoch in metrics.epochs),
             "barrier": fmean(epoch.barrier_share for epoch in metrics.epochs),
         }
-        shares = {"compute": 1 - sum(lost.values())} | lost
-        told = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
-        lines = [
-            render_metrics(workload, metrics, accelerator="accelerator"),
-            f"time: {told}; timed by {' and '.join(self._timed_by)}",
-        ]
+        notes = []
         if not self._all_marked:
-            lines.append(
-                "note: compute is all between two batches, stacking and copying included; put "
+            notes.append(
+                "compute is all between two batches, stacking and copying included; put "
                 "`with meter.computing():` around the model to tell them apart"
             )
         if HostStream.name in self._timed_by:
-            lines.append(
-                "note: compute is the host's view: what a GPU does after the launch is missed, and "
+            notes.append(
+                "compute is the host's view: what a GPU does after the launch is missed, and "
                 'counted where the loop waits for it; with a GPU, meter.epoch(..., device="cuda")'
             )
-        return "\n".join(lines)
+        return {
+            **document,
+            "accelerator": "accelerator",
+            "time_shares": {"compute": 1 - sum(lost.values())} | lost,
+            "timed_by": list(self._timed_by),
+            "notes": notes,
+        }

@@ -23,11 +23,13 @@ from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.errors import RunError
-from dlemu.results.checkpoints import checkpoint_lines, dlio_names
+from dlemu.report.in_run import checkpoint_lines
+from dlemu.results.checkpoints import checkpoint_cost, dlio_names, with_cost
 from dlemu.run.replay import new_steps
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
+from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
 
 
@@ -177,7 +179,7 @@ def test_none_due_needs_no_folder(tmp_path: Path) -> None:
         report = checkpoints.finish()
     assert not folder.exists()
     fields = combine_checkpoints(workload, 1, [report])
-    assert checkpoint_lines(None, fields) == [
+    assert list(checkpoint_lines(fields)) == [
         "checkpoints: none was due, one after epoch 2 and every 1 epoch"
     ]
     assert planned_in_run(workload, 1, 4).startswith("0 checkpoints of 976.6 KiB")
@@ -222,3 +224,23 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
             clock.time = 4.0
         checkpoints.finish()
     assert [epoch["writing"].all() for epoch in steps] == [writes, False]
+
+
+def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
+    steps = new_steps(0, np.ones((4, 1)))
+    steps["compute"], steps["stall"][1, 0] = 1.0, 2.0
+    cost = checkpoint_cost(sums_of(steps, ["rank 0"]).epochs)
+    assert cost is not None
+    with open_checkpoints(job(tmp_path), place(), [4], lambda _: None) as checkpoints:
+        checkpoints.take(0, 4)
+        fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
+    fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
+    fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
+    lines = list(checkpoint_lines(with_cost(fields, cost)))
+    assert lines == [
+        "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
+        "written in 500 ms, 2 MB/s",
+        "AU including all stalls 66.67%: accelerators waited 2 s for 1 checkpoint",
+        "checkpoint drive sda: 3 MB read and 1 MB written in the epochs, by any process, 25% "
+        "of them writes",
+    ]

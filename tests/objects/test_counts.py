@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from dlemu.objects.counts import GetCounts
-from dlemu.results.objects import objects_fields, objects_line
+from dlemu.report.in_run import host_lines
+from dlemu.results.objects import ObjectsMeasured, objects_fields
+
+
+def shown(fields: ObjectsMeasured) -> str:
+    (line,) = host_lines({"measured": {"objects": fields}})
+    return line
 
 
 def counted(seconds: list[float]) -> GetCounts:
@@ -36,8 +42,8 @@ def test_the_line_says_what_it_was() -> None:
     fields = objects_fields(counts, [])
     assert fields["gets"] == 100
     assert fields["cpu_seconds_per_GB"] is not None
-    line = objects_line(fields | {"cpu_seconds_per_GB": 0.5})
+    line = shown(fields | {"cpu_seconds_per_GB": 0.5})
     assert line.startswith("objects: 100 GETs, p50 9.96 ms, p99 9.96 ms")
     assert "3 sent again (2 after 503)" in line
     assert line.endswith("for 7.8 KiB needed (1.250); 0.50 CPU-s/GB")
-    assert "sent again" in objects_line(objects_fields(GetCounts(), []))
+    assert "sent again" in shown(objects_fields(GetCounts(), []))

@@ -10,15 +10,16 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.report import png
 from dlemu.report.blocks import Verdict
+from dlemu.report.page import page_of
 from dlemu.report.sizing import (
     draw,
     plots_of,
     present_answer,
+    section_of,
     sentence,
     write_tables,
 )
 from dlemu.report.text import render_text
-from dlemu.reports.page import render_page
 from dlemu.reports.sizings import is_sizing, read_sizing
 from dlemu.results.facts import conditions_of
 from dlemu.sizing.answers import First, Sized, document_of
@@ -105,7 +106,8 @@ def test_an_interrupted_search_shows_its_runs(
     assert shown[4].split()[:2] == ["5", "77.40"] and shown[4].endswith("storage")
     alone = write(tmp_path / "alone", [], unfinished=1)
     assert is_sizing(alone)
-    assert read_sizing(alone).section.verdict.endswith("after 1 run")
+    found = read_sizing(alone)
+    assert section_of(found.summary, found.folder).verdict.endswith("after 1 run")
 
 
 @pytest.mark.parametrize(
@@ -292,12 +294,12 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> 
     folder = write(tmp_path / "try", [answer])
     found = read_sizing(folder)
     assert found.status == 0, "it is no verdict"
-    assert found.section.verdict == (
+    assert section_of(found.summary, found.folder).verdict == (
         "nvme cannot feed one H100 of 3D U-Net; one needs 2.86 GB/s, this storage gives 1.86 GB/s; "
         "read by threads, which take less CPU time than pytorch: that is not installed"
     )
     (row,) = found.rows
     assert (row.num_accelerators, row.au_percentage, row.verdict) == (0, None, "feeds 0")
-    page = render_page([found])
+    page = page_of([found])
     assert "cannot feed one H100" in page and "<figure>" not in page
     assert run(["compare", str(folder), str(folder)]) == 1

@@ -16,11 +16,11 @@ from dlemu.results.evidence import HostReport, combine
 from dlemu.results.metrics import measure
 from dlemu.results.summary import Summary
 from dlemu.results.sums import Rule
-from dlemu.results.text import verdict_line
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from tests.lab.limits import CASES, evidence, host, probe, steps_of
+from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
@@ -86,7 +86,7 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_limit(seen)
     summary = Summary(limit={"name": limit.name, "evidence": ""})
-    line = verdict_line(WORKLOAD, measure(steps), summary)
+    line = verdict_of(WORKLOAD, measure(steps), summary)
     assert ("this storage feeds" in line) == (limit.name == "storage")
     assert limit.explains is None or limit.explains >= 0.5
     if limit.name != "storage":

@@ -5,12 +5,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dlemu.results.cache import pays_from, worth_lines
+from dlemu.report.cache import present_cache
+from dlemu.report.text import render_text
+from dlemu.results.cache import can_save, pays_from
 from dlemu.results.metrics import Metrics, measure
+from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP
-from dlemu.results.summary import CacheMeasured
+from dlemu.results.summary import CacheMeasured, Summary
+from dlemu.workload.model import load_workload
 
 GB = 10**9
+WORKLOAD = load_workload("unet3d_h100")
 PRELOAD = {"num_files": 1, "num_bytes": 10 * GB, "seconds": 2.0, "read_share": 0.5}
 
 
@@ -27,6 +32,8 @@ def cached(seconds: list[float], hits: list[float], **changes: Any) -> CacheMeas
         "settle_seconds_per_epoch": [0.0] * len(hits),
         "preload": None,
         "endurance_bytes": None,
+        "planned_hit_share_per_epoch": hits,
+        "cache_read_bytes_per_epoch": [hit * 10 * GB for hit in hits],
     }
     return cast(CacheMeasured, fields | changes)
 
@@ -45,29 +52,42 @@ def told(found: CacheMeasured, first_steps: list[float] | None = None) -> list[s
     """Return the lines of a cache whose epochs took `seconds_per_epoch` without the first step."""
     metrics = metrics_of(list(found["seconds_per_epoch"]), first_steps)
     found["pays_from_epoch"] = pays_from(found, metrics)
-    return worth_lines(found, metrics)
+    found["can_save"] = can_save(found, metrics)
+    document = with_metrics(Summary(measured={"cache": found}), WORKLOAD, metrics)
+    _, lines, *_ = present_cache(document)
+    return render_text([lines]).splitlines()
 
 
+SAVES = "the cache saves time from epoch"
 SLOW_FILL = {"settle_seconds_per_epoch": [12.0, 0.0]}
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (cached([10, 5], [0.0, 1.0]), "cold AU 10%, warm AU 20%, the cache pays from epoch 2"),
+        (
+            cached([10, 5], [0.0, 1.0]),
+            f"cold AU 10%, warm AU 20%, {SAVES} 2 on",
+        ),
         (
             # The fill has taken 12 s more than an epoch from the origin; a warm one saves 5 s.
             cached([10, 5], [0.0, 1.0], **SLOW_FILL),
-            "cold AU 10%, warm AU 20%, the cache pays from epoch 4, if later epochs are as the "
-            "last one",
+            "cold AU 10%, warm AU 20%, the cache saves time from epoch 4 on (assuming "
+            "later epochs equal the last)",
         ),
         (cached([10, 10], [0.0, 1.0]), "cold AU 10%, warm AU 10%, the cache saves no time"),
-        (cached([10, 10], [0.0, 0.0]), "cold AU 10%, hits are too rare to be worth the cache"),
-        (cached([10], [0.0]), "cold AU 10%; add epochs (train.epochs) to see warm ones"),
+        (cached([10, 10], [0.0, 0.0]), "cold AU 10%, hits are too rare for the cache to save time"),
+        (cached([10], [0.0]), "cold AU 10%; more epochs (train.epochs) show warm ones"),
         (cached([10, 5], [0.0, 1.0], one_drive=True), "cold AU 10%, warm AU 20%"),
         (cached([1.01, 1.0], [0.0, 1.0]), "cold AU 99%, warm AU 100%"),
-        (cached([1.03, 1.0], [0.0, 1.0]), "cold AU 97%, warm AU 100%, the cache pays from epoch 2"),
-        (cached([1.0], [1.0], preload=PRELOAD), "warm AU 100%, the cache pays from epoch 3, if "),
+        (
+            cached([1.03, 1.0], [0.0, 1.0]),
+            f"cold AU 97%, warm AU 100%, {SAVES} 2 on",
+        ),
+        (
+            cached([1.0], [1.0], preload=PRELOAD),
+            f"warm AU 100%, {SAVES} 3 on ",
+        ),
     ],
 )
 def test_what_a_cache_is_worth(found: CacheMeasured, line: str) -> None:
@@ -91,8 +111,8 @@ def test_the_wear_of_a_cache_is_that_of_its_last_epoch() -> None:
     (line,) = told(found)[1:]
     assert line == (
         "cache's wear: 9.3 GiB written to the cache in the first epoch, 4.7 GiB in the last, 0.50 "
-        "of its capacity; 500 MB/s if such epochs follow one another; drive.endurance=14PB tells "
+        "of its capacity; 500 MB/s if such epochs follow one another; drive.endurance=14PB says "
         "for how many years (origin emulated at 1 GB/s)"
     )
     lasting = cached([10, 10], [0.0, 0.5], endurance_bytes=365 * 86_400 * 2 * 500 * 10**6)
-    assert ", which its drives take for 2 years (drive.endurance)" in told(lasting)[1]
+    assert ", for 2 years of its drives' life (drive.endurance)" in told(lasting)[1]

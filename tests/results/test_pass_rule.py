@@ -14,10 +14,10 @@ from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import STEP
 from dlemu.results.several import judge_runs, row_of
 from dlemu.results.summary import RunsSummary, Summary
-from dlemu.results.text import verdict_line
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.search import Goal, Point, search
 from dlemu.workload.model import Workload, load_workload
+from tests.lab.shown import verdict_of
 
 PACKAGE = Path(__file__).parents[2] / "dlemu"
 
@@ -58,7 +58,7 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     )
     return {
         "run": outcome.passed,
-        "verdict": verdict_line(workload, metrics).startswith("PASS"),
+        "verdict": verdict_of(workload, metrics).startswith("PASS"),
         "runs": judge_runs(RunsSummary(), [outcome, outcome])["passed"],
         "summary": outcome.summary["metric"]["train_au_meet_expectation"] == "success",
         "epochs": not row_of(workload, "run", outcome)["epochs_under"],

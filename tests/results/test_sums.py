@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import RunError
 from dlemu.results.losses import find_losses
-from dlemu.results.metrics import measure, measure_sums
+from dlemu.results.metrics import measure_sums
 from dlemu.results.records import STEP, Steps
 from dlemu.results.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 
@@ -73,7 +73,8 @@ def test_ranks_together_have_the_metrics_of_all_records(
         [sum_up(part, rule, ends, f"rank {rank}") for rank, part in enumerate(parts)]
     )
 
-    assert told(measure_sums(together)) == pytest.approx(told(measure(steps, edition=edition)))
+    whole = measure_sums(sum_all([("all", steps)], rule))
+    assert told(measure_sums(together)) == pytest.approx(told(whole))
     losses = find_losses(together)
     ready = (steps["wait"] + steps["compute"]).reshape(2, num_ranks, each, NUM_STEPS).max(axis=2)
     window = together.epochs[0].window

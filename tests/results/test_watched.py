@@ -3,9 +3,14 @@
 import numpy as np
 
 from dlemu.host.watched import PlaceCounts
+from dlemu.report.blocks import Lines, Table
+from dlemu.report.cache import present_cache
 from dlemu.results.metrics import measure
-from dlemu.results.watched import stored_bytes, watched_fields, watched_lines
+from dlemu.results.outcome import with_metrics
+from dlemu.results.summary import Summary
+from dlemu.results.watched import stored_bytes, watched_fields
 from dlemu.run.replay import new_steps
+from dlemu.workload.model import load_workload
 
 GB = 10**9
 
@@ -61,14 +66,14 @@ def test_the_table_has_a_row_of_each_epoch() -> None:
     metrics = measure(np.concatenate(parts))
     found = watched_fields([10 * GB, 10 * GB], [[COLD, WARM]], [1.0, 1.0])
 
-    lines = watched_lines(found, metrics)
+    workload = load_workload("unet3d_h100")
+    run = with_metrics(Summary(measured={"cache": found}), workload, metrics)
+    table, lines, *_ = present_cache(run)
 
-    assert lines[0] == "mounted cache, watched; bytes in MB"
-    assert lines[1].split("  ")[-1].strip() == "daemon CPU (s)"
-    assert lines[2].split() == [
+    assert isinstance(table, Table) and table.heads[-1] == "daemon CPU (s)"
+    assert table.rows[0] == [
         *("1", "10.00", "1.00", "0.0", "10,000.0", "12,000.0", "1,000.0", "11,000.0", "0.92"),
         "3.50",
     ]
-    assert lines[3].split()[3:] == ["99.9", "10,000.0", "10.0", "9,000.0", "1.0", "-", "1.25"]
-    assert lines[4] == "cold AU 10%, warm AU 50%"
-    assert len({len(line) for line in lines[1:4]}) == 1
+    assert table.rows[1][3:] == ["99.9", "10,000.0", "10.0", "9,000.0", "1.0", "-", "1.25"]
+    assert lines == Lines(["cold AU 10%, warm AU 50%"])

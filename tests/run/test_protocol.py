@@ -13,9 +13,10 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
+from dlemu.report.runs import verdict_line
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import read_steps, read_summary
-from dlemu.results.several import LABEL, judge_runs, runs_verdict_line
+from dlemu.results.several import LABEL, judge_runs
 from dlemu.results.summary import RunRow, RunsSummary
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.workload.model import Workload, load_workload
@@ -196,7 +197,12 @@ def judged(
     outcomes = [
         SimpleNamespace(
             metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate, edition=edition),
-            summary={"verdict": verdict, "reasons": ["the disk is full"], "remarks": said},
+            summary={
+                "verdict": verdict,
+                "reasons": ["the disk is full"],
+                "remarks": said,
+                "threshold_percentage": 90.0,
+            },
             passed=verdict == "PASS",
         )
         for (au, rate, verdict), said in zip(runs, remarks, strict=False)
@@ -231,14 +237,14 @@ def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without
 def test_the_verdict_on_several_runs_has_their_remarks() -> None:
     slow = "origin emulated at 9 MB/s"
     said = [
-        ["BUT 12% of the bytes came from memory, not from storage", slow, "hidden: up to 2%"],
+        ["BUT 12% of the bytes came from memory, not from storage", slow],
         ["BUT 15% of the bytes came from memory, not from storage", slow],
     ]
     passed = (95.0, 10.0, "PASS")
     found = judged(passed, passed, remarks=said)
     assert found["remarks"] == [f"run 1 and 1 more alike: {said[0][0]}", slow]
     assert judged(passed, passed, remarks=[said[0][:1], []])["remarks"] == [f"run 1: {said[0][0]}"]
-    line = runs_verdict_line(workload(), found)
+    line = verdict_line(found)
     assert line.startswith("PASS: every run has ") and line.endswith(f"{said[0][0]}; {slow}")
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dlemu.datagen import generate
-from dlemu.results.text import render_run
 from dlemu.run.job import run_job
 from dlemu.run.monitor import watched_places
 from dlemu.workload.model import Workload, load_workload
@@ -14,6 +13,7 @@ from dlemu.world.world import Alone
 from tests.lab.cgroups import throttled_reads
 from tests.lab.drives import own_drive
 from tests.lab.mounted_cache import rclone_cache
+from tests.lab.shown import text_of
 
 MB = 10**6
 SLOW, FAST = 50 * MB, 500 * MB
@@ -74,7 +74,7 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
     assert cached["seconds_per_epoch"][0] > 0.9 * read / SLOW, "the origin's rate holds the first"
     assert seen["measured"]["page_cache_share_per_epoch"][0] < 0.01
     assert not [note for note in seen["notes"] if "no drive was seen" in note]
-    text = render_run(job, outcome.metrics, outcome.summary)
+    text = text_of(job, outcome.metrics, outcome.summary)
     assert "mounted cache, watched; bytes in MB" in text
     assert "warm AU" in text
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlemu import Meter
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch
 from dlemu.results.records import STEP
-from dlemu.training.meter import Meter
 from dlemu.training.own_workload import own_workload_yaml
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
@@ -66,7 +66,7 @@ def test_an_emulated_loop_is_a_replayed_job() -> None:
     metrics = meter.metrics()
     assert metrics is not None
     assert metrics.au_percentage == pytest.approx(100 * 4 / (2.5 + 4))
-    assert meter.report().splitlines()[0] == (
+    assert meter.report().splitlines()[1] == (
         "unet3d_h100: 1 emulated accelerator, 2 epochs of 3 steps, batches of 7"
     )
 

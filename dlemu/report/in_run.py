@@ -1,0 +1,197 @@
+"""What else a run's document has: its checkpoints, its hosts, the path of its bytes, its wear."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
+from dlemu.results.objects import latencies
+from dlemu.results.wear import belongs_to, wear_line
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
+
+_HALF_FULL = 0.5
+"""Share of a link's rate from which on the report shows it."""
+_CARRIED = 0.1
+"""Share of the bytes read that a host's network must have received to be worth a line."""
+_MOST_NAMED = 4
+"""Hosts that are named one by one."""
+_WORTH_SAYING = 0.01
+"""Seconds from which on a wait for a checkpoint is shown."""
+_PATHS = {
+    "p2pdma": "by P2PDMA straight to the GPU",
+    "nvidia_fs": "by nvidia-fs straight to the GPU",
+    "compat": "by cuFile's compat mode, through the host: not GPUDirect Storage",
+    "host": "through the host's memory",
+}
+
+
+def host_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the path of the bytes, the network, the hosts' start, requests, and wear."""
+    measured = document.get("measured") or {}
+    if document.get("data_loader") == "dali" and "path_bytes" in measured:
+        yield _path(measured["path"], measured["path_bytes"])
+    yield from _network(document.get("place") or {}, measured.get("hosts") or ())
+    yield from _start(measured.get("hosts") or ())
+    if requests := measured.get("objects"):
+        yield _objects(requests)
+    if (wear := measured.get("wear")) and belongs_to(wear):
+        yield wear_line(wear)
+
+
+def _path(mode: str, taken: Mapping[str, Any]) -> str:
+    """Return the paths that the bytes took to memory, for the loader that may use cuFile."""
+    parts = [
+        f"{format_bytes(taken[name])} {how}" for name, how in _PATHS.items() if taken.get(name)
+    ]
+    guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
+    return f"path: {mode} ({'; '.join(parts)}{guess})"
+
+
+def _network(place: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the network of the host with the fullest link did, where that matters.
+
+    It does if a link was half full, or if the data came over it: no drive is seen under the data
+    folder, and the interfaces received what was read. They do not where the server is on this very
+    host, for example: its bytes go over `lo`, which is not counted.
+    """
+    found = []
+    for host in hosts:
+        if use := host.get("network"):
+            came = use["received_bytes_per_second"] >= _CARRIED * host["read_bytes_per_second"]
+            local = host.get("device") or place.get("in_memory")
+            if _fullest(use)[0] >= _HALF_FULL or (came and not local):
+                found.append((host["host"], use))
+    if not found:
+        return
+    name, use = max(found, key=lambda each: _fullest(each[1]))
+    rates = " and ".join(
+        f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
+    )
+    if use["gbps"] is None:
+        link = f"the rate of {use['nic']} is unknown; set client.nic_gbps=..."
+    else:
+        link = f"{use['nic']}: {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s"
+    yield f"network: host {name} {rates}; {link}"
+
+
+def _fullest(use: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the share of a link's rate in its busier direction, and its bytes per second."""
+    ways = ("received", "sent")
+    return (
+        max(use[f"{way}_share"] or 0.0 for way in ways),
+        max(use[f"{way}_bytes_per_second"] for way in ways),
+    )
+
+
+def _start(hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield how long each of several hosts took from its launch to the first step."""
+    each = [(host.get("start_seconds"), host["host"]) for host in hosts]
+    known = sorted((seconds, name) for seconds, name in each if seconds is not None)
+    if len(known) < 2:
+        return
+    until = "from launch to the first step"
+    if len(known) > _MOST_NAMED:
+        (least, _), (most, name) = known[0], known[-1]
+        yield f"start: {least:.1f} to {most:.1f} s {until}, the longest on host {name}"
+    else:
+        named = ", ".join(f"host {name} {seconds:.1f} s" for seconds, name in known)
+        yield f"start: {named} {until}"
+
+
+def _objects(found: Mapping[str, Any]) -> str:
+    """Return the requests to a bucket in one line."""
+    parts = [latencies(found["gets"], found["p50_seconds"], found["p99_seconds"])]
+    slow = f" ({found['slow_downs']:,} after 503)" if found["slow_downs"] else ""
+    parts.append(f"{found['retries']:,} sent again{slow}")
+    share = found["received_bytes"] / max(1, found["needed_bytes"])
+    parts.append(
+        f"{format_bytes(found['received_bytes'])} received for "
+        f"{format_bytes(found['needed_bytes'])} needed ({share:.3f})"
+    )
+    if (cpu := found["cpu_seconds_per_GB"]) is not None:
+        parts.append(f"{cpu:.2f} CPU-s/GB")
+    return f"objects: {'; '.join(parts)}"
+
+
+def checkpoint_lines(fields: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what checkpoints cost; of a run that did not end only that is known."""
+    if fields is None:
+        return
+    if "number" not in fields:
+        yield f"checkpoints: none was due, {fields['every']}"
+        return
+    ended = "num_bytes" in fields
+    if ended:
+        yield _written(fields)
+    yield (
+        f"AU including all stalls {fields['au_with_stalls_percentage']:.2f}%: accelerators waited "
+        f"{format_seconds(fields['total_stall_seconds'])} for "
+        f"{counted(fields['number'], 'checkpoint')}"
+    )
+    during, otherwise = fields["au_while_writing_percentage"], fields["au_otherwise_percentage"]
+    if during is not None:
+        others = "there are no others" if otherwise is None else f"{otherwise:.2f}% in the others"
+        yield (
+            f"AU while a checkpoint was written {during:.2f}% "
+            f"({counted(fields['steps_while_writing'], 'step')}), {others}"
+        )
+    if ended:
+        yield from _mix(fields)
+
+
+def _written(fields: Mapping[str, Any]) -> str:
+    """Return how many there were, how large and how fast."""
+    seconds, size = fields["duration_seconds"], fields["num_bytes"]
+    mean = fmean(seconds)
+    each = format_seconds(mean)
+    if len(seconds) > 1:
+        each += f" ({format_seconds(min(seconds))} to {format_seconds(max(seconds))})"
+    line = (
+        f"checkpoints: {fields['number']}, {fields['every']}, "
+        f"{'asynchronous' if fields['asynchronous'] else 'synchronous'}; {size:,} bytes each, "
+        f"written in {each}, {format_rate(size / max(mean, 1e-9))}"
+    )
+    if (waited := sum(fields["waited_seconds"])) >= _WORTH_SAYING:
+        line += f"; {format_seconds(waited)} of waiting for the one before"
+    if (remaining := fields["remaining_seconds"]) >= _WORTH_SAYING:
+        line += f"; the last one was written {format_seconds(remaining)} after the last step"
+    return line
+
+
+def _mix(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the drive of the checkpoints read and wrote."""
+    read, written = fields["device_read_bytes"], fields["device_written_bytes"]
+    if read is None or written is None or read + written == 0:
+        return
+    yield (
+        f"checkpoint drive {', '.join(fields['devices'])}: {read / 1e6:,.0f} MB read and "
+        f"{written / 1e6:,.0f} MB written in the epochs, by any process, "
+        f"{100 * written / (read + written):.0f}% of them writes"
+    )
+
+
+def checkpoint_plots(document: Mapping[str, Any]) -> Iterator[Plot]:
+    """Yield the plot of a run's checkpoints; nothing where it took none."""
+    fields = document.get("checkpoints") or {}
+    if fields.get("stall_seconds"):
+        found = {"until it was written": fields["duration_seconds"]}
+        found["accelerators waited"] = fields["stall_seconds"]
+        yield plot_seconds("each checkpoint", found)
+
+
+def plot_seconds(title: str, found: Mapping[str, Sequence[float]]) -> Plot:
+    """Return a plot of seconds over the number of the checkpoint."""
+    looks: tuple[Look, ...] = ("first", "second")
+    series = [
+        dotted(name, look, range(1, len(seconds) + 1), seconds, joined=False)
+        for look, (name, seconds) in zip(looks, found.items(), strict=True)
+        if seconds
+    ]
+    most = max(len(seconds) for seconds in found.values())
+    highest = max(second for seconds in found.values() for second in seconds)
+    return Plot(
+        title=title,
+        x=axis_of_numbers("checkpoint", 1, most),
+        y=Axis(name="seconds", low=0.0, high=1.05 * highest or 1.0),
+        series=series,
+    )
