@@ -12,6 +12,7 @@ from dlemu.errors import WorkloadError
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.objects import in_bucket
+from dlemu.workload.published import is_measured
 
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
@@ -106,12 +107,13 @@ def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
 
 
 def _by_shape(folder: Path, recipe: Recipe) -> str:
-    """Return the published workload that has such samples; of several, the H100's."""
+    """Return the published workload that has such samples; of several, MLPerf Storage's H100's."""
     fitting = []
     for name in known_workloads():
         if not _shape(recipe, load_workload(name)):
             fitting.append(name)
-    chosen = [name for name in fitting if name.endswith("_h100")] or fitting
+    h100 = [name for name in fitting if name.endswith("_h100") and not is_measured(name)]
+    chosen = h100 or fitting
     if len(chosen) != 1:
         raise _unknown(f"{folder} has {recipe.describe()}, as no published workload")
     return chosen[0]

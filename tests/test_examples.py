@@ -100,4 +100,6 @@ def test_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = ["workload=unet3d_h100", "steptime.model=my_step:dense", "steptime.device=cpu"]
     words += ["steptime.steps=3", "steptime.seconds=0", f"output.folder={tmp_path / 'out'}"]
     assert run(["steptime", *words]) == 0
-    assert load_workload(tmp_path / "out" / "unet3d_cpu.yaml").train.computation_time.mean > 0
+    assert (
+        load_workload(tmp_path / "out" / "unet3d_measured_cpu.yaml").train.computation_time.mean > 0
+    )

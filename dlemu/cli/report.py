@@ -11,7 +11,7 @@ from dlemu.cli.show import below_a_line, shown_result
 from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.report.blocks import Lines
+from dlemu.report.blocks import Command
 from dlemu.report.checkpoint import present_checkpoint
 from dlemu.report.page import blocks_of_foreign, page_of
 from dlemu.report.rows import present_rows
@@ -19,7 +19,7 @@ from dlemu.report.sizing import present_sizing
 from dlemu.report.text import answer_of
 from dlemu.reports.checkpoints import StoredCheckpoints
 from dlemu.reports.foreign import Foreign
-from dlemu.reports.sizings import StoredSizing
+from dlemu.reports.sizings import ANSWER, StoredSizing
 from dlemu.reports.stored import Result, find_results, read_result
 from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
@@ -117,8 +117,8 @@ def _shown(result: Result) -> Answer:
     if isinstance(result, StoredSizing):
         return answer_of(present_sizing(result.summary))
     if isinstance(result, StoredCheckpoints):
-        head = Lines([f"{result.folder}: {result.summary['status']}"])
-        return answer_of([head, *present_checkpoint(result.summary)])
+        where = Command("results", str(result.folder))
+        return answer_of([*present_checkpoint(result.summary), where])
     if isinstance(result, Foreign):
         return answer_of(blocks_of_foreign(result))
     return shown_result(result.folder, result.summary)
@@ -138,8 +138,9 @@ def _sound(folder: Path) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except DAMAGE as error:
+        name = ANSWER if (folder / ANSWER).is_file() else SUMMARY
         raise RunError(
-            f"{folder / SUMMARY} or a file beside it is damaged: {in_short(error)}"
+            f"{folder / name} or a file beside it is damaged: {in_short(error)}"
         ) from None
 
 

@@ -386,12 +386,13 @@ def _dots(runs: Sequence[Run], values: Sequence[float], threshold: float | None)
         ("a run that failed", "second", False),
         ("a run", "first", None),
     )
+    passed = [threshold and passes(run["au_percentage"], threshold) for run in runs]
     drawn = []
     for name, look, met in kinds:
         own = [
             (run["num_accelerators"], value)
-            for run, value in zip(runs, values, strict=True)
-            if met is (None if threshold is None else passes(run["au_percentage"], threshold))
+            for run, value, outcome in zip(runs, values, passed, strict=True)
+            if outcome is met
         ]
         if own:
             drawn.append(dotted(name, look, *zip(*own, strict=True), joined=False))

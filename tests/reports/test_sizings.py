@@ -133,7 +133,9 @@ def test_a_field_that_is_missing_is_named(
     (folder / "sizing.json").write_text(json.dumps(tree))
     assert run(["report", str(folder)]) == 1
     err = capsys.readouterr().err
-    assert err == f"dlemu: {folder}/sizing.json is damaged: KeyError 'seconds'\n"
+    assert (
+        err == f"dlemu: {folder}/sizing.json or a file beside it is damaged: KeyError 'seconds'\n"
+    )
 
 
 FIRST: dict[str, Any] = {

@@ -67,7 +67,7 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
     assert [(e.point.num_accelerators if e.point else None, e.next, e.reason) for e in events] == [
         (None, 6, "start"),
         (6, 10, "6 are not held back: more"),
-        (10, 9, "the runs say 8.40: this should be the first to fail"),
+        (10, 9, "the estimate is 8.40 accelerators: expected to fail"),
         (9, 8, "confirming run 1 of 2"),
         (8, 8, "confirming run 2 of 2"),
         (8, None, "2 consecutive runs passed"),
