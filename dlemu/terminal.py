@@ -121,10 +121,14 @@ def detail(text: str) -> None:
 def terminal_width() -> int | None:
     """Return the columns of the terminal that stdout is, None if it is none.
 
-    A terminal without a size is that of a launcher as mpirun: programs read behind it.
+    A terminal without a size is that of a launcher as mpirun: programs read behind it, whatever
+    $COLUMNS says.
     """
-    columns = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
-    return columns or None
+    try:
+        own = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or no file at all
+        return None
+    return shutil.get_terminal_size().columns if own else None
 
 
 def takes_colours() -> bool:

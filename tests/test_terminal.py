@@ -5,7 +5,6 @@ import os
 import pydoc
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -321,13 +320,12 @@ def test_what_has_no_end_is_one_line(
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(("columns", "width"), [(80, 80), (0, None)])
+@pytest.mark.parametrize(("columns", "width"), [(80, 70), (0, None)])
 def test_a_terminal_without_a_size_is_a_launchers_and_gets_plain_text(
     columns: int, width: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun gives each rank such a terminal, wherever its own output goes."""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(
-        shutil, "get_terminal_size", lambda other: os.terminal_size((columns or other[0], 1))
-    )
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 1)))
+    monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
     assert terminal_width() == width

@@ -91,7 +91,7 @@ def check_own(folder: Path, record: Record | None) -> None:
             f"checkpoint.checkpoint_folder {folder} cannot be used ({error.strerror}); name another"
         ) from None
     for name in entries:
-        if name in (RECORD, RECORD + PARTIAL, PROBE):
+        if name in (RECORD, RECORD + PARTIAL) or name.startswith(PROBE):
             continue
         foreign = _foreign_in(folder / name, record) if _STEP.fullmatch(name) else name
         if foreign:

@@ -189,7 +189,7 @@ def _direct(path: Path, wanted: bool | str) -> bool | None:
     """Return whether files are opened with O_DIRECT; None if that was asked for and cannot be."""
     if not wanted:
         return False
-    probe = path / PROBE
+    probe = path / f"{PROBE}.{secrets.token_hex(4)}"  # ranks share the folder
     try:
         os.close(create(probe, os.O_DIRECT))
     except OSError as error:

@@ -78,7 +78,8 @@ def _row(cached: Mapping[str, Any], epoch: Mapping[str, Any], number: int) -> li
 
 
 def _first_cells(epoch: Mapping[str, Any]) -> list[str]:
-    figures = (f"{epoch[name]:.2f}" for name in ("au_percentage", "samples_per_second"))
+    values = (epoch[name] for name in ("au_percentage", "samples_per_second"))
+    figures = ("" if value is None else f"{value:.2f}" for value in values)
     return [str(epoch["epoch"]), *figures]
 
 

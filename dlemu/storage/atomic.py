@@ -30,9 +30,10 @@ def create(path: str | Path, flags: int = 0) -> int:
     try:
         return os.open(path, flags, 0o666)
     except FileExistsError:
-        if stat.S_IFMT(os.lstat(path).st_mode) not in _REMOVED:
-            raise
-        os.unlink(path)
+        with suppress(FileNotFoundError):  # another rank has removed it meanwhile
+            if stat.S_IFMT(os.lstat(path).st_mode) not in _REMOVED:
+                raise
+            os.unlink(path)
     return os.open(path, flags, 0o666)
 
 
