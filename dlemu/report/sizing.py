@@ -42,6 +42,8 @@ Answer = Mapping[str, Any]
 Run = Mapping[str, Any]
 """One of the `points` of an answer."""
 
+_OF_EVERY_TRY = ("unlike ", "dataset under the rule", "within the run's own noise")
+"""How remarks begin that hold for every first answer: the line below its table says so once."""
 REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 QUICK = "quick: the dataset is smaller than the rule requires"
@@ -203,7 +205,9 @@ def sentence(answer: Answer) -> str:
         reached = f": AU {_au_of_fewest(runs):.2f}%, required {required}" if runs else ""
         parts = [f"cannot feed one {accelerator} of {network}{reached}", *_limits(answer)]
     quick = ["a quick search"] if answer["quick"] and not first else []
-    return "; ".join([*parts, *quick, *answer["remarks"]])
+    known = _OF_EVERY_TRY if first else ()
+    remarks = [each for each in answer["remarks"] if not each.startswith(known)]
+    return "; ".join([*parts, *quick, *remarks])
 
 
 def _limits(answer: Answer) -> list[str]:

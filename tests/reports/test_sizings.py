@@ -284,6 +284,14 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
+def test_a_first_answer_keeps_the_remarks_that_not_every_one_has(tmp_path: Path) -> None:
+    remarks = ("BUT the drive is memory (tmpfs)", "unlike unet3d_h100: epochs")
+    said = sentence({**answer_of(tmp_path, first=FIRST), "remarks": remarks})
+    assert "; BUT the drive is memory (tmpfs)" in said and "unlike" not in said
+    by_rule = sentence({**answer_of(tmp_path), "remarks": remarks})
+    assert by_rule.endswith("; ".join(remarks))
+
+
 def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> None:
     answer = replace(
         sized(tmp_path),
