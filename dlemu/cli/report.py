@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.cli.show import below_a_line, shown_result
+from dlemu.cli.show import blocks_of
 from dlemu.cli.values import key_of_workload
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.report.blocks import Command
+from dlemu.report.blocks import Block, Command
 from dlemu.report.checkpoint import present_checkpoint
 from dlemu.report.page import blocks_of_foreign, page_of
 from dlemu.report.rows import present_rows
@@ -85,43 +85,44 @@ def report_folders(
     results: list[Result] = []
     for folder in folders:
         try:
-            each, text = _read(folder, keys, as_json=as_json)
+            each, text = _read(folder, keys, as_json=as_json, apart=bool(results))
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
             complain(str(error))
             statuses.add(1)
             continue
-        say(below_a_line(text) if results and not as_json else text)
+        say(text)
         results.append(each)
         statuses.add(each.status)
     rows = [row for each in results for row in each.rows]
     if len(results) > 1 and rows and not as_json:
-        say(below_a_line(answer_of(present_rows(rows))))
+        say(answer_of(present_rows(rows), apart=True))
     if html is not None and results:
         _write_page(html, results)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(folder: Path, keys: Mapping[str, object], *, as_json: bool) -> tuple[Result, Answer]:
-    """Return what a folder holds, and what is shown of it."""
+def _read(
+    folder: Path, keys: Mapping[str, object], *, as_json: bool, apart: bool
+) -> tuple[Result, Answer]:
+    """Return what a folder holds, and what is shown of it; as text `apart` from what is above."""
     with _sound(folder):
         each = read_result(folder, keys)
         if not as_json:
-            return each, _shown(each)
+            return each, answer_of(_present(each), apart=apart)
         text = json.dumps({"folder": str(folder)} | plain(each.summary))
         return each, Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
 
 
-def _shown(result: Result) -> Answer:
+def _present(result: Result) -> list[Block]:
     if isinstance(result, StoredSizing):
-        return answer_of(present_sizing(result.summary))
+        return present_sizing(result.summary)
     if isinstance(result, StoredCheckpoints):
-        where = Command("results", str(result.folder))
-        return answer_of([*present_checkpoint(result.summary), where])
+        return [*present_checkpoint(result.summary), Command("results", str(result.folder))]
     if isinstance(result, Foreign):
-        return answer_of(blocks_of_foreign(result))
-    return shown_result(result.folder, result.summary)
+        return blocks_of_foreign(result)
+    return blocks_of(result.folder, result.summary)
 
 
 def _write_trace(path: Path, result: Result) -> None:

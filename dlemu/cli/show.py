@@ -13,11 +13,6 @@ from dlemu.reports.stored import attempts_of, cut_runs
 from dlemu.terminal import Answer, say
 
 
-def shown_result(folder: Path, document: Mapping[str, Any]) -> Answer:
-    """Return a run, or several, with where they lie; the quiet mode prints the verdict."""
-    return answer_of(blocks_of(folder, document))
-
-
 def blocks_of(folder: Path, document: Mapping[str, Any]) -> list[Block]:
     """Return the blocks of a run or of several, and what else their folder holds."""
     several = document["kind"] == "runs"
@@ -35,16 +30,11 @@ def blocks_of(folder: Path, document: Mapping[str, Any]) -> list[Block]:
 
 
 def show(folder: Path, document: Mapping[str, Any]) -> None:
-    """Print a command's result."""
-    say(below_a_line(shown_result(folder, document)))
+    """Print a command's result, with an empty line above it."""
+    say(answer_of(blocks_of(folder, document), apart=True))
 
 
 def show_on_the_way(folder: Path, document: Mapping[str, Any]) -> None:
     """Print one run of several, or of one that fails; nothing in the quiet mode."""
-    found = shown_result(folder, document)
-    say(below_a_line(Answer(found, "", found.fitted)))
-
-
-def below_a_line(found: Answer) -> Answer:
-    """Return an answer with an empty line above it."""
-    return Answer(f"\n{found}", found.short, found.fitted and f"\n{found.fitted}")
+    found = answer_of(blocks_of(folder, document), apart=True)
+    say(Answer(found, "", found.fitted))

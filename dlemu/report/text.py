@@ -17,7 +17,6 @@ from dlemu.report.blocks import (
     Fold,
     Lines,
     Listing,
-    Section,
     Table,
     Verdict,
 )
@@ -92,16 +91,6 @@ def render_markdown(blocks: Iterable[Block]) -> str:
         elif isinstance(block, Lines) and block.lines:
             parts.append("\n".join(block.lines))
     return "\n\n".join(parts)
-
-
-def render_sections(
-    sections: Sequence[Section], *, width: int | None = None, verbose: bool = False
-) -> str:
-    """Return results one after the other, each under its folder's name."""
-    return "\n\n".join(
-        f"{shown_line(section.folder)}\n{render_text(section.blocks, width=width, verbose=verbose)}"
-        for section in sections
-    )
 
 
 def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
