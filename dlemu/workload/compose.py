@@ -159,7 +159,7 @@ def datasheet(name: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none of that name.
     """
-    known = _named("drive")
+    known = known_drives()
     if name not in known:
         raise ValueError(
             f"no datasheet of drive {name!r}; known: {', '.join(known)}; or give its rates"
@@ -170,6 +170,11 @@ def datasheet(name: str) -> dict[str, Any]:
 def known_models() -> dict[str, Path]:
     """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
     return _named("model")
+
+
+def known_drives() -> dict[str, Path]:
+    """Return the datasheets that "drive=" takes by name."""
+    return _named("drive")
 
 
 def _named(group: str) -> dict[str, Path]:

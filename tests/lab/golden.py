@@ -46,6 +46,7 @@ from dlemu.results import summary
 from dlemu.run import forecast
 from dlemu.run import summary as run_summary
 from dlemu.storage import probe as storage_probe
+from tests.lab import settings
 from tests.lab.commands import SMALL
 from tests.lab.stored import PLACE, RENDERED, STORED, SYSTEM, VERSIONS, flat
 
@@ -294,6 +295,7 @@ def _swap(pairs: dict[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
+    settings.apply(settings.QUICK)
     for path in sorted(FOLDER.glob("*.txt")):
         path.write_text(written(path.read_text()))
     REFUSALS.write_text(refused(REFUSALS.read_text())[0])
