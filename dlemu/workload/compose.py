@@ -74,9 +74,11 @@ _Loader.add_implicit_resolver(
 )
 
 
-def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keys of a published workload or of a YAML file, with dotted overrides."""
-    path = _find(str(name), known_workloads(), known_models())
+def compose(
+    name: str | Path, overrides: Mapping[str, object], known: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Return the keys of one of the `known` files or of a YAML file, with dotted overrides."""
+    path = _find(str(name), known)
     return _complete(path, _with_values(path, read_yaml(path), overrides), overrides)
 
 
@@ -254,14 +256,12 @@ def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | Non
     return _find(names[0], known)
 
 
-def _find(name: str, known: Mapping[str, Path], more: Mapping[str, Path] | None = None) -> Path:
-    """Return the file of a name, or a path; `more` are names that no message lists."""
+def _find(name: str, known: Mapping[str, Path]) -> Path:
+    """Return the file of a name, or a path."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise WorkloadError(f"workload file {name} is not there")
         return Path(name)
-    if more and name in more and name not in known:
-        return more[name]
     if name not in known:
         raise WorkloadError(no_workload(name, known))
     return known[name]

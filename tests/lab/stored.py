@@ -62,7 +62,7 @@ from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.measure import Timed
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model, load_workload
 from dlemu.world.world import Alone
 from tests.lab.limits import limit_lines
 
@@ -263,7 +263,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
-_MODEL = load_workload(
+_MODEL = load_model(
     "llama3_8b",
     {
         "checkpoint.checkpoint_folder": "/mnt/d1/checkpoints",

@@ -131,3 +131,5 @@ def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
     group = "model" if name in compose.known_models() else "drive"
     with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
         compose_words([f"workload={name}"])
+    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
+        load_workload(name)
