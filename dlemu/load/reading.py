@@ -151,7 +151,7 @@ def _opener(
     target = np.frombuffer(buffer, np.uint8)
 
     def by_call(path: Path, opened: ExitStack) -> _Read:
-        file, _ = open_sized(path, os.O_DIRECT if way == "odirect" else 0, error=RunError)
+        file, _ = open_sized(path, direct=way == "odirect", error=RunError)
         opened.callback(os.close, file)
 
         def read(num_bytes: int, offset: int) -> int:
