@@ -165,9 +165,6 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
         measure(load, lambda _: None)
     assert not any(load.target.iterdir())
-
-
-def test_memory_is_no_drive(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "lies_in_memory", lambda _: True)
     with pytest.raises(RunError, match="lies in memory: no drive is read"):
         measure(load, lambda _: None)
