@@ -95,6 +95,7 @@ SYSTEM: Any = {
             "name": "nvme1n1",
             "model": "SSD <7450>",
             "firmware": "E2MU200",
+            "size_bytes": 3_840_755_982_336,
             "scheduler": "none",
             "read_ahead_kib": "128",
         }
