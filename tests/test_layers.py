@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "world": "",
     "host": "",
     "workload": "",
-    "storage": "host",
+    "storage": "host world",
     "objects": "workload",
     "formats": "workload",
     "dataset": "workload host world",

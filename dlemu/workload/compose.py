@@ -159,26 +159,19 @@ def datasheet(name: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none of that name.
     """
-    known = known_drives()
+    known = named("drive")
     if name not in known:
-        raise ValueError(
-            f"no datasheet of drive {name!r}; known: {', '.join(known)}; or give its rates"
-        )
+        raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
     return read_yaml(known[name])
 
 
 def known_models() -> dict[str, Path]:
     """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
-    return _named("model")
+    return named("model")
 
 
-def known_drives() -> dict[str, Path]:
-    """Return the datasheets that "drive=" takes by name."""
-    return _named("drive")
-
-
-def _named(group: str) -> dict[str, Path]:
-    """Return the files of a group of published rows, "model" or "drive", by name."""
+def named(group: str) -> dict[str, Path]:
+    """Return the files of a group of rows, such as "model" or "drive", by name."""
     return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
 
 
@@ -186,7 +179,7 @@ def no_workload(name: str, known: Iterable[str]) -> str:
     """Return the line for a name that no workload has; models and drives have names, too."""
     known = list(known)
     for group, what in (("model", "a model of checkpoints"), ("drive", "a drive")):
-        if name in _named(group):
+        if name in named(group):
             hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
             return f"no workload {name}{hint} ({group}={name} is {what})"
     hint = did_you_mean(name, known)
@@ -223,7 +216,7 @@ def set_key(tree: dict[str, Any], key: str, value: object) -> None:
             try:
                 below = datasheet(below)
             except ValueError as error:
-                raise WorkloadError(f"drive: {error}") from None
+                raise WorkloadError(f"drive: {error}; or give its rates") from None
         # A copy, for YAML may refer to one group in two places.
         tree[section] = dict(below) if isinstance(below, dict) else {}
         tree = tree[section]

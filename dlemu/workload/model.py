@@ -112,7 +112,10 @@ class Drive(Section):
 
 def _datasheet(value: object) -> object:
     """Return the datasheet of a drive that is given by name, or else the value as it is."""
-    return datasheet(value) if isinstance(value, str) else value
+    try:
+        return datasheet(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{error}; or give its rates") from None
 
 
 class Workload(Section):

@@ -95,6 +95,7 @@ SYSTEM: Any = {
             "name": "nvme1n1",
             "model": "SSD <7450>",
             "firmware": "E2MU200",
+            "size_bytes": 3_840_755_982_336,
             "scheduler": "none",
             "read_ahead_kib": "128",
         }
@@ -461,7 +462,6 @@ def _load() -> str:
         for way, readers, seconds in reads
     )
     answer = Load(
-        load=LoadJob(model=model, target=Path("/tmp")),
         num_files=len(model.files),
         num_bytes=model.num_bytes,
         num_pages=model.num_bytes >> 12,
@@ -469,7 +469,7 @@ def _load() -> str:
         drive_bytes_per_second=7e9,
         drive_source="probed with 64 readers",
     )
-    document = load_document(answer.load, answer)
+    document = load_document(LoadJob(model=model, target=Path("/tmp")), answer)
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 

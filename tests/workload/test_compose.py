@@ -141,9 +141,3 @@ def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
         compose_words([f"workload={name}"])
     with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
         load_workload(name)
-
-
-def test_a_model_that_has_a_row_names_it() -> None:
-    with pytest.raises(WorkloadError, match=r"no workload unet3d; did you mean unet3d_h100\?"):
-        compose_words(["workload=unet3d"])
-    assert compose_words(["model=unet3d"])["model"]["model_size_bytes"]
