@@ -62,6 +62,9 @@ MAY_NEED = {
 INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
+DIRECT = {"storage", "gpu", "cli.doctor", "paths.blocks", "sizing.first_files"}
+"""Who may know O_DIRECT: others ask storage. The last three try or measure O_DIRECT itself."""
+
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 
 
@@ -187,6 +190,12 @@ def test_the_interface_s_libraries_stay_there() -> None:
         imported = {name.partition(".")[0] for name in names_imported(path)}
         for library, allowed in INTERFACE.items():
             assert library not in imported or module in allowed, f"{module} imports {library}"
+
+
+def test_o_direct_is_storage_s() -> None:
+    for module in MODULES:
+        names = {node.attr for node in nodes_of(module) if isinstance(node, ast.Attribute)}
+        assert "O_DIRECT" not in names or {folder_of(module), module} & DIRECT, module
 
 
 def test_a_folder_says_what_it_is_for() -> None:
