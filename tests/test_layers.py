@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "world",
     "training": "datagen dataset gpu host loaders results storage workload world",
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
-    "paths": "gpu host results storage world",
-    "load": "gpu host paths storage workload world",
+    "paths": "gpu host results storage",
+    "load": "gpu host paths storage workload",
     "steptime": "host results workload",
     "cli": "checkpoint datagen dataset gpu host library load paths report results "
     "run sizing steptime tier workload world",
