@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,13 +111,6 @@ def test_a_writer_can_be_stopped_from_another_thread(
             writer.write(tmp_path / "a", 1000 * PIECE, sample=0)
         assert writer.bytes_done == PIECE
     assert os.listdir(tmp_path) == []
-
-
-def test_bytes_that_were_made_before_the_writing_count(tmp_path: Path, content: Content) -> None:
-    with Writer(content, piece_bytes=PIECE) as writer:
-        writer.prepare([(0, PIECE)])
-        time.sleep(0.1)
-        assert writer.write(tmp_path / "a", PIECE, sample=0).generation > 0
 
 
 def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:

@@ -194,10 +194,10 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         case = make_case(folder, "npz", {"reader.data_loader": name, "reader.read_threads": 1})
         path = victim(case)
 
-        def slow(opened: str, flags: int = 0, path: Path = path) -> tuple[int, int]:
+        def slow(opened: str, *, direct: bool, path: Path = path) -> tuple[int, int]:
             if opened == str(path):
                 os.read(waits, 1)
-            return open_sized(opened, flags)
+            return open_sized(opened, direct=direct)
 
         monkeypatch.setattr(storage, "open_sized", slow)
         loader = case.open()
