@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import cast
 
@@ -222,9 +223,20 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a warm-up and two runs."""
     folder = tmp_path_factory.mktemp("protocol")
     words = [*QUICK, generate(folder), f"output.folder={folder / 'out'}", "runs=2", "warmup=1"]
-    # On a busy host two short runs may differ by more than the rules allow: that is their verdict.
-    assert run(["run", *words]) in (0, 2)
+    with (folder / "said").open("w") as said, redirect_stdout(said):
+        # On a busy host two short runs may differ by more than the rules allow: their verdict.
+        assert run(["run", *words]) in (0, 2)
     return folder / "out"
+
+
+def test_what_runs_share_is_said_once(repeated: Path) -> None:
+    assert repeated.with_name("said").read_text().count("workload: ") == 1
+    hosts = {
+        name: read_summary(repeated / name)["measured"]["hosts"][0]
+        for name in ("warmup.1", "run.1", "run.2")
+    }
+    started = [name for name, host in hosts.items() if host["start_seconds"] is not None]
+    assert started == ["warmup.1"], "the process was started for the first"
 
 
 def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
