@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.machine import markdown
+from benchmarks.harness import markdown
 
 GOALS = {0.3: 1.0, 0.6: 1.0, 0.9: 1.0}
 """Points of whole AU by which E may differ from R, by rate / demand; elsewhere 2."""

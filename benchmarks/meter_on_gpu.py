@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import dlemu
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 from tests.lab.cgroups import throttled_reads
 
 WARM_UP = 10
