@@ -117,7 +117,7 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
     drive, calibration = known_rates(workload)
     if drive is None:
         ways = (
-            f"name a datasheet (drive=NAME, one of {', '.join(named("drive"))}), give its rate "
+            f"name a datasheet (drive=NAME, one of {', '.join(named('drive'))}), give its rate "
             "(drive.read_bandwidth=7GB), or"
         )
         if calibration is None:
