@@ -245,7 +245,10 @@ def test_an_interruption_at_any_line_leaves_nothing(drive: Path, tmp_path: Path)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
-def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
+    number: signal.Signals, drive: Path, tmp_path: Path
+) -> None:
     keys = [f"{key}={value}" for key, value in TINY.items()]
     words = ["workloads=cosmoflow_h100", "max_bytes=1MiB", f"output.folder={tmp_path / 'out'}"]
     child = warm.Popen(
@@ -256,9 +259,14 @@ def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> No
     )
     until(lambda: list((tmp_path / "out").glob("runs/*/summary.json")), "the first run")
     assert left(drive) == {"dlemu-try"}
-    os.kill(child.pid, signal.SIGINT)
+    os.killpg(child.pid, number)
 
-    assert child.wait() == 130
+    status = child.wait()
+    if number == signal.SIGKILL:
+        assert left(drive) == {"dlemu-try"}
+        try_storage(trial(drive, tmp_path, output=str(tmp_path / "next")), lambda text: None)
+    else:
+        assert status == 130
     assert left(drive) == set()
 
 
