@@ -3,7 +3,6 @@
 Files of another dataset, or of unknown origin, are never touched.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
+from dlemu.storage.owned import disk_bytes, room
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 PLAN = "recipe.json"
@@ -69,15 +69,12 @@ class Examined:
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        system = _file_system(folder)
-        have = system.f_bavail * system.f_frsize
-        need = self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes
-        if need > have:
-            raise RunError(
-                f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} "
-                "more; free space, use another dataset.data_folder, or lower "
-                "dataset.num_files_train"
-            )
+        room(
+            folder,
+            self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
+            "free space, use another dataset.data_folder, or lower dataset.num_files_train",
+            what=counted(len(self.todo.missing), f"{self.todo.recipe.layout.format} file"),
+        )
 
 
 def examine(folder: Path, wanted: Recipe) -> Examined:
@@ -225,15 +222,9 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
     return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
-def _file_system(folder: Path) -> os.statvfs_result:
-    """Return what is known of the file system of a folder, which may be missing."""
-    return os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
-
-
 def _check_capacity(folder: Path, layout: Layout) -> None:
     """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
-    system = _file_system(folder)
-    have = system.f_blocks * system.f_frsize
+    have, _ = disk_bytes(folder)
     need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
         raise RunError(

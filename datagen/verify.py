@@ -15,12 +15,12 @@ from dlemu.datagen.content import Content
 from dlemu.datagen.listing import list_files
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
 from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
-from dlemu.datagen.write import FileWriter, direct_if_possible, writing
+from dlemu.datagen.write import FileWriter, writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.formats import format_of
 from dlemu.storage.atomic import sync_folder
-from dlemu.storage.regular import open_regular, read_regular
+from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
 from dlemu.units import round_up
 from dlemu.workload.objects import Access, ObjectPath
 from dlemu.world.world import World
@@ -65,7 +65,8 @@ def verify(
     of a bucket.
 
     Raises:
-        DatasetError: there is no manifest, or it is damaged, or a datagen writes there.
+        DatasetError: there is no manifest, or it is damaged.
+        WorkloadError: a datagen writes there.
         RunError: the disk is full.
         PeerError: another rank failed.
     """
@@ -222,7 +223,7 @@ class _Reader(Worker):
 
     def _check_file(self, path: Path, file: int) -> str:
         """Return what is wrong, "" if nothing is. With O_DIRECT, the drive is read, not memory."""
-        self._file = direct_if_possible(lambda flags: open_regular(path, flags), os.O_DIRECT)
+        self._file, _ = direct_if_possible(open_regular, path)
         try:
             assembly = Assembly(self._content, self._made, self._compare)
             self._format.write(assembly, self._manifest.recipe.file_samples(file))

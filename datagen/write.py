@@ -12,7 +12,6 @@ Whoever starts again, on any number of ranks, reads in the journals which files 
 import ctypes
 import dataclasses
 import errno
-import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -41,7 +40,8 @@ from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
 from dlemu.formats import format_of
 from dlemu.storage.atomic import create, replacing, sync_folder
-from dlemu.storage.locks import lock_folder, unlock_folder
+from dlemu.storage.owned import held
+from dlemu.storage.regular import direct_if_possible
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
@@ -64,7 +64,8 @@ def generate(
     `on_progress` about once a second.
 
     Raises:
-        DatasetError: the folder holds another dataset, or another datagen writes it.
+        DatasetError: the folder holds another dataset.
+        WorkloadError: another datagen writes it.
         RunError: the disk is, or would be, full. Complete files stay and need not be written again.
         PeerError: another rank failed.
     """
@@ -100,8 +101,7 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             if world.rank == 0:
-                stack.enter_context(_as_it_was(folder))
-                stack.callback(unlock_folder, _lock(folder))
+                stack.enter_context(held(folder, key="dataset.data_folder", seconds=_LOCK_SECONDS))
             yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -122,30 +122,6 @@ _REMEDIES = {
     errno.EROFS: "mount it for writing",
 }
 """What to do about errors, by their number."""
-
-
-@contextmanager
-def _as_it_was(folder: Path) -> Iterator[None]:
-    """If the `with` fails, remove the folders that were made for it and are still empty."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
-        raise
-
-
-def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        return lock_folder(folder, seconds=_LOCK_SECONDS)
-    except BlockingIOError:
-        raise DatasetError(
-            f"{folder} is being written by another datagen; wait for it, or use another "
-            "dataset.data_folder"
-        ) from None
 
 
 class _Renamer(Worker):
@@ -204,7 +180,7 @@ class FileWriter(Worker):
         recipe = self._recipe
         for below, index in zip(recipe.layout.index_paths(file), recipe.indexes(file), strict=True):
             path = self._folder / below
-            with replacing(path) as partial, _created(partial, 0, sync=sync) as number:
+            with replacing(path) as partial, _created(partial, direct=False, sync=sync) as number:
                 _write_all(number, np.frombuffer(index, np.uint8), 0)
 
     def write_file(self, file: int, *, wanted_crc: int | None = None) -> int:
@@ -214,7 +190,7 @@ class FileWriter(Worker):
             ValueError: the CRC-32C is not the wanted one; the file is as it was before.
         """
         path = self._folder / self._recipe.layout.path(file)
-        with replacing(path) as partial, _created(partial, os.O_DIRECT) as self._file:
+        with replacing(path) as partial, _created(partial, direct=True) as self._file:
             assembly = Assembly(self._content, self._buffer, self._put)
             self._format.write(assembly, self._recipe.file_samples(file))
             num_bytes, crc = assembly.finish()
@@ -248,25 +224,15 @@ class _Writer(FileWriter):
 
 
 @contextmanager
-def _created(path: Path, flags: int, *, sync: bool = True) -> Iterator[int]:
+def _created(path: Path, *, direct: bool, sync: bool = True) -> Iterator[int]:
     """Yield the descriptor of a new file, which is synced in the end."""
-    number = direct_if_possible(functools.partial(create, path), flags)
+    number = direct_if_possible(create, path)[0] if direct else create(path)
     try:
         yield number
         if sync:
             os.fsync(number)
     finally:
         os.close(number)
-
-
-def direct_if_possible(open_file: Callable[[int], int], flags: int) -> int:
-    """Return `open_file(flags)`; without O_DIRECT on a file system that does not have it."""
-    try:
-        return open_file(flags)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
-            raise
-        return open_file(flags & ~os.O_DIRECT)
 
 
 def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "world": "",
     "host": "",
     "workload": "",
-    "storage": "host",
+    "storage": "host world",
     "objects": "workload",
     "formats": "workload",
     "dataset": "workload host world",
@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
     "world",
-    "training": "datagen dataset gpu loaders results workload world",
+    "training": "datagen dataset gpu host loaders results storage workload world",
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
     "paths": "gpu host results storage world",
     "load": "gpu host paths storage workload world",

@@ -9,14 +9,14 @@ from typing import Any
 
 from dlemu.checkpoint.crew import Progress
 from dlemu.checkpoint.dcp import check_dcp
+from dlemu.checkpoint.folder import Opened, folder_of, opened
 from dlemu.checkpoint.job import CheckpointJob
-from dlemu.checkpoint.opening import Opened, folder_of, opened
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
-from dlemu.host.system import find_system
+from dlemu.host.place import find_system
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.results.header import place_fields
 from dlemu.results.lifecycle import begun, versions

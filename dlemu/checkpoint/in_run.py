@@ -15,8 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
-from dlemu.checkpoint.folder import remove, step_folder
-from dlemu.checkpoint.opening import Opened, Say, folder_of, opened
+from dlemu.checkpoint.folder import Opened, Say, folder_of, opened, remove, step_folder
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.shares import Share, share_of, total_bytes
 from dlemu.checkpoint.times import WriteTimes

@@ -12,8 +12,7 @@ from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress, Tool
 from dlemu.checkpoint.dcp import DcpWriter
-from dlemu.checkpoint.folder import forget, remove_steps, step_folder
-from dlemu.checkpoint.opening import Opened
+from dlemu.checkpoint.folder import Opened, clean, remove, step_folder
 from dlemu.checkpoint.outcome import Entry, Kind, RankReport, Worked, entry_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.reader import Reader
@@ -145,8 +144,7 @@ class CheckpointJob:
 
     def clean(self, error: BaseException | None = None) -> None:
         """Remove all that was written, and the record."""
-        remove_steps(self._folder, self._record)
-        forget(self._folder)
+        clean(self._folder, self._record)
 
     def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
         key = self._checkpoint
@@ -226,7 +224,8 @@ class CheckpointJob:
             self._record = replace(self._record, steps=kept)
             if self._keeps:
                 self._record.write(self._folder)
-                remove_steps(self._folder, self._record, gone)
+                for each in gone:
+                    remove(step_folder(self._folder, each), self._record)
 
     @contextmanager
     def _removed_on_failure(self) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Reads whole files of a checkpoint in pieces, and compares their bytes on request."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,8 +81,7 @@ class Reader:
         """
         begin = time.perf_counter()
         try:
-            flags = os.O_DIRECT if self._reader.direct else 0
-            number, size = open_sized(path, flags, error=RunError)
+            number, size = open_sized(path, direct=self._reader.direct, error=RunError)
         except FileNotFoundError:
             raise RunError(f"{path} is missing", remedy=_AGAIN) from None
         except OSError as error:

@@ -60,14 +60,19 @@ class Tool:
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
-        if self.measures and world.num_ranks > 1:
-            if world.rank == 0:
-                complain(
-                    f"this command measures from one process, and {world.num_ranks} ranks were "
-                    "started: start it without mpirun; dlemu run measures with all ranks"
-                )
+        if self.measures and _has_more_ranks(world):
             return 1
         return int(import_module(self.module).main(words)) if world.rank == 0 else 0
+
+
+def _has_more_ranks(world: World) -> bool:
+    """Say so where a command that measures from one process was started as several ranks."""
+    if world.num_ranks > 1 and world.rank == 0:
+        complain(
+            f"this command measures from one process, and {world.num_ranks} ranks were started: "
+            "start it without mpirun; dlemu run measures with all ranks"
+        )
+    return world.num_ranks > 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Command:
     """Whether a data folder alone is enough; the workload is then None."""
     makes_folder: bool = False
     """Whether the data folder may be missing yet."""
+    measures: bool = False
+    """As of a Tool."""
 
     def help(self, *, whole: bool = False) -> str:
         """Return what the command does, its usage, and its most used keys, or all of them."""
@@ -106,6 +113,8 @@ class Command:
 
     def __call__(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
+        if self.measures and _has_more_ranks(world):
+            return 1
         with keep_stdout("--json" in words):
             return self._call(words, world)
 

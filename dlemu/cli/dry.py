@@ -170,11 +170,11 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> None:
         rate = workload.drives * workload.drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {workload.drive.name}"
     elif folder:
-        from dlemu.checkpoint.opening import examine
+        from dlemu.checkpoint.folder import examine
         from dlemu.results.header import place_fields
 
         fields["place"] = place_fields(Path(folder), host=world.host, num_hosts=world.num_hosts)
-        rate = examine(workload, plan, world.host)
+        rate = examine(workload, plan)
         source = f"{format_rate(rate)} were written in a probe of one second"
     tell(render_text(present_plan(fields)))
     tell(f"time:    {_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")

@@ -21,7 +21,7 @@ from dlemu.cli.values import (
 from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.load.measure import Load, document_of, measure
-from dlemu.load.models import find_drive, find_model, known_drives, models
+from dlemu.load.models import find_drive, find_model, known_drives, known_models
 from dlemu.load.reading import WAYS
 from dlemu.report.load import present_load
 from dlemu.report.text import answer_of
@@ -37,8 +37,8 @@ by arithmetic, from the datasheets of drives. With one, the files are written th
 again. Before each read the files are dropped from the page cache, and it is checked that none of
 their pages is left.
 
-  model=llama2_70b         {", ".join(list(models())[:5])},
-                           {", ".join(list(models())[5:])}
+  model=llama2_70b         {", ".join(known_models()[:5])},
+                           {", ".join(known_models()[5:])}
   target=/mnt/nvme         folder on the drive; the files lie in dlemu_load.<model> there
   files=a,b                files that are there, instead of a model; * and ? as in a shell
   scale=0.01               write and read this share of each file (1); the answer says so

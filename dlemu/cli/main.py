@@ -173,7 +173,7 @@ COMMANDS: dict[str, Command | Tool] = {
     "predict": Command("predict", FOR_SCRIPTS),
     "calibrate": Command("calibrate"),
     "checkpoint": Command("checkpoint", (DRY_RUN, "--verify", "--json")),
-    "steptime": Command("steptime"),
+    "steptime": Command("steptime", measures=True),
     "workloads": Tool("dlemu.cli.workloads"),
     "report": Tool("dlemu.cli.report"),
     "compare": Tool("dlemu.cli.compare"),

@@ -24,7 +24,7 @@ from dlemu.cli.values import (
 )
 from dlemu.cli.words import FOR_SCRIPTS, Words, parse
 from dlemu.errors import WorkloadError
-from dlemu.host.system import find_system
+from dlemu.host.place import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
 from dlemu.report.paths import plots_of, present_paths, title_of

@@ -85,9 +85,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A model's load on a storage."""
+    """What was read, and the drive's rate to compare it with."""
 
-    load: Load
     num_files: int
     num_bytes: int
     num_pages: int
@@ -95,21 +94,11 @@ class Answer:
     drive_bytes_per_second: float
     drive_source: str
 
-    def share(self, cell: Cell) -> float:
-        """Return what a cell reached of the drive's rate, 0 to 1; more if the drive gave more."""
-        return cell.bytes_per_second / self.drive_bytes_per_second
-
-    @property
-    def whole_bytes(self) -> int:
-        """Bytes of the whole model, where a share of it was read."""
-        model = self.load.model
-        return self.num_bytes if model is None or self.load.files else model.num_bytes
-
 
 def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
     """Return the document of a model load; without an answer only the arithmetic by datasheets."""
     model = load.model
-    whole = answer.whole_bytes if answer is not None else model.num_bytes if model else 0
+    whole = model.num_bytes if model is not None else answer.num_bytes if answer else 0
     drives = [find_drive(name) for name in known_drives()] if load.drive is None else [load.drive]
     document: dict[str, Any] = {
         "kind": "load",
@@ -132,16 +121,12 @@ def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
         return document
     return document | {
         "scale": load.scale,
-        "num_files": answer.num_files,
-        "num_bytes": answer.num_bytes,
-        "num_pages": answer.num_pages,
-        "drive_bytes_per_second": answer.drive_bytes_per_second,
-        "drive_source": answer.drive_source,
+        **asdict(answer),
         "cells": [
             {
                 **asdict(cell),
                 "bytes_per_second": cell.bytes_per_second,
-                "share_of_drive": answer.share(cell),
+                "share_of_drive": cell.bytes_per_second / answer.drive_bytes_per_second,
                 "whole_model_seconds": whole / cell.bytes_per_second,
             }
             for cell in answer.cells
@@ -179,14 +164,11 @@ def measure(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
                     )
-                once = read_once(files, way=way, num_readers=readers, at=at)
                 cell = Cell(
                     way=way,
                     readers=readers,
-                    num_bytes=once.num_bytes,
-                    seconds=once.seconds,
-                    cpu_seconds=once.cpu_seconds,
                     pages_before=None if pages.unknown else pages.resident,
+                    **read_once(files, way=way, num_readers=readers, at=at),
                 )
                 cells.append(cell)
                 on_event(
@@ -194,7 +176,6 @@ def measure(
                     f"{format_rate(cell.bytes_per_second)}"
                 )
         return Answer(
-            load=load,
             num_files=len(files),
             num_bytes=sum(path.stat().st_size for path in files),
             num_pages=num_pages,

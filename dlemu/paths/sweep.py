@@ -369,7 +369,7 @@ def _probe_file(target: Path) -> Iterator[int]:
     """Yield a new file, opened with O_DIRECT; remove it."""
     path = target / "dlemu_paths.probe"
     try:
-        file = create(path, os.O_RDWR | os.O_DIRECT)
+        file = create(path, os.O_RDWR, direct=True)
         try:
             yield file
         finally:

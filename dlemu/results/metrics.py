@@ -1,7 +1,7 @@
 """Steps of all accelerators to accelerator utilisation and samples/s; definitions and sources.
 
 Source: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0; v3.0 has v2.0's formulas.
-docs/metrics.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
+docs/rules.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
 accelerators and its samples/s the sum; the job's value is the mean over epochs.
 """
 

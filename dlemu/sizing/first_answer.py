@@ -25,7 +25,7 @@ _HEADROOM = 1.25
 _QUICK_TIMES = (5, 2)
 """A quick search gets so many times the files that it needs, if that is half of what is free."""
 _SEARCH_RUNS = 7
-"""Runs of a search from a good start, on average (docs/sizing.md)."""
+"""Runs of a search from a good start, on average (docs/prediction.md)."""
 _SIZE_KEYS = (
     *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),

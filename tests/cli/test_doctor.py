@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -20,20 +19,10 @@ HEALTHY = [
 ]
 
 
-def without(name: str, state: Literal["missing", "note"] = "missing") -> list[Check]:
-    absent = Check(name, state, "not installed")
-    return [absent if check.name == name else check for check in HEALTHY]
-
-
-@pytest.mark.parametrize("loader", ["pytorch", "dali", "threads"])
-@pytest.mark.parametrize("gds", ["off", "prefer", "require"])
-def test_a_host_with_everything_runs_everything(loader: str, gds: str) -> None:
-    assert what_stops(HEALTHY, loader, gds) == []
-
-
 @pytest.mark.parametrize(
     ("absent", "loader", "gds", "stops"),
     [
+        ("nothing", "dali", "require", False),
         ("NumPy", "threads", "off", True),
         ("PyTorch", "pytorch", "off", True),
         ("PyTorch", "dali", "off", False),
@@ -49,16 +38,10 @@ def test_a_host_with_everything_runs_everything(loader: str, gds: str) -> None:
 def test_a_loader_needs_its_own_packages_only(
     absent: str, loader: str, gds: str, stops: bool
 ) -> None:
-    assert what_stops(without(absent), loader, gds) == [f"{absent}: not installed"] * stops
-
-
-def test_compatibility_mode_is_not_what_require_asks_for() -> None:
-    compat = without("cuFile", "note")
-
-    assert what_stops(compat, "dali", "prefer") == []
-    assert what_stops(compat, "dali", "require") == [
-        "cuFile: only compatibility mode, through host memory"
-    ]
+    found = [Check(c.name, "missing", "?") if c.name == absent else c for c in HEALTHY]
+    assert what_stops(found, loader, gds) == [f"{absent}: ?"] * stops
+    compat = [*HEALTHY[:-1], Check("cuFile", "note", "through host memory")]
+    assert bool(what_stops(compat, "dali", gds)) == (gds == "require")
 
 
 def test_this_host_is_examined_whole(tmp_path: Path) -> None:

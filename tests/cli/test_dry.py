@@ -44,21 +44,6 @@ def line(lines: list[str], name: str) -> str:
     return found.removeprefix(f"{name}:").strip()
 
 
-def test_datagen_into_a_folder_that_is_not_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = dry(["datagen", str(tmp_path / "a/b"), *SMALL], tmp_path, capsys)
-
-    assert line(lines, "write") == "56 files, 1.4 MiB"
-    assert line(lines, "job") == "1 rank, 1 emulated accelerator"
-    assert line(lines, "time").startswith("about ")
-    assert line(lines, "time").endswith("were written in a probe of one second)")
-    rules = [each for each in lines if each.startswith("rule:")]
-    assert rules[0] == "rule:     500 steps an epoch need 3,500 files, there are 56: fails"
-    assert rules[1].startswith("rule:     5 x memory, ") and rules[1].endswith("56: fails")
-    assert lines[-1] == "dlemu datagen would be accepted; nothing was written"
-
-
 def test_datagen_counts_what_is_missing(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,22 +121,3 @@ def test_what_would_be_refused_is_refused_with_the_same_line(
     assert everything(data.parent) == before
     assert run([command, str(data), *keys]) == 1
     assert capsys.readouterr().err == refused
-
-
-def test_a_dataset_that_does_not_fit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["datagen", f"{tmp_path}/a", "workload=unet3d_h100", "dataset.num_files_train=900000"]
-    assert run([*words, "--dry-run"]) == 1
-    assert f"{tmp_path}/a has " in (said := capsys.readouterr().err) and " free, the data" in said
-    assert not everything(tmp_path)
-
-
-def test_a_run_that_ended_is_not_written_over(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", str(data), *QUICK[5:], f"output.folder={tmp_path / 'run'}"]
-    assert run(words) == 0
-    capsys.readouterr()
-    assert run([*words, "--dry-run"]) == 1
-    assert "holds a run already" in capsys.readouterr().err

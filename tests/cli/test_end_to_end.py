@@ -184,12 +184,6 @@ def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
     assert steps["num_samples"].sum() == 24
 
 
-def test_the_report_says_who_reads_for_tensorflow(data: str, tmp_path: Path) -> None:
-    words = [*QUICK, data, "reader.data_loader=tensorflow", "train.epochs=1"]
-    assert run(["run", *words, f"output.folder={tmp_path}"]) == 0
-    assert "read by dlemu's threads" in (tmp_path / "summary.json").read_text()
-
-
 # --- several ranks --------------------------------------------------------------------------------
 
 

@@ -30,8 +30,3 @@ def test_files_are_measured_and_told_to_scripts(
         ("odirect", "2", "0"),
     ]
     assert "probed" in told["drive_source"]
-
-
-def test_arithmetic_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["load", "model=sdxl", "--csv", "/tmp/x.csv"]) == 1
-    assert "--csv has a row for each read; name a target" in capsys.readouterr().err

@@ -103,17 +103,6 @@ def test_no_threads_are_started_to_multiply_matrices() -> None:
     assert out.splitlines()[-1] == "1"
 
 
-def test_plots_without_a_home_say_nothing() -> None:
-    program = "from dlemu.cli.main import run; run(['--version']); import matplotlib.figure"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"MPLCONFIGDIR": "/proc/nowhere"},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -156,20 +145,6 @@ def test_overrides_mean_what_hydra_says(capsys: pytest.CaptureFixture[str]) -> N
     assert (tree["metric"]["au"], tree["train"]["epochs"]) == (0.9, 9)
 
 
-def test_a_workload_may_be_made_from_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = tmp_path / "ours.yaml"
-    own.write_text("defaults: [unet3d_h100, _self_]\nname: ours\nreader: {batch_size: 2}\n")
-    assert run(["run", f"workload={own}", "--cfg", "job"]) == 0
-    tree = yaml.safe_load(capsys.readouterr().out)
-    assert (tree["name"], tree["reader"]["batch_size"], tree["reader"]["read_threads"]) == (
-        "ours",
-        2,
-        4,
-    )
-
-
 @pytest.mark.parametrize("below", ["", "workload"])
 def test_the_peers_files_are_found_in_a_config_dir(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,14 +156,6 @@ def test_the_peers_files_are_found_in_a_config_dir(
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "ignored: model.type"
     assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
-
-
-def test_datasize_shows_both_terms(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["workload=unet3d_h100", "num_accelerators=8", "host_memory=256GiB"]
-    assert run(["datasize", *words]) == 0
-    text = capsys.readouterr().out
-    assert "28,000   500 x 7 x 8 accelerators  <- decides" in text and "9,376" in text
-    assert "as given" in text and "28,000 files, 3.7 TiB" in text
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

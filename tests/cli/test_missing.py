@@ -15,10 +15,10 @@ DALI = r"reader.data_loader=dali needs nvidia.*: pip install 'dlemu\[dali-cuda13
 H5PY = r"dataset.format=hdf5 needs h5py: pip install h5py$"
 COMPUTE = r"train.compute=gpu needs torch: pip install 'dlemu\[torch\]', or set train.compute=sleep"
 CASES = [
-    ("torch", {"reader.data_loader": "pytorch"}, TORCH),
-    ("nvidia", {"reader.data_loader": "dali"}, DALI),
-    ("h5py", {"dataset.format": "hdf5", "reader.data_loader": "threads"}, H5PY),
-    ("torch", {"train.compute": "gpu", "dali.gpus_per_host": 1}, COMPUTE),
+    ("run", "torch", {"reader.data_loader": "pytorch"}, TORCH),
+    ("run", "nvidia", {"reader.data_loader": "dali"}, DALI),
+    ("size", "h5py", {"dataset.format": "hdf5"}, H5PY),
+    ("calibrate", "torch", {"train.compute": "gpu", "dali.gpus_per_host": 1}, COMPUTE),
 ]
 OURS = ("dlemu.loaders.pytorch", "dlemu.loaders.dali.loader", "dlemu.loaders.dali.pipelines")
 
@@ -43,8 +43,7 @@ def words(folder: Path, keys: dict[str, object]) -> list[str]:
     return [f"{key}={value}" for key, value in (own | keys).items()]
 
 
-@pytest.mark.parametrize("command", ["run", "size", "calibrate"])
-@pytest.mark.parametrize(("package", "keys", "line"), CASES)
+@pytest.mark.parametrize(("command", "package", "keys", "line"), CASES)
 def test_a_missing_package_is_told_at_once(
     command: str,
     package: str,
@@ -63,8 +62,6 @@ def test_a_missing_package_is_told_at_once(
     assert run([command, *words(tmp_path, keys)]) == 1
     told = capsys.readouterr()
     assert told.err.count("\n") == 1
-    assert told.err.startswith("dlemu: ")
-
     assert re.search(line, told.err.removeprefix("dlemu: ").strip()), told.err
     assert not list((tmp_path / "data").glob("*")), "nothing was written"
 

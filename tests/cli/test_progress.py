@@ -134,7 +134,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return generate(tmp_path_factory.mktemp("progress"))
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_shows_the_line_and_an_interrupt_leaves_it_clean(
     data: str, tmp_path: Path, columns: int
 ) -> None:
@@ -335,11 +335,3 @@ def test_files_and_phases_are_described() -> None:
     probing = describe(RunProgress(doing="probing the drive", seconds=2.6))
     assert probing.fitting(80) == "probing the drive, 3 s"
     assert describe(RunProgress(doing="starting")).fitting(80) == "starting"
-
-
-@pytest.mark.parametrize(("value", "on"), [("off", False), ("false", False), ("on", True)])
-def test_the_key_takes_off_as_yaml_reads_it(
-    value: str, on: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["run", *QUICK, f"progress={value}", "--cfg", "job"]) == 0
-    assert f"progress: '{'on' if on else 'off'}'" in capsys.readouterr().out

@@ -14,14 +14,6 @@ from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 
 
-def one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what a command that is refused says."""
-    assert run(["wear", *words]) == 1
-    done = capsys.readouterr()
-    assert done.out == "" and done.err.count("\n") == 1
-    return done.err.removeprefix("dlemu: ").rstrip("\n")
-
-
 def test_scripts_get_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["drive.endurance=14PB", "drive.capacity=7.68TB", "wear.years=10", "wear.duty=25%"]
     assert run(["wear", *words, "--json"]) == 0
@@ -62,11 +54,6 @@ def test_a_folder_s_drives_are_shown(
     assert row.endswith(" 1.00"), "of the drive that is there"
 
 
-def test_memory_is_no_drive(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "no drive is seen under /dev/shm (tmpfs), so nothing counts its wear"
-    assert one_line(["/dev/shm"], capsys) == line
-
-
 def test_a_verbose_command_ends_with_what_it_wrote(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,10 +70,3 @@ def test_a_verbose_command_ends_with_what_it_wrote(
     with watched(Alone(), Path("/dev/shm"), drive=None, written=lambda: 10**8 - 1):
         pass
     assert len(told) == 1
-
-
-def test_other_keys_stand_beside_a_drive_s_name() -> None:
-    keys = {"drive": "d7_ps1010", "drive.endurance": "14PB"}
-    drive = load_workload("unet3d_h100", keys).drive
-    assert drive is not None
-    assert (drive.name, drive.endurance) == ("D7-PS1010", 14 * 10**15)

@@ -62,7 +62,7 @@ from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.measure import Timed
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model, load_workload
 from dlemu.world.world import Alone
 from tests.lab.limits import limit_lines
 
@@ -95,6 +95,7 @@ SYSTEM: Any = {
             "name": "nvme1n1",
             "model": "SSD <7450>",
             "firmware": "E2MU200",
+            "size_bytes": 3_840_755_982_336,
             "scheduler": "none",
             "read_ahead_kib": "128",
         }
@@ -263,7 +264,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
-_MODEL = load_workload(
+_MODEL = load_model(
     "llama3_8b",
     {
         "checkpoint.checkpoint_folder": "/mnt/d1/checkpoints",
@@ -461,7 +462,6 @@ def _load() -> str:
         for way, readers, seconds in reads
     )
     answer = Load(
-        load=LoadJob(model=model, target=Path("/tmp")),
         num_files=len(model.files),
         num_bytes=model.num_bytes,
         num_pages=model.num_bytes >> 12,
@@ -469,7 +469,7 @@ def _load() -> str:
         drive_bytes_per_second=7e9,
         drive_source="probed with 64 readers",
     )
-    document = load_document(answer.load, answer)
+    document = load_document(LoadJob(model=model, target=Path("/tmp")), answer)
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 

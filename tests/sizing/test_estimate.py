@@ -94,12 +94,6 @@ def test_a_pass_above_what_another_run_gave_is_in_the_interval() -> None:
     assert list(found.interval) == pytest.approx([9 * 56 / 90 * 0.97, 6 * 1.03])
 
 
-def test_one_accelerator_that_fails_is_none() -> None:
-    found = after([point(1, 80.0)])
-
-    assert (found.num_accelerators, found.low, found.high) == (0, 0, 0)
-
-
 def test_what_passes_everywhere_is_at_least_that() -> None:
     found = after([point(8, 98.5), point(12, 98.2)])
 

@@ -92,33 +92,6 @@ def test_1e6_is_a_whole_number() -> None:
         workload.with_keys({"runs": 5.5})
 
 
-def test_a_missing_key_is_named() -> None:
-    assert refusal({"dataset": {"format": "npz"}}) == "dataset.num_files_train is not set"
-    assert refusal({}) == "dataset is not set"
-
-
-@pytest.mark.parametrize(
-    ("text", "end"),
-    [("- 1\n- 2\n", "holds no keys; a workload has dataset, reader and train"), ("", "holds no")],
-)
-def test_a_file_without_keys_is_refused(tmp_path: Path, text: str, end: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(WorkloadError) as error:
-        read_yaml(path)
-    assert str(error.value).startswith(f"{path} {end}")
-
-
-@pytest.mark.parametrize("content", [b"a: [1\nb: 2", b"\xff\xfe\x00", b"a: b: c"])
-def test_a_file_that_is_no_yaml_is_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(content)
-    with pytest.raises(WorkloadError) as error:
-        read_yaml(path)
-    assert str(error.value).startswith(f"{path} is not YAML: ")
-    assert "\n" not in str(error.value)
-
-
 ALIASES = "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
 MERGES = "".join(
     f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n" for a, b in pairwise("abcdefghij")
@@ -134,6 +107,7 @@ MERGES = "".join(
         ("a: " + "[" * 30_000, "is nested too deeply for a workload"),
         ("a: " + "[" * 60 + "]" * 60, "is nested too deeply for a workload"),
         ("a: " + "x" * 100_000, "has more than 100,000 bytes; is it a workload?"),
+        ("a: [1\nb: 2", "is not YAML: "),
         ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
         ("a: !!timestamp x", "is not YAML: "),
         ("a: !!bool x", "is not YAML: "),
@@ -158,14 +132,6 @@ def test_numbers_are_read_as_they_are_meant(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("a: 1e6\nb: 2E-3\nc: 1.5e+2\nd: 12\ne: off\nf: 1e6x\n")
     assert read_yaml(path) == {"a": 1e6, "b": 0.002, "c": 150.0, "d": 12, "e": False, "f": "1e6x"}
-
-
-def test_overrides_are_checked_like_the_file() -> None:
-    workload = load_workload("unet3d_h100", {"reader.read_threads": 8, "train.epochs": 2})
-    assert (workload.reader.read_threads, workload.train.epochs) == (8, 2)
-    assert workload.given == ("reader.read_threads", "train.epochs")
-    with pytest.raises(WorkloadError, match=r"^train.epochs must be at least 1, got 0$"):
-        workload.with_keys({"train.epochs": 0})
 
 
 def test_a_changed_copy_keeps_the_rest() -> None:
