@@ -165,14 +165,19 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
         yield Opened(path, record, shared, keeps, direct=all(takes))
 
 
-def examine(workload: Workload, plan: Plan) -> float:
-    """Return bytes per second that the folder takes in a probe of one second; nothing stays.
-
-    Raises as `opened` does, as far as it can be told without making the folder.
-    """
+def examine(workload: Workload, plan: Plan) -> None:
+    """Raise what `opened` would raise, as far as it can be known without making the folder."""
     path = folder_of(workload)
     _, entries = _look(path)
     _check_room(workload, path, plan.num_bytes, entries)
+
+
+def probe(path: Path) -> float:
+    """Return bytes per second that a folder, or that above it, takes in a second; nothing stays.
+
+    Raises:
+        WorkloadError: it cannot be written.
+    """
     there = next(each for each in (path, *path.absolute().parents) if each.is_dir())
     try:
         return probe_writing(there, seconds=1.0)

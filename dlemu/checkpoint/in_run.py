@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
-from dlemu.checkpoint.folder import Opened, Say, folder_of, opened, remove, step_folder
+from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, remove, step_folder
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.shares import Share, share_of, total_bytes
 from dlemu.checkpoint.times import WriteTimes
@@ -109,6 +109,16 @@ def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) ->
         f"{counted(number, 'checkpoint')} of {format_bytes(size)}, "
         f"{when_due(workload.checkpoint)}, to {workload.checkpoint.checkpoint_folder}"
     )
+
+
+def examine_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> None:
+    """Raise what `open_checkpoints` would raise, without making the folder."""
+    number = _number(workload, [num_steps] * workload.train.epochs)
+    if number:
+        everyone = range(num_accelerators)
+        share = _share(workload, num_accelerators)
+        job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
+        examine(job, Plan.over(workload, share, [(0, everyone)], everyone))
 
 
 def _number(workload: Workload, num_steps: Sequence[int]) -> int:

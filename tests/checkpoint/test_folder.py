@@ -129,10 +129,9 @@ def test_too_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, checkpoints: int, remedy: str
 ) -> None:
     has_free(monkeypatch, free)
-    monkeypatch.setattr("dlemu.checkpoint.folder.probe_writing", lambda *_, **__: 1.0)
     found = job(tmp_path / "new" / "ck", num_checkpoints_write=checkpoints)
     if not remedy:
-        assert examine(*found) == 1.0
+        examine(*found)
     else:
         with pytest.raises(WorkloadError, match=f"too little for {checkpoints} ch") as refused:
             examine(*found)
@@ -144,8 +143,7 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     held = sum(512 * path.stat().st_blocks for path in own.glob("*/a*"))
     assert held > 0
     has_free(monkeypatch, 1 << 20)
-    monkeypatch.setattr("dlemu.checkpoint.folder.probe_writing", lambda *_, **__: 1.0)
-    assert examine(*job(own, held, num_checkpoints_write=1)) == 1.0
+    examine(*job(own, held, num_checkpoints_write=1))
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held + 1, num_checkpoints_write=1))
     clean(own, RECORDED)
