@@ -69,7 +69,7 @@ def run_protocol(
     ):
         outcomes = _Runs(record, summary, workload, world, say, live or Live()).run(on_run)
         if world.rank == 0:
-            summary.update(judge_runs(summary, outcomes))
+            summary.update(judge_runs(summary, [outcome.summary for outcome in outcomes]))
             summary["end"] = time_of_day()
             record.write()
     if world.rank == 0 and on_end is not None:
@@ -129,7 +129,7 @@ class _Runs:
                 self._summary[field] = run[field]
             if not warming:
                 outcomes.append(outcome)
-            self._add(row_of(workload, name, outcome))
+            self._add(row_of(name, run))
         return outcomes
 
     def _add(self, row: RunRow) -> None:
