@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -14,10 +13,9 @@ from dlemu.cli.main import run
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.report.runs import verdict_line
-from dlemu.results.outcome import Outcome
 from dlemu.results.records import read_steps, read_summary
 from dlemu.results.several import LABEL, judge_runs
-from dlemu.results.summary import RunRow, RunsSummary
+from dlemu.results.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -165,21 +163,21 @@ def judged(
     remarks: Sequence[Sequence[str]] = ((),) * 10,
 ) -> RunsSummary:
     """Return what closed runs come to, each of AU, samples/s and verdict."""
-    outcomes = [
-        SimpleNamespace(
-            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate, edition=edition),
-            summary={
-                "verdict": verdict,
-                "reasons": ["the disk is full"],
-                "remarks": said,
-                "threshold_percentage": 90.0,
+    found = [
+        Summary(
+            verdict=cast(Verdict, verdict),
+            reasons=["the disk is full"],
+            remarks=said,
+            threshold_percentage=90.0,
+            metric={
+                "edition": edition,
+                "train_au_mean_percentage": au,
+                "train_throughput_mean_samples_per_second": rate,
             },
-            passed=verdict == "PASS",
         )
         for (au, rate, verdict), said in zip(runs, remarks, strict=False)
     ]
-    summary = RunsSummary(division="closed", runs=rows)
-    return judge_runs(summary, cast(list[Outcome], outcomes))
+    return judge_runs(RunsSummary(division="closed", runs=rows), found)
 
 
 def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
