@@ -130,11 +130,6 @@ class OnTerminal:
         return self.process.wait(), Screen(self.text)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("progress"))
-
-
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_shows_the_line_and_an_interrupt_leaves_it_clean(
     data: str, tmp_path: Path, columns: int

@@ -1,5 +1,6 @@
 """Several runs: the closed division's rules, the table, the verdict over all."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -222,9 +223,15 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a warm-up and two runs."""
     folder = tmp_path_factory.mktemp("protocol")
     words = [*QUICK, generate(folder), f"output.folder={folder / 'out'}", "runs=2", "warmup=1"]
-    # On a busy host two short runs may differ by more than the rules allow: that is their verdict.
-    assert run(["run", *words]) in (0, 2)
+    with (folder / "said").open("w") as said, contextlib.redirect_stdout(said):
+        # On a busy host two short runs may differ by more than the rules allow.
+        assert run(["run", *words]) in (0, 2)
     return folder / "out"
+
+
+def test_the_first_run_introduces_all(repeated: Path) -> None:
+    said = (repeated.parent / "said").read_text()
+    assert said.count("\nworkload: ") == 1 and said.count("epoch 2 of 2: ") == 3
 
 
 def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
