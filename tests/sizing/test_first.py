@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -25,7 +26,7 @@ from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
-from dlemu.sizing.first_files import scratch_folder
+from dlemu.sizing.first_files import plan_files, scratch_folder
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world import ending
 from dlemu.world.world import Alone
@@ -344,6 +345,13 @@ def test_a_folder_that_cannot_be_tried_gets_one_line(
 
     assert str(refused.value).startswith(line)
     assert not (tmp_path / "out").exists()
+
+
+def test_workloads_share_the_room(tmp_path: Path) -> None:
+    two = [load_workload(name) for name in ("resnet50_h100", "cosmoflow_h100")]
+    planned = plan_files(tmp_path, two, 1 << 30, most_each=math.inf)
+    sizes = [files.num_bytes for files in planned]
+    assert sum(sizes) <= 1 << 30 and min(sizes) > 0.4 * (1 << 30)
 
 
 def test_its_words() -> None:
