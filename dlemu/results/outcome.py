@@ -46,6 +46,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         rounded = round(metrics.au_percentage, 2)  # as `passes` rounds
         feeds = metrics.num_accelerators * rounded / wanted
     au = [epoch.au_percentage for epoch in metrics.epochs]
+    each = np.mean([epoch.accelerator_au for epoch in metrics.epochs], axis=0)
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
@@ -83,6 +84,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_au_mean_percentage=float(np.mean(au)),
             train_au_stdev_percentage=float(np.std(au)),
             train_au_interval_percentage=metrics.au_interval,
+            train_au_min_accelerator_percentage=float(each.min()),
             train_au_meet_expectation=_MEET_EXPECTATION[judgement.verdict],
             train_hidden_share=hidden_share(workload, metrics),
             train_throughput_samples_per_second=rate,

@@ -45,6 +45,8 @@ class Metric(CheckpointMetric, total=False):
     train_au_stdev_percentage: float
     train_au_interval_percentage: Sequence[float] | None
     """The mean's 95 % interval, 0 to 100, by parts of this run's steps; None of too few."""
+    train_au_min_accelerator_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
     train_au_meet_expectation: str
     """"success", "fail" or "no verdict"."""
     train_hidden_share: float
@@ -138,7 +140,7 @@ class Measured(TypedDict, total=False):
     storage_read_bytes: int | None
     """Delivered by storage: not from the page cache."""
     read_amplification: float
-    """Bytes of the storage (of the loaders' reads where no counter tells) / those of the samples."""
+    """Bytes of the storage / bytes of the samples; of the loaders' reads where no counter tells."""
     path: str
     """PathBytes.mode: the path that the bytes took to memory, "host" or cuFile's."""
     path_bytes: Mapping[str, Any]
