@@ -1,8 +1,8 @@
 """A model's files are there or are written, and are read once for each cell of a table."""
 
-import shutil
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ from dlemu.load.models import Model, find_drive, known_drives
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
+from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
+from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
-from dlemu.world.ending import last_act
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
@@ -238,7 +239,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     left = []
     for path, size in zip(files, sizes, strict=True):
         if not path.exists():
-            left.append((str(path), size))
+            left.append((path, size))
         elif path.stat().st_size != size:
             raise RunError(
                 f"{path} has {format_bytes(path.stat().st_size)}, not {format_bytes(size)}: it was "
@@ -249,43 +250,20 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
         on_event(f"{folder} has the files already; they stay")
         yield files
         return
-    _check_space(load, sum(round_up(size) for _, size in left))
-
-    def remove(error: BaseException | None = None) -> None:
-        for path, _ in left:
-            Path(path).unlink(missing_ok=True)
-        with suppress(OSError):  # another process's files are in it
-            folder.rmdir()
-
-    written = False
+    size = sum(round_up(size) for _, size in left)
+    fitting = 0.8 * load.scale * disk_bytes(load.target)[1] / size
+    remedy = f"read a share of the model: scale={fitting:.2g}" if fitting else "name another target"
+    room(load.target, size, f"free some, or {remedy}", what=counted(len(left), "file"))
+    # Files that are to stay get their names once they are whole.
+    suffix = PARTIAL if load.keep else ""
     try:
-        with last_act(remove):
-            folder.mkdir(exist_ok=True)
-            text = (
-                f"writing {counted(len(left), 'file')}, {format_bytes(sum(sizes))}, into {folder}"
-            )
+        with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
+            text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
             on_event(text)
             on_begin(text)
-            write_random_files(left)
-            written = True
-            if not load.keep:
-                yield files
-        if load.keep:
+            write_random_files([(f"{path}{suffix}", size) for path, size in left])
+            for path, _ in left:
+                os.rename(f"{path}{suffix}", path)
             yield files
     except OSError as error:
         raise RunError(f"{folder}: {error.strerror}") from error
-    finally:
-        if not (load.keep and written):
-            remove()
-
-
-def _check_space(load: Load, num_bytes: int) -> None:
-    assert load.target is not None
-    free = shutil.disk_usage(load.target).free
-    if num_bytes > 0.95 * free:
-        fitting = 0.8 * load.scale * free / num_bytes
-        share = f"read a share of the model: scale={fitting:.2g}" if free else "name another target"
-        raise RunError(
-            f"{load.target} has {format_bytes(free)} free, too little for "
-            f"{format_bytes(num_bytes)}; free some, or {share}"
-        )

@@ -1,37 +1,47 @@
-"""The files of `dlemu try`: in a folder of their own below the one that is tried, and removed.
+"""The files of `dlemu try`, and those of the full measurement that it proposes.
+
+They lie in a folder of their own below the one that is tried, and are removed.
 
 A dataset of dlemu's that is there already is read instead of new files, if a workload can read it.
 """
 
-import errno
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
+from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
-from dlemu.storage.atomic import create
-from dlemu.storage.locks import locked
+from dlemu.sizing.search import Estimate
+from dlemu.sizing.start import START_SECONDS
+from dlemu.storage.owned import OwnedFolder, direct, held
 from dlemu.terminal import complain
-from dlemu.units import format_bytes
+from dlemu.units import format_bytes, format_seconds
+from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
 from dlemu.world.world import Alone
 
 NAME = "dlemu-try"
-_MARK = "written-by-dlemu-try"
-_OURS = re.compile(
-    rf"{_MARK}|(dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+)(\.partial)?"
-)
+_MARK = "dlemu-try.json"
+_OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+")
 """Names of the files that are removed at the end; all others stay."""
+_HEADROOM = 1.25
+_QUICK_TIMES = (5, 2)
+"""A quick search gets so many times the files that it needs, if that is half of what is free."""
+_SEARCH_RUNS = 7
+"""Runs of a search from a good start, on average (docs/prediction.md)."""
+_SIZE_KEYS = (
+    *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
+    *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
+)
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
 _SEEDS = 64
@@ -57,11 +67,12 @@ class Files:
 
 @contextmanager
 def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
-    """Yield a locked folder for the files of a try; remove it in the end, whatever happens.
+    """Yield a held folder for the files of a try; remove it in the end, whatever happens.
 
     Raises:
-        DatasetError: the folder is none, lies in memory, cannot be written, cannot be read with
-            O_DIRECT, or another try uses it.
+        DatasetError: the folder is none, lies in memory, cannot be written, or cannot be read with
+            O_DIRECT.
+        WorkloadError: another try uses it, or what has its name is somebody else's.
     """
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name one on the storage to be tried")
@@ -69,72 +80,39 @@ def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
         raise DatasetError(
             f"{folder} lies in memory, where no drive is read; name a folder on the storage"
         )
-    own = folder / NAME
+    own = OwnedFolder(folder / NAME, _MARK, _is_ours, "folder", is_named=False)
     with ExitStack() as stack:
         try:
-            own.mkdir(exist_ok=True)
-            stack.enter_context(locked(own))
-            _mark(own)
-        except BlockingIOError:
-            raise DatasetError(
-                f"{own} is in use by another dlemu try; wait for its end, or name another folder"
-            ) from None
+            stack.enter_context(held(own.path))
+            if own.path.is_symlink() or own.fields() is None:
+                own.entries()  # refuses what is there
+            own.write({"removed": "when dlemu try ends; see dlemu try --help"})
+            if not keep:
+                # The last act ends after the removal: an interrupted removal is then done again.
+                stack.enter_context(last_act(lambda error: _remove_at_last(own)))
+                stack.callback(own.clean)
+            is_direct = direct(own.path)
         except OSError as error:
-            with suppress(OSError):
-                own.rmdir()
             raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
-        if not keep:
-            # The last act ends after the removal: an interrupted removal is then done again.
-            stack.enter_context(last_act(lambda error: _remove_at_last(own)))
-            stack.callback(remove, own)
-        _check_direct(own / _MARK)
-        yield own
+        if not is_direct:
+            raise DatasetError(
+                f"{folder} has no O_DIRECT, so memory would answer for the drive; write a dataset "
+                "of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
+            )
+        yield own.path
 
 
-def remove(own: Path) -> None:
-    """Remove what a try has written, and the folder if nothing else is in it.
-
-    The mark goes last, so that the next try knows what is left if this one is killed meanwhile.
-    """
-    for below, folders, files in os.walk(own, topdown=False):
-        for name in files:
-            ours = _OURS.fullmatch(name) or Path(below).name == ".dlemu"
-            if ours and name != _MARK:
-                with suppress(OSError):
-                    os.unlink(os.path.join(below, name))
-        for name in folders:
-            with suppress(OSError):  # it holds something foreign
-                os.rmdir(os.path.join(below, name))
-    with suppress(OSError):
-        (own / _MARK).unlink()
-        own.rmdir()
+def _is_ours(name: str) -> bool:
+    """Return whether a try makes what has this path; foreign files keep their folders."""
+    *folders, own = name.split("/")
+    return name.endswith("/") or ".dlemu" in folders or _OURS.fullmatch(own) is not None
 
 
-def _remove_at_last(own: Path) -> None:
+def _remove_at_last(own: OwnedFolder) -> None:
     """Remove it while the process ends, and say so if the files of a stuck thread stay."""
-    remove(own)
-    if own.exists():
-        complain(f"{own} could not be removed; remove it, or let the next dlemu try do it")
-
-
-def _mark(own: Path) -> None:
-    """Mark the folder as a try's; refuse one that is somebody else's."""
-    if own.is_symlink() or (not (own / _MARK).exists() and any(own.iterdir())):
-        raise DatasetError(f"{own} is there, and no dlemu try has made it; rename it")
-    with open(own / _MARK, "wb", opener=create) as mark:
-        mark.write(b"removed when dlemu try ends; see dlemu try --help\n")
-
-
-def _check_direct(path: Path) -> None:
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise DatasetError(
-            f"{path.parent.parent} has no O_DIRECT, so memory would answer for the drive; write a "
-            "dataset of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
-        ) from None
+    own.clean()
+    if own.path.exists():
+        complain(f"{own.path} could not be removed; remove it, or let the next dlemu try do it")
 
 
 def find_files(folder: Path, workload: Workload) -> Files | None:
@@ -219,3 +197,88 @@ def _planned(own: Path, workload: Workload, num_files: int) -> Files:
     spread = workload.dataset.record_length_bytes_stdev > 0
     chosen = min(map(of, range(_SEEDS)), key=off) if spread else of(0)
     return Files(chosen, layout_of(chosen), written=True)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A search, and the dataset that it needs."""
+
+    workload: Workload
+    num_files: int
+    have: int
+    """Files that are there already."""
+
+    @property
+    def new_bytes(self) -> float:
+        dataset = self.workload.dataset
+        new = max(0, self.num_files - self.have)
+        return new * dataset.num_samples_per_file * dataset.mean_bytes
+
+    def seconds(self, accelerators: int) -> float:
+        """Return about how long the search takes."""
+        reader, train = self.workload.reader, self.workload.train
+        samples = self.num_files * self.workload.dataset.num_samples_per_file
+        steps = samples / (reader.batch_size * accelerators)
+        step = train.computation_time.mean / self.workload.metric.au
+        return _SEARCH_RUNS * (START_SECONDS + train.epochs * steps * step)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        more: dict[str, object] = {"dataset.data_folder": self.workload.data_folder}
+        if self.workload.size.quick:
+            more["size.quick"] = True
+        size = command("size", self.workload, _SIZE_KEYS, more)
+        if self.num_files <= self.have:
+            return (size,)
+        return datagen_command(self.workload, self.num_files), size
+
+
+def full_measurement(
+    folder: Path, files: Files, estimate: Estimate, *, write_rate: float, own: Path
+) -> tuple[str, tuple[str, ...]]:
+    """Return what the full measurement below `folder` needs, and its commands: none without room.
+
+    `own` holds files that will be removed. Where the dataset of the rule has no room, it is a quick
+    search.
+    """
+    free = shutil.disk_usage(folder).free + _bytes_in(own)
+    job, have = _job(folder, files, own)
+    wanted = _wanted(job, have, estimate, quick=False)
+    kind = ""
+    if wanted.new_bytes > free:
+        kind = " (quick: the dataset of the benchmark's rule has no room here)"
+        wanted = _wanted(job, have, estimate, quick=True)
+        more = [replace(wanted, num_files=times * wanted.num_files) for times in _QUICK_TIMES]
+        if wanted.new_bytes:  # else those that are there are enough
+            wanted = next((each for each in more if each.new_bytes <= free / 2), wanted)
+    needs = format_bytes(wanted.new_bytes)
+    if wanted.new_bytes > free:
+        return f"needs {needs} even for a quick search; {format_bytes(free)} are free", ()
+    writing = f"writes {needs} in about {format_seconds(wanted.new_bytes / write_rate)}, then "
+    measuring = format_seconds(wanted.seconds(max(1, estimate.num_accelerators)))
+    told = f"{writing if wanted.new_bytes else ''}measures for about {measuring}{kind}"
+    return told, wanted.commands
+
+
+def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
+    """Return the workload with the folder of its full dataset, and the files that are there."""
+    workload = files.workload
+    place = workload.data_folder
+    if not files.written and not place.is_relative_to(own.absolute()):
+        return workload, files.layout.num_files
+    place = folder / workload.name
+    if place.exists():  # another dataset, or something else
+        place = folder / f"{workload.name}.full"
+    return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
+
+
+def _wanted(workload: Workload, have: int, estimate: Estimate, *, quick: bool) -> _Wanted:
+    """Return the search for this estimate."""
+    workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
+    check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
+    number = max(1, round(_HEADROOM * (estimate.high or estimate.num_accelerators)))
+    return _Wanted(workload, max(have, check.files_for(number)), have)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -24,9 +24,9 @@ from dlemu.clock import Clock
 from dlemu.report.in_run import checkpoint_lines
 from dlemu.results.checkpoints import checkpoint_cost, dlio_names
 from dlemu.run.replay import new_steps
-from dlemu.run.watchdog import Watchdog
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock

@@ -64,6 +64,22 @@ def test_files_hold_their_bytes_and_are_read_back(
             assert (read.num_bytes, read.compare > 0) == (size, True)
 
 
+def test_waiting_for_bytes_is_no_writing(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dlemu.checkpoint.writer.time.perf_counter", lambda: now[0])
+
+    def write(writer: Writer, file: int, num_bytes: int) -> float:
+        now[0] += 5.0
+        return 3.0
+
+    monkeypatch.setattr(Writer, "_write_pieces", write)
+    with Writer(content, piece_bytes=PIECE, io_depth=1, direct=False) as writer:
+        times = writer.write(tmp_path / "a.pt", 4096, sample=1)
+    assert (times.write, times.waited) == (2.0, 3.0)
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Let the drive be full after so many write calls."""
@@ -178,7 +194,7 @@ def test_a_drive_that_cannot_read_is_named(
     monkeypatch.setattr(os, "preadv", preadv)
     with (
         Reader(piece_bytes=PIECE) as reader,
-        pytest.raises(RunError, match=r"/a cannot be read \(Input/output error\); write the"),
+        pytest.raises(RunError, match=r"/a cannot be read at byte 0: Input/output error; write"),
     ):
         reader.read(tmp_path / "a", PIECE)
 

@@ -155,7 +155,7 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
 def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load.target is not None
     huge = replace(MODEL, files=(1 << 50,))
-    with pytest.raises(RunError, match=r"free, too little for 1\.0 PiB; .*: scale=\d"):
+    with pytest.raises(RunError, match=r"free, too little for 1 file, 1\.0 PiB; .*: scale=\d"):
         measure(replace(load, model=huge), lambda _: None)
     with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
         measure(replace(load, ways=("cufile",)), lambda _: None)

@@ -52,9 +52,7 @@ def written(folder: Path, name: str, samples: int, files: int, access: str | Non
 
 @pytest.mark.parametrize("known_places", [True, False], ids=["own", "foreign"])
 @pytest.mark.parametrize("files", [4, FILES_KEPT + 4], ids=["kept", "many"])
-@pytest.mark.parametrize(
-    ("samples", "access"), [(1, None), (32, None), (32, "random"), (32, "stream")]
-)
+@pytest.mark.parametrize(("samples", "access"), [(1, None), (32, "random"), (32, "stream")])
 @pytest.mark.parametrize("name", get_args(FormatName))
 def test_asks_the_kernel_for_what_the_format_needs(
     tmp_path: Path,

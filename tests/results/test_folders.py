@@ -28,7 +28,7 @@ from dlemu.results.judgement import EXIT_STATUS
 from dlemu.results.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.workload.model import Workload, load_workload
 from tests.lab import warm
-from tests.lab.commands import QUICK, dlemu, generate
+from tests.lab.commands import QUICK, dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.stored import store_run, store_runs
 
@@ -220,11 +220,6 @@ def test_only_records_that_rank_0_does_not_see_are_leftovers(tmp_path: Path) -> 
 
 
 # --- commands -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("folders"))
 
 
 def test_the_same_command_may_be_given_again_once_a_run_has_failed(

@@ -12,12 +12,11 @@ from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.library import size
 from dlemu.sizing import start
-from dlemu.sizing.cached import predict_cached
+from dlemu.sizing.cached import Shares, predict_cached, rate_at, seconds_a_byte
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes
-from dlemu.tier.shares import Shares, rate_at, seconds_a_byte
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.lab.published import read_caches
