@@ -22,7 +22,6 @@ from dlemu.cli.scripts import (
     predict_row,
     run_document,
     run_row,
-    runs_row,
     size_row,
 )
 from dlemu.cli.words import Words
@@ -189,7 +188,7 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
 
         def tell(folder: Any, summary: Any, outcomes: Any) -> None:
             show(folder, summary)
-            row = runs_row(workload, folder, summary, outcomes)
+            row = run_row(workload, folder, summary, [each.summary for each in outcomes])
             script.tell(run_document(folder, summary), [row])
 
         with show_progress("run", live.now, on=shows(workload, world)):
@@ -201,7 +200,10 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     status = 0
     if outcome is not None:
         show(outcome.folder, outcome.summary)
-        script.tell(run_document(outcome.folder, outcome.summary), [run_row(workload, outcome)])
+        script.tell(
+            run_document(outcome.folder, outcome.summary),
+            [run_row(workload, outcome.folder, outcome.summary)],
+        )
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
