@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, Listing, list_files
+from dlemu.datagen.listing import WORK, Listing
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
@@ -21,6 +21,7 @@ from dlemu.datagen.manifest import (
     to_entries,
 )
 from dlemu.datagen.recipe import Recipe
+from dlemu.datagen.target import Folder
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
@@ -85,8 +86,8 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     layout = recipe.layout
     if layout.num_files >= _MANY:
         _check_capacity(folder, layout)
-    listing = list_files(folder, layout, *([] if older is None else [older]))
-    _refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
+    listing = Folder(folder).listing(layout, *([] if older is None else [older]))
+    refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
@@ -176,7 +177,7 @@ def _joined(found: Sequence[Samples]) -> Samples:
     return newest
 
 
-def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
+def refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
     """Refuse to write beside other files; `known`: a manifest or a plan tells what is in these."""
     if listing.strays:
         more = len(listing.strays) - 1

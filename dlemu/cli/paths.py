@@ -28,8 +28,8 @@ from dlemu.host.place import find_system
 from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
 from dlemu.report.paths import plots_of, present_paths, title_of
+from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
-from dlemu.reports.table import Row
 from dlemu.results.records import write_text
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import keep_stdout, say

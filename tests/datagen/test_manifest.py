@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import tfrecord
 
-from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify
+from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, target, verify
 from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.errors import DatasetError
@@ -248,8 +247,7 @@ def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_regular(path)
 
-    # The module's name, dlemu.datagen.verify, leads to the function.
-    monkeypatch.setattr(import_module("dlemu.datagen.verify"), "read_regular", unreadable)
+    monkeypatch.setattr(target, "read_regular", unreadable)
     assert verify(tmp_path, full=True, world=Alone()) == [
         Fault(layout.index_path(1), "cannot be read: Input/output error"),
         Fault(layout.path(1), "differs from what was written at byte 4500"),

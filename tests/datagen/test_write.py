@@ -21,8 +21,8 @@ from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, veri
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
+from dlemu.datagen.target import FileMaker
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
-from dlemu.datagen.write import FileWriter
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.storage import owned
@@ -134,15 +134,15 @@ def test_an_error_on_one_rank_ends_all(tmp_path: Path) -> None:
 
 def killed_after(num_files: int, workload: Workload) -> int | None:
     """Generate in a process that is killed as it begins so many more files; return its status."""
-    begun, write_file = itertools.count(), FileWriter.write_file
+    begun, write_file = itertools.count(), FileMaker.write_file
 
-    def write(self: FileWriter, file: int) -> Any:
+    def write(self: FileMaker, file: int) -> Any:
         if next(begun) == num_files:  # others are in the middle of theirs
             os.kill(os.getpid(), signal.SIGKILL)
         return write_file(self, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileWriter, "write_file", write)
+        patch.setattr(FileMaker, "write_file", write)
         child = get_context("fork").Process(
             target=generate, args=(workload,), kwargs={"world": Alone()}
         )

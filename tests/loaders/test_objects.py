@@ -95,8 +95,11 @@ def test_samples_at_random_and_columns_are_ranges_of_their_own(
     case = in_bucket(folder, server, "raw of 13", **{"reader.access": "random"})
     opened = case.open()
     steps = check_epoch(case, opened, 0)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
     opened.close()
     assert server.seen.methods == {"GET": 6 * len(steps)}  # a sample each: 2 batches of 3
+    assert counts.received_bytes == counts.needed_bytes
     server.seen.clear()
     case = in_bucket(folder, server, "parquet of 13")
     opened = case.open(keep=0)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dlemu.results.metrics import t95
 from dlemu.results.several import counting_rows, spread_of
-from dlemu.results.student import t95
 from dlemu.results.summary import RunRow, Spread
 
 

@@ -1,10 +1,10 @@
 """Several runs: the closed division's rules, the table, the verdict over all."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -14,10 +14,9 @@ from dlemu.cli.main import run
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.report.runs import verdict_line
-from dlemu.results.outcome import Outcome
 from dlemu.results.records import read_steps, read_summary
 from dlemu.results.several import LABEL, judge_runs
-from dlemu.results.summary import RunRow, RunsSummary
+from dlemu.results.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
@@ -165,21 +164,21 @@ def judged(
     remarks: Sequence[Sequence[str]] = ((),) * 10,
 ) -> RunsSummary:
     """Return what closed runs come to, each of AU, samples/s and verdict."""
-    outcomes = [
-        SimpleNamespace(
-            metrics=SimpleNamespace(au_percentage=au, samples_per_second=rate, edition=edition),
-            summary={
-                "verdict": verdict,
-                "reasons": ["the disk is full"],
-                "remarks": said,
-                "threshold_percentage": 90.0,
+    found = [
+        Summary(
+            verdict=cast(Verdict, verdict),
+            reasons=["the disk is full"],
+            remarks=said,
+            threshold_percentage=90.0,
+            metric={
+                "edition": edition,
+                "train_au_mean_percentage": au,
+                "train_throughput_mean_samples_per_second": rate,
             },
-            passed=verdict == "PASS",
         )
         for (au, rate, verdict), said in zip(runs, remarks, strict=False)
     ]
-    summary = RunsSummary(division="closed", runs=rows)
-    return judge_runs(summary, cast(list[Outcome], outcomes))
+    return judge_runs(RunsSummary(division="closed", runs=rows), found)
 
 
 def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
@@ -224,9 +223,15 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a warm-up and two runs."""
     folder = tmp_path_factory.mktemp("protocol")
     words = [*QUICK, generate(folder), f"output.folder={folder / 'out'}", "runs=2", "warmup=1"]
-    # On a busy host two short runs may differ by more than the rules allow: that is their verdict.
-    assert run(["run", *words]) in (0, 2)
+    with (folder / "said").open("w") as said, contextlib.redirect_stdout(said):
+        # On a busy host two short runs may differ by more than the rules allow.
+        assert run(["run", *words]) in (0, 2)
     return folder / "out"
+
+
+def test_the_first_run_introduces_all(repeated: Path) -> None:
+    said = (repeated.parent / "said").read_text()
+    assert said.count("\nworkload: ") == 1 and said.count("epoch 2 of 2: ") == 3
 
 
 def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
@@ -240,6 +245,12 @@ def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
     assert seeds == [124, 125, 123], "run.1, run.2, and the warm-up before them"
     orders = [read_steps(repeated / name)["num_bytes"].tolist() for name in ("run.1", "run.2")]
     assert orders[0] != orders[1], "another seed, another order"
+    starts = [
+        json.loads((repeated / name / "summary.json").read_text())["measured"]["hosts"][0]
+        for name in ("warmup.1", "run.1", "run.2")
+    ]
+    told = [host.get("start_seconds") is not None for host in starts]
+    assert told == [True, False, False], "the process began before the first"
 
 
 def test_the_runs_count_without_the_warm_up(repeated: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.reports.table import append_rows, check_table
+from dlemu.report.table import append_rows, check_table
 
 COLUMNS = ("time", "label", "value", "flag")
 
