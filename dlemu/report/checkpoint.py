@@ -77,7 +77,7 @@ def checkpoint_section(folder: str, document: Document) -> Section:
 
 
 def present_predicted_checkpoint(document: Document) -> list[Block]:
-    """Return size, durations with their ranges, and costs, from `checkpoint.predict`."""
+    """Return size, durations with their ranges, and costs, from `checkpoint.plan`."""
     rows, save = [], document["save"]
     for name, found in (("save", save), ("load", document["load"])):
         if found is None:
