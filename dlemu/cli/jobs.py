@@ -282,7 +282,7 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:
-    from dlemu.checkpoint.predict import predict_checkpoint
+    from dlemu.checkpoint.plan import predict_checkpoint
     from dlemu.report.checkpoint import present_predicted_checkpoint
     from dlemu.report.text import answer_of
 
