@@ -310,38 +310,32 @@ def calibrate(workload: Workload, world: World, words: Words) -> int:
 def checkpoint(workload: Workload, world: World, words: Words) -> int:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
-    from dlemu.checkpoint.progress import Progress
+    from dlemu.checkpoint.crew import Progress
     from dlemu.report.checkpoint import present_checkpoint, present_plan
     from dlemu.report.text import answer_of, render_text
     from dlemu.results.judgement import EXIT_STATUS
-    from dlemu.run.summary import versions
-    from dlemu.run.watchdog import Watchdog
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
     progress = Progress()
-    with (
-        Watchdog(workload.output.stall_seconds, world) as watchdog,
-        show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)),
-    ):
+    with show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)):
         found = run_checkpoints(
             workload,
             world=world,
-            watch=watchdog,
             say=say,
             on_begin=lambda summary: say(
                 render_text(present_plan(summary), width=terminal_width())
             ),
-            versions=versions(),
             progress=progress,
         )
     if found is None:
         return 0
-    say(answer_of(present_checkpoint(found.summary), apart=True))
-    say(f"results: {found.folder}")
+    folder, summary = found
+    say(answer_of(present_checkpoint(summary), apart=True))
+    say(f"results: {folder}")
     if "--json" in words.options:
-        answer(json_text(run_document(found.folder, found.summary)))
-    return EXIT_STATUS.get(found.summary["verdict"], 0)
+        answer(json_text(run_document(folder, summary)))
+    return EXIT_STATUS.get(summary["verdict"], 0)
 
 
 def steptime(workload: Workload, world: World, words: Words) -> int:

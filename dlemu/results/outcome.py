@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from dlemu.results.checkpoints import CheckpointFields, dlio_names, with_cost
+from dlemu.results.checkpoints import CheckpointFields, dlio_names
 from dlemu.results.judgement import hidden_share, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics
 from dlemu.results.summary import EpochRow, Metric, ReaderFields, Summary, limit_name
@@ -43,8 +44,8 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
     if metrics.checkpoints is not None:
-        cost = with_cost(written or CheckpointFields(), metrics.checkpoints)
-        summary = {**summary, "checkpoints": cost}
+        cost = asdict(metrics.checkpoints)
+        summary = {**summary, "checkpoints": cast(CheckpointFields, {**(written or {}), **cost})}
     reader = workload.reader
     return {
         "kind": "run",

@@ -44,7 +44,7 @@ def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 6 / 25)
     assert metrics.delivered_au_percentage == pytest.approx(100 * 6 / 75)
     assert metrics.checkpoints is not None
-    assert (metrics.checkpoints.number, metrics.checkpoints.stall_seconds) == (1, 50)
+    assert (metrics.checkpoints.number, metrics.checkpoints.total_stall_seconds) == (1, 50)
 
 
 def test_without_checkpoints_nothing_is_said_of_them() -> None:

@@ -89,13 +89,7 @@ def test_a_folder_without_records_is_no_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"\x93NUMPY",
-        b"PK\x03\x04 no zip",
-        b"\x80\x04 no pickle",
-        b"text\n" * 100,
-    ],
+    [b"", b"\x93NUMPY", b"PK\x03\x04 no zip", b"\x80\x04 no pickle"],
 )
 def test_a_foreign_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "steps.0.npy"
@@ -198,7 +192,7 @@ def in_little_space(num_bytes: int, program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("room", [-1000, -1, 0, 1, 50])
+@pytest.mark.parametrize("room", [-1000, 0, 50])
 def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> None:
     """Neither a command that goes on there, nor a line of which a part has room."""
     path = tmp_path / "log.jsonl"

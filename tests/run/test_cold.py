@@ -14,9 +14,9 @@ from dlemu.errors import DatasetError
 from dlemu.host.devices import Mount
 from dlemu.run import cold
 from dlemu.run.cold import make_cold
-from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import Pages
 from dlemu.workload.model import Workload, load_workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 
 LARGE = 20_000
