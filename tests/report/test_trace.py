@@ -53,6 +53,8 @@ def check_form(events: list[Event]) -> None:
         if event["ph"] == "X":
             assert event["dur"] >= 0 and event["cat"]
             tracks[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
+    named = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "process_name"}
+    assert len({pid for pid, _ in named}) == len(named), "ranks, epochs and hosts share no track"
     for slices in tracks.values():
         slices.sort()
         for (ts, dur), (after, _) in pairwise(slices):
