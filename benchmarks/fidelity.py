@@ -53,7 +53,7 @@ import yaml
 import dlemu
 from benchmarks.fidelity_real import FILES, Net, Real, plain_loader, write_pictures
 from benchmarks.fidelity_table import Cell, Run, draw, load, step_times, tables
-from benchmarks.machine import describe_machine
+from benchmarks.harness import describe_machine
 from dlemu.clock import WallClock, after_launch
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.machine import markdown
+from benchmarks.harness import markdown
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""

@@ -561,7 +561,7 @@ def _rows(folder: Path) -> str:
     """Return the tables that --csv writes of a run and a search."""
     outcome = replace(store_run(folder / "row", wait=0.5), folder=Path("/results/run"))
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA})
-    row = run_row(workload, outcome)
+    row = run_row(workload, outcome.folder, outcome.summary)
     append_rows(folder / "run.csv", RUN, [{**row, "label": "a, b", "dlemu_version": "1.2.3"}])
     append_rows(folder / "size.csv", SIZE, [*map(size_row, _searches())])
     return "\n".join((folder / name).read_text() for name in ("run.csv", "size.csv"))
