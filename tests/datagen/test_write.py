@@ -28,6 +28,7 @@ from dlemu.storage import owned
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
 from tests.lab.dataset import generated, tree, workload_of
+from tests.lab.drives import mounted
 from tests.lab.mpirun import mpirun
 
 ROOT = Path(__file__).parents[2]
@@ -379,18 +380,8 @@ def test_what_vanishes_midway_is_one_line(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr}")
-    try:
+    with mounted(tmp_path / "small", "size=4m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize(
