@@ -1,7 +1,6 @@
 """A run's folder: what is written is read back, and damage is one line."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from dlemu.results.records import (
     write_steps,
     write_summary,
 )
+from tests.lab.drives import mounted
 
 
 def some_steps(rank: int = 0, number: int = 3) -> Steps:
@@ -233,19 +233,8 @@ def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a tmpfs")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "size=64k") as folder:
+        yield folder
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,7 +27,7 @@ from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
-from dlemu.sizing.first_files import scratch_folder
+from dlemu.sizing.first_files import plan_files, scratch_folder
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world import ending
 from dlemu.world.world import Alone
@@ -346,6 +348,13 @@ def test_a_folder_that_cannot_be_tried_gets_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_workloads_share_the_room(tmp_path: Path) -> None:
+    two = [load_workload(name) for name in ("resnet50_h100", "cosmoflow_h100")]
+    planned = plan_files(tmp_path, two, 1 << 30, most_each=math.inf)
+    sizes = [files.num_bytes for files in planned]
+    assert sum(sizes) <= 1 << 30 and min(sizes) > 0.4 * (1 << 30)
+
+
 def test_its_words() -> None:
     asked = trial_of(parse(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"]))
 
@@ -353,3 +362,24 @@ def test_its_words() -> None:
     assert asked.keep and [w.name for w in asked.workloads] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
     assert [(w.name, w.reader.data_loader) for w in one.workloads] == [("unet3d_b200", "threads")]
+
+
+def test_all_datasets_together_take_no_more_than_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one leaves, as it needs less, is shared by the others."""
+    names = ("cosmoflow_h100", "unet3d_h100", "resnet50_h100", "cosmoflow_a100")
+    workloads = [load_workload(name, {"dataset.num_files_train": 2}) for name in names]
+    most = 100_000_000_000
+    drive = SimpleNamespace(free=10 * most)
+    monkeypatch.setattr("dlemu.sizing.first_files.shutil.disk_usage", lambda _: drive)
+
+    planned = plan_files(tmp_path, workloads, most, most_each=most)
+
+    sizes = [
+        each.workload.num_files
+        * each.workload.dataset.num_samples_per_file
+        * each.workload.dataset.mean_bytes
+        for each in planned
+    ]
+    assert 0.8 * most < sum(sizes) <= most and max(sizes) < 2 * min(sizes)
