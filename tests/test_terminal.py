@@ -19,7 +19,7 @@ from dlemu import terminal
 from dlemu.cli.main import run
 from dlemu.cli.words import is_key_value
 from dlemu.errors import RunError, WorkloadError
-from dlemu.terminal import shown, shown_line, terminal_width
+from dlemu.terminal import shown, shown_line, terminal_width, turn
 from dlemu.workload.commands import command
 from dlemu.workload.compose import refuse_tilde
 from dlemu.workload.model import load_workload
@@ -87,6 +87,22 @@ def test_what_acts_on_a_terminal_is_written_out() -> None:
     )
     assert shown_line("a\nb\r") == "a\\x0ab\\x0d"
     assert shown("größe µ ≥ … 数据 🙂") == "größe µ ≥ … 数据 🙂"
+
+
+def test_others_write_when_a_turn_ends() -> None:
+    with turn():
+        pass
+    taken: list[bool] = []
+
+    def take() -> None:
+        taken.append(terminal._turn.acquire(timeout=0))
+        if taken == [True]:
+            terminal._turn.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    assert taken == [True]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from dlemu.cli.scripts import (
     predict_row,
     run_document,
     run_row,
-    runs_row,
     size_row,
 )
 from dlemu.cli.words import Words
@@ -189,7 +188,7 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
 
         def tell(folder: Any, summary: Any, outcomes: Any) -> None:
             show(folder, summary)
-            row = runs_row(workload, folder, summary, outcomes)
+            row = run_row(workload, folder, summary, [each.summary for each in outcomes])
             script.tell(run_document(folder, summary), [row])
 
         with show_progress("run", live.now, on=shows(workload, world)):
@@ -201,7 +200,10 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     status = 0
     if outcome is not None:
         show(outcome.folder, outcome.summary)
-        script.tell(run_document(outcome.folder, outcome.summary), [run_row(workload, outcome)])
+        script.tell(
+            run_document(outcome.folder, outcome.summary),
+            [run_row(workload, outcome.folder, outcome.summary)],
+        )
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
@@ -280,7 +282,7 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:
-    from dlemu.checkpoint.predict import predict_checkpoint
+    from dlemu.checkpoint.plan import predict_checkpoint
     from dlemu.report.checkpoint import present_predicted_checkpoint
     from dlemu.report.text import answer_of
 
@@ -340,11 +342,14 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
 
 def steptime(workload: Workload, world: World, words: Words) -> int:
     """time real training steps on this host's GPU; write a workload with their times"""
+    from dlemu.report.blocks import Command
+    from dlemu.report.steptime import present_steptime
+    from dlemu.report.text import answer_of
     from dlemu.steptime.job import measure_steps
 
-    measured, path = measure_steps(workload, say)
-    say("\n" + "\n".join(measured.lines()))
-    say(f"\nresults: {path.parent}: {path.name}, {path.with_suffix('.json').name}")
+    document, path = measure_steps(workload, say)
     folder = workload.dataset.data_folder or "/path/on/the/storage"
-    say(f"use it: dlemu run workload={path} {word('dataset.data_folder', folder)}")
+    use = f"dlemu run workload={path} {word('dataset.data_folder', folder)}"
+    blocks = [Command("results", str(path.parent)), Command("use it", use)]
+    say(answer_of([*present_steptime(document), *blocks], apart=True))
     return 0

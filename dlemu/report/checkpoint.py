@@ -78,7 +78,7 @@ def checkpoint_section(folder: str, document: Document) -> Section:
 
 
 def present_predicted_checkpoint(document: Document) -> list[Block]:
-    """Return size, durations with their ranges, and costs, from `checkpoint.predict`."""
+    """Return size, durations with their ranges, and costs, from `checkpoint.plan`."""
     save = document["save"]
     unknown = ("save", "unknown", "", "set drive.write_bandwidth")
     rows = [*([] if save else [unknown]), *_predicted(document)]

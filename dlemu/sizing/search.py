@@ -110,13 +110,6 @@ class Sizing:
         """Duration of all runs together."""
         return math.fsum(point.seconds for point in self.points)
 
-    @property
-    def failed_au_percentage(self) -> float | None:
-        """Mean AU of the failing runs at `fewest_failed`, in percent; None: nothing failed."""
-        runs = [p.au_percentage for p in self.points if p.num_accelerators == self.fewest_failed]
-        failed = [au for au in runs if not passes(au, self.threshold)]
-        return fmean(failed) if failed else None
-
 
 @dataclass(frozen=True)
 class Goal:

@@ -131,6 +131,14 @@ def test_a_damaged_file_is_refused(
         FILES.find(reader(path), path.stat().st_size)
 
 
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="none")
+    pq.write_table(pq.read_table(path).slice(0, 0), path, compression="none")
+    with pytest.raises(DatasetError, match="it has no rows, or an empty row group"):
+        FILES.find(reader(path), path.stat().st_size)
+
+
 def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_with_pyarrow(path, compression="snappy")

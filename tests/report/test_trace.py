@@ -153,6 +153,8 @@ def test_stored_runs_are_traced_with_their_hosts_counters(
     said = capsys.readouterr()
     assert json.loads(said.out)["runs"] and said.err.startswith(f"trace: {trace}, ")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    named = [event["pid"] for event in events if event["name"] == "process_name"]
+    assert len(named) == len(set(named)) + 1, "the host's once for each of two runs"
     epochs = [event["name"] for event in events if event.get("cat") == "EPOCH"]
     names = ["warmup.1", "run.1", "run.2", "run.3"]
     assert epochs == [f"{name} epoch {number}" for name in names for number in (1, 2)]

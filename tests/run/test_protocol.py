@@ -232,6 +232,10 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_run_introduces_all(repeated: Path) -> None:
     said = (repeated.parent / "said").read_text()
     assert said.count("\nworkload: ") == 1 and said.count("epoch 2 of 2: ") == 3
+    names = ("warmup.1", "run.1", "run.2")
+    hosts = [read_summary(repeated / name)["measured"]["hosts"][0] for name in names]
+    started = [host["start_seconds"] is not None for host in hosts]
+    assert started == [True, False, False], "the process was started for the first"
 
 
 def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -345,6 +346,13 @@ def test_a_folder_that_cannot_be_tried_gets_one_line(
 
     assert str(refused.value).startswith(line)
     assert not (tmp_path / "out").exists()
+
+
+def test_workloads_share_the_room(tmp_path: Path) -> None:
+    two = [load_workload(name) for name in ("resnet50_h100", "cosmoflow_h100")]
+    planned = plan_files(tmp_path, two, 1 << 30, most_each=math.inf)
+    sizes = [files.num_bytes for files in planned]
+    assert sum(sizes) <= 1 << 30 and min(sizes) > 0.4 * (1 << 30)
 
 
 def test_its_words() -> None:

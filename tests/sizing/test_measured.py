@@ -361,21 +361,6 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_search_that_goes_on_with_fewer_files_stays_below_the_most(job: Workload) -> None:
-    """198 of 200 samples are enough for 6, whom the first search tries; 119 are for 3."""
-    keys = {"size.max_accelerators": 6, "size.start": 6, "size.confirm": 1}
-    size_storage(job.with_keys(keys), Alone())
-    assert sizing_of(job)["num_accelerators"] == 6
-    shutil.rmtree(job.data_folder)
-    fewer = job.with_keys({"dataset.num_files_train": 119, "size.confirm": 1})
-    generate(fewer, world=Alone())
-
-    size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone())
-
-    assert sizing_of(job)["num_accelerators"] == 4
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
