@@ -170,7 +170,7 @@ class Command:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.workload.idle import idle_keys
+        from dlemu.workload.idle import Job, idle_keys
         from dlemu.workload.model import check_workload
 
         folder = self._folder(words)
@@ -195,7 +195,7 @@ class Command:
             refuse_other(workload)
         if not self.replays:
             return workload
-        idle = idle_keys(workload, command=self.name, num_hosts=world.num_hosts)
+        idle = idle_keys(Job(workload, self.name, world.num_hosts))
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:

@@ -13,6 +13,7 @@ from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.commands import value_of
 from dlemu.workload.compose import known_workloads, read_yaml
 from dlemu.workload.keys import Key, about, all_keys
+from dlemu.workload.model import read_by
 
 
 @dataclass(frozen=True)
@@ -124,108 +125,12 @@ USAGES: dict[str, Usage] = {
     ),
 }
 
-_RUNS = "run size calibrate"
-_WRITES = f"datagen {_RUNS}"
-_ALL = f"datasize {_WRITES} predict"
-READERS: dict[str, str] = {
-    "workload": f"{_ALL} verify steptime checkpoint",
-    "name": f"{_ALL} steptime checkpoint",
-    "framework": "",
-    "drive": "predict size",
-    "drives": "predict size",
-    "drive.endurance": "datagen run checkpoint",
-    "accelerators_per_rank": "datasize datagen run",
-    "num_accelerators": "datasize datagen run checkpoint",
-    "num_hosts": "datasize datagen run size predict",
-    "host_memory": "datasize datagen run size",
-    "division": "run",
-    "runs": "run",
-    "warmup": "run",
-    "workflow": "run",
-    "workflow.checkpoint": "run size",
-    "progress": f"{_WRITES} verify checkpoint",
-    "dataset": _WRITES,
-    "dataset.data_folder": f"{_WRITES} verify",
-    "dataset.format": _ALL,
-    "dataset.num_files_train": _ALL,
-    "dataset.num_samples_per_file": _ALL,
-    "dataset.record_length_bytes": _ALL,
-    "dataset.record_dims": _ALL,
-    "dataset.record_element_type": _ALL,
-    "dataset.record_length_bytes_resize": _RUNS,
-    "dataset.num_dset_per_record": "",
-    "dataset.compression": "",
-    "dataset.enable_chunking": "",
-    "dataset.chunk_size": "",
-    "reader": _RUNS,
-    "reader.batch_size": f"{_ALL} steptime",
-    "reader.data_loader": f"{_RUNS} predict",
-    "reader.read_threads": f"{_RUNS} predict steptime",
-    "reader.odirect": f"{_RUNS} predict",
-    "train": _RUNS,
-    "train.computation_time": f"{_RUNS} predict",
-    "train.total_training_steps": f"{_RUNS} predict",
-    "metric": _RUNS,
-    "metric.au": f"{_RUNS} predict",
-    "storage": "datagen run size verify",
-    "storage.storage_root": f"{_WRITES} verify",
-    "output": _RUNS,
-    "output.folder": f"{_RUNS} predict steptime checkpoint",
-    "output.log": f"{_ALL} verify steptime checkpoint",
-    "dali": _RUNS,
-    "size": "size",
-    "predict": "predict",
-    "steptime": "steptime",
-    "cache": "run size",
-    "cache.capacity": "run size predict",
-    "cache.policy": "run size predict",
-    "cache.fill": "run size predict",
-    "cache.origin": "run",
-    "cache.devices": "run",
-    "origin": "run size",
-    "origin.read_bandwidth": "run size predict",
-    "client.nic_gbps": "run size predict",
-    "server.read_bandwidth": "size predict",
-    "checkpoint": "run size checkpoint",
-    **dict.fromkeys(
-        (
-            "checkpoint.num_checkpoints_write",
-            "checkpoint.num_checkpoints_read",
-            "checkpoint.time_between_checkpoints",
-            "checkpoint.rank_sync",
-            "checkpoint.verify",
-            "checkpoint.writer",
-            "checkpoint.max_seconds",
-            "checkpoint.mtbf",
-        ),
-        "checkpoint",
-    ),
-    **dict.fromkeys(
-        (
-            "checkpoint.checkpoint_after_epoch",
-            "checkpoint.epochs_between_checkpoints",
-            "checkpoint.steps_between_checkpoints",
-            "checkpoint.asynchronous",
-            "checkpoint.staging_bandwidth",
-        ),
-        "run size",
-    ),
-    "model": "run size checkpoint predict",
-    "output.drop_caches": f"{_RUNS} checkpoint",
-    "output.drop_all_caches": f"{_RUNS} checkpoint",
-    "output.stall_seconds": f"{_RUNS} checkpoint",
-    "predict.calibration": "predict size calibrate",
-}
-"""Commands that read a key, or all keys of a group that are not listed themselves."""
-
 _WIDTH = 96
 
 
 def reading(key: str) -> list[str]:
     """Return the commands that read a key, in the order of the help."""
-    while key not in READERS and "." in key:
-        key = key.rpartition(".")[0]
-    named = READERS.get(key, _ALL).split()
+    named = [*read_by(key)] if key != "workload" else [*read_by("name"), "verify"]
     return [name for name in USAGES if name in named]
 
 

@@ -6,10 +6,12 @@ effect here are accepted and listed in `Workload.ignored`.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
 
 from dlemu.errors import WorkloadError
 from dlemu.units import unmistakable, with_unit
@@ -24,9 +26,12 @@ from dlemu.workload.compose import (
     set_key,
 )
 from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
-from dlemu.workload.refusal import describe, unknown_key
+from dlemu.workload.refusal import describe, group_of, unknown_key
 from dlemu.workload.sections import (
     BARE,
+    PLANS,
+    RUNS,
+    WRITES,
     Bandwidth,
     CacheSection,
     ClientSection,
@@ -48,6 +53,7 @@ from dlemu.workload.sections import (
     StorageSection,
     Switch,
     TrainSection,
+    Use,
     WorkflowSection,
 )
 from dlemu.workload.sections import FormatName as FormatName
@@ -93,7 +99,10 @@ class Drive(Section):
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
     """Bytes that it holds; for `dlemu wear`."""
-    endurance: Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None = None
+    endurance: Annotated[
+        Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
+        Use(by="datagen run checkpoint"),
+    ] = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
@@ -118,47 +127,66 @@ def _datasheet(value: object) -> object:
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
-    name: FullName
+    name: Annotated[FullName, Use(by=f"{PLANS} steptime checkpoint", closed=True)]
     """Name of the workload, and of the folder below outputs/ for its results."""
-    framework: Literal["pytorch", "tensorflow"] = "pytorch"
+    framework: Annotated[Literal["pytorch", "tensorflow"], Use(by="")] = "pytorch"
     """DLIO's key; has no effect, `reader.data_loader` decides."""
-    workflow: WorkflowSection = WorkflowSection()
-    dataset: DatasetSection
-    reader: ReaderSection = ReaderSection()
-    train: TrainSection = TrainSection()
-    metric: MetricSection = MetricSection()
-    storage: StorageSection = StorageSection()
-    output: OutputSection = OutputSection()
-    dali: DaliSection = DaliSection()
-    size: SizeSection = SizeSection()
-    predict: PredictSection = PredictSection()
-    steptime: SteptimeSection = SteptimeSection()
-    cache: CacheSection = CacheSection()
-    client: ClientSection = ClientSection()
-    server: ServerSection = ServerSection()
-    origin: OriginSection = OriginSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    model: ModelSection = ModelSection()
+    workflow: Annotated[WorkflowSection, Use(by="run")] = WorkflowSection()
+    dataset: Annotated[DatasetSection, Use(by=WRITES)]
+    reader: Annotated[ReaderSection, Use(by=RUNS)] = ReaderSection()
+    train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
+    metric: Annotated[MetricSection, Use(by=RUNS)] = MetricSection()
+    storage: Annotated[
+        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+    ] = StorageSection()
+    output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
+    dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
+    size: Annotated[SizeSection, Use(by="size", closed=True)] = SizeSection()
+    predict: Annotated[PredictSection, Use(by="predict", closed=True)] = PredictSection()
+    steptime: Annotated[SteptimeSection, Use(by="steptime", closed=True)] = SteptimeSection()
+    cache: Annotated[CacheSection, Use(by="run size")] = CacheSection()
+    client: Annotated[ClientSection, Use(by="run size predict")] = ClientSection()
+    server: Annotated[ServerSection, Use(by="size predict", closed=True)] = ServerSection()
+    origin: Annotated[OriginSection, Use(by="run size")] = OriginSection()
+    checkpoint: Annotated[
+        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves, closed=True)
+    ] = CheckpointSection()
+    model: Annotated[
+        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
+    ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[Drive, BeforeValidator(_datasheet)] | None = None
+    drive: Annotated[
+        Annotated[Drive, BeforeValidator(_datasheet)] | None, Use(by="predict size", closed=True)
+    ] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
-    drives: Positive = 1
+    drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""
-    accelerators_per_rank: Positive = 1
+    accelerators_per_rank: Annotated[
+        Positive,
+        Use(by="datasize datagen run", when=lambda job: job.num_accelerators is None, closed=True),
+    ] = 1
     """Emulated accelerators of each rank, unless num_accelerators is set."""
-    num_accelerators: Positive | None = None
+    num_accelerators: Annotated[
+        Positive | None, Use(by="datasize datagen run checkpoint", closed=True)
+    ] = None
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
-    num_hosts: Positive = 1
+    num_hosts: Annotated[
+        Positive,
+        Use(by="datasize datagen run size predict", when=lambda job: job.counts_hosts, closed=True),
+    ] = 1
     """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
-    host_memory: Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None = None
+    host_memory: Annotated[
+        Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None,
+        Use(by="datasize datagen run size", when=lambda job: job.counts_memory, closed=True),
+    ] = None
     """Memory of each host; None: what the host has."""
-    division: Literal["open", "closed"] = "open"
+    division: Annotated[Literal["open", "closed"], Use(by="run", closed=True)] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
-    runs: Positive = 1
+    runs: Annotated[Positive, Use(by="run", closed=True)] = 1
     """Runs that count, one after the other."""
-    warmup: Natural = 0
+    warmup: Annotated[Natural, Use(by="run", closed=True)] = 0
     """Runs before those that count."""
-    progress: Switch = "on"
+    progress: Annotated[Switch, Use(by=f"{WRITES} verify checkpoint", closed=True)] = "on"
     """Show on stderr how far a command is: a line on a terminal, elsewhere a line every 10 s."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that were given and have no effect here."""
@@ -261,6 +289,27 @@ class Workload(Section):
         for key, value in keys.items():
             set_key(tree, key, value)
         return check_workload(tree).model_copy(update={"ignored": self.ignored})
+
+
+@cache
+def use_of(key: str) -> Use:
+    """Return what a dotted key, or a group of them, is used for, by its field and its group's."""
+    model: type[BaseModel] | None = Workload
+    found = Use(by="", closed=False)
+    for part in key.split("."):
+        if model is None or part not in model.model_fields:
+            break
+        field = model.model_fields[part]
+        for own in (each for each in field.metadata if isinstance(each, Use)):
+            said = {name: value for name, value in vars(own).items() if value is not None}
+            found = replace(found, **said)
+        model = group_of(field.annotation)
+    return found
+
+
+def read_by(key: str) -> list[str]:
+    """Return the commands that read a key."""
+    return (use_of(key).by or "").split()
 
 
 def check_workload(tree: Mapping[str, Any]) -> Workload:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.help import OPTIONS_OF_ALL, READERS, USAGES, help_of, keys_of, reading
+from dlemu.cli.help import OPTIONS_OF_ALL, USAGES, help_of, keys_of, reading
 from dlemu.cli.main import COMMANDS, USAGE, run
 from dlemu.cli.words import OPTIONS
 from dlemu.workload.keys import all_keys
+from dlemu.workload.model import read_by
 
 RUN_EXAMPLES = ("datasize", "predict", "verify")
 """Commands whose examples run here; those of the others are checked by their keys."""
@@ -25,13 +26,9 @@ def test_every_key_has_its_meaning() -> None:
     assert [key.name for key in all_keys().values() if not key.values] == []
 
 
-def test_every_key_has_commands_that_read_it() -> None:
-    for name in all_keys():
-        listed = name in READERS or name.partition(".")[0] in READERS
-        assert listed, f"give {name} or its group a row in READERS of dlemu/cli/help.py"
-    groups = {name.partition(".")[0] for name in all_keys()}
-    assert {*READERS} <= {*all_keys(), *groups}
-    assert {name for names in READERS.values() for name in names.split()} <= {*USAGES}
+def test_every_key_is_read_by_commands_that_are_there() -> None:
+    named = {name for key in all_keys() for name in read_by(key)}
+    assert named == {*USAGES}
 
 
 def test_every_command_has_its_help() -> None:
