@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "world",
     "training": "datagen dataset gpu loaders results workload world",
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
-    "paths": "gpu host results storage world",
+    "paths": "gpu host results storage workload world",
     "load": "gpu host paths storage workload world",
     "steptime": "host results workload",
     "cli": "checkpoint datagen dataset gpu host library load paths report reports results "

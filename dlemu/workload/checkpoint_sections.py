@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlemu.units import parse_seconds
 from dlemu.workload.sections import (
+    DURATION,
     Bandwidth,
     Natural,
     Positive,
@@ -27,11 +27,6 @@ Elements = Annotated[int, Whole, Field(ge=1, le=10**9)]
 def _unset(value: object) -> object:
     """Take DLIO's -1, and its 0 for a size, as "not set"."""
     return None if isinstance(value, (int, float)) and value <= 0 else value
-
-
-def _duration(value: object) -> object:
-    """Accept "3h" and "30min"."""
-    return parse_seconds(value) if isinstance(value, str) else value
 
 
 class ParallelismSection(Section):
@@ -153,11 +148,11 @@ class CheckpointSection(Section):
     writer: Annotated[Literal["dlemu", "dcp"], Use(by="checkpoint")] = "dlemu"
     """Who writes. `dcp`: torch.distributed.checkpoint writes tensors of the same bytes."""
     max_seconds: Annotated[
-        Annotated[float, Field(gt=0, le=1_000_000)] | None, Use(by="checkpoint")
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, Use(by="checkpoint")
     ] = None
     """Longest mean duration of a written checkpoint that passes; None: none fails."""
     mtbf: Annotated[
-        Annotated[Annotated[float, Field(gt=0, le=10**9)] | None, BeforeValidator(_duration)],
+        Annotated[float, DURATION, Field(gt=0, le=10**9)] | None,
         Use(by="checkpoint"),
     ] = None
     """Mean time between failures of the whole job (as 3h, 30min, 10800), for Young's interval."""

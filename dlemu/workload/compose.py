@@ -42,7 +42,7 @@ SECRET_KEYS = frozenset(
 _PLAIN_WORD = re.compile(
     r"(?!hydra\b|defaults\b)(?P<key>[a-z]\w*(?:\.[a-z]\w*)*)=(?:"
     r"(?P<int>-?(?:0|[1-9]\d*))|(?P<float>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e-?\d+)?)|"
-    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGT]i?B)))",
+    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGTP]i?B(?:/s)?|ms|s|min|h|d)))",
     re.ASCII | re.IGNORECASE,
 )
 """Words whose value Hydra's grammar takes for what Python takes it for."""
@@ -168,6 +168,11 @@ def datasheet(name: str) -> dict[str, Any]:
 def known_models() -> dict[str, Path]:
     """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
     return _named("model")
+
+
+def known_drives() -> dict[str, Path]:
+    """Return the datasheets that "drive=" takes by name."""
+    return _named("drive")
 
 
 def _named(group: str) -> dict[str, Path]:
@@ -331,6 +336,18 @@ def _plain_word(override: str) -> tuple[str, object] | None:
         kind, lambda text: named.get(text.lower(), text)
     )
     return key, convert(text)
+
+
+def value_of_word(key: str, text: str) -> Any:
+    """Return the value of a key that is set on the command line, as YAML has it.
+
+    Raises:
+        WorkloadError: it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except _NOT_YAML:
+        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
 
 
 def _as_typed(override: str) -> str:

@@ -19,6 +19,7 @@ from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
     compose,
     datasheet,
+    known_drives,
     known_models,
     known_workloads,
     model_keys,
@@ -39,6 +40,7 @@ from dlemu.workload.sections import (
     DatasetSection,
     FullName,
     MetricSection,
+    Names,
     Natural,
     OriginSection,
     OutputSection,
@@ -101,7 +103,7 @@ class Drive(Section):
     """Bytes that it holds; for `dlemu wear`."""
     endurance: Annotated[
         Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
-        Use(by="datagen run checkpoint"),
+        Use(by="datagen run checkpoint wear"),
     ] = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
     interface: str | None = None
@@ -124,6 +126,9 @@ def _datasheet(value: object) -> object:
     return datasheet(value) if isinstance(value, str) else value
 
 
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+
+
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
@@ -135,7 +140,7 @@ class Workload(Section):
     dataset: Annotated[DatasetSection, Use(by=WRITES)]
     reader: Annotated[ReaderSection, Use(by=RUNS)] = ReaderSection()
     train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
-    metric: Annotated[MetricSection, Use(by=RUNS)] = MetricSection()
+    metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
     storage: Annotated[
         StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
     ] = StorageSection()
@@ -155,9 +160,7 @@ class Workload(Section):
         ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[
-        Annotated[Drive, BeforeValidator(_datasheet)] | None, Use(by="predict size", closed=True)
-    ] = None
+    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""

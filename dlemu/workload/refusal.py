@@ -69,7 +69,7 @@ def unknown_key(key: str, model: type[BaseModel], ignored: Iterable[str]) -> str
         hint = did_you_mean(leaf, leaves, cutoff=0.7, full=leaves)
         if hint:
             return f"unknown key {key}{hint}"
-    return f"unknown key {key}"
+    return f"unknown key {key}{did_you_mean(key, known, cutoff=0.85)}"
 
 
 def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:

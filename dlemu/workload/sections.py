@@ -1,7 +1,9 @@
 """The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -15,10 +17,13 @@ from pydantic import (
     Field,
     PlainSerializer,
     SecretStr,
+    ValidationError,
     model_validator,
 )
 
-from dlemu.units import ceil_div, parse_bytes, unmistakable, with_unit
+from dlemu.errors import WorkloadError
+from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
+from dlemu.workload.refusal import describe
 
 FormatName = Literal[
     "npz",
@@ -129,7 +134,15 @@ Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
 """A number of things: accelerators, steps, samples of a batch."""
 Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
 """A number of things that may be none."""
-Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+def _duration(value: object) -> object:
+    """Accept "3h", "30min" and "50ms"."""
+    return parse_seconds(value) if isinstance(value, str) else value
+
+
+DURATION = BeforeValidator(_duration)
+Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
 SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
@@ -137,7 +150,14 @@ ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Bytes of one read; a worker has io_depth buffers of this size."""
 
 
+MostBytes = Annotated[
+    Size, BeforeValidator(lambda value: with_unit(value, least=4096, units=("KiB", "GiB")))
+]
+"""A size that no bare number of a few bytes can be meant by."""
+
+
 def _bandwidth(value: object) -> object:
+    value = value.removesuffix("/s") if isinstance(value, str) else value
     return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
 
 
@@ -150,6 +170,42 @@ class Section(BaseModel):
     """A frozen group of keys with strict types: 8 is not taken as text, nor true as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Arguments(Section):
+    """What a command without a workload is asked for; values may be texts of the command line.
+
+    Raises:
+        WorkloadError: a key is unknown, or a value is refused.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            # A text of the command line is shown as it was typed.
+            line = re.sub(r"got '(.+)'$", r"got \1", describe(error, type(self), ()))
+            raise WorkloadError(line) from None
+
+
+def _listed(value: object) -> object:
+    """Take "A,B" and "[A,B]" as a list."""
+    if not isinstance(value, str):
+        return value
+    return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
+
+
+LISTED = BeforeValidator(_listed)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names that a key takes, though its type does not say them."""
+
+    known: Callable[[], Iterable[str]]
 
 
 def _seconds(value: float) -> float:
@@ -238,7 +294,10 @@ class Distribution(Section):
 
 
 def _distribution(value: object) -> object:
-    """Take a plain number of seconds as a distribution without spread."""
+    """Take a plain number of seconds, or "50ms", as a distribution without spread."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = parse_seconds(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"mean": _seconds(value)}
     if not isinstance(value, (dict, Distribution)):
@@ -654,11 +713,24 @@ class TrainSection(Section):
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
 
+def _share(value: object) -> object:
+    """Take "90%" as 0.9."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    if isinstance(value, (int, float)) and 10 <= value <= 100:
+        raise ValueError(f"must be at most 1, got {value:g}; write {value / 100:g} or {value:g}%")
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+
+
 class MetricSection(Section):
     """Which metrics are computed, and when a run passes."""
 
-    au: Annotated[Annotated[float, Field(gt=0, le=1)], Use(by=f"{RUNS} predict")] = 0.9
-    """Least accelerator utilisation that passes, 0 to 1."""
+    au: Annotated[Share, Use(by=f"{RUNS} predict report")] = 0.9
+    """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
     edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
     """Edition of MLPerf Storage whose formulas apply (docs/metrics.md). v3.0 has v2.0's formulas,
     and rules of its own in `division=closed`."""
@@ -708,7 +780,7 @@ class StorageSection(Section):
     secret_access_key: Secret | None = None
     """Its other half. null: AWS_SECRET_ACCESS_KEY in the environment of rank 0, which other
     processes of the host cannot read, as they can a command line."""
-    get_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    get_seconds: Annotated[float, DURATION, Field(gt=0, le=3600)] = 60.0
     """A request to a bucket that takes longer is given up, and tried again."""
     retries: Annotated[int, Whole, Field(ge=0, le=100)] = 8
     """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
@@ -722,7 +794,7 @@ class OutputSection(Section):
     log: Annotated[str | None, Use(by=f"{PLANS} verify steptime checkpoint")] = None
     """File that gets a copy of what is printed, each line with its time; None: no copy."""
     stall_seconds: Annotated[
-        Annotated[float, Field(gt=0, le=1_000_000)], Use(by=f"{RUNS} checkpoint")
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)], Use(by=f"{RUNS} checkpoint")
     ] = 300.0
     """A run that makes no progress for this time is ended; computing is progress."""
     drop_caches: Annotated[
@@ -838,7 +910,7 @@ class SteptimeSection(Section):
     """Order of a tensor's axes in memory. `auto`: the faster one."""
     steps: Annotated[int, Whole, Field(ge=2, le=1_000_000)] = 100
     """Least steps of each batch size; a fifth more come before, to warm up."""
-    seconds: Annotated[float, Field(ge=0, le=86_400)] = 20.0
+    seconds: Annotated[float, DURATION, Field(ge=0, le=86_400)] = 20.0
     """Least seconds of each batch size; a quarter more come before, to warm up."""
     side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
@@ -901,5 +973,5 @@ class OriginSection(Section):
     read_bandwidth: Annotated[Bandwidth | None, Use(by="run size predict")] = None
     """Most bytes per second that each host reads from the data folder; null: as it gives. For
     `dlemu predict` it is the rate of the origin."""
-    latency: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    latency: Annotated[float, DURATION, Field(ge=0, le=3600)] = 0.0
     """Seconds that are added to each file that is read from the data folder."""
