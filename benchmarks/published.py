@@ -13,8 +13,17 @@ What is scored is the predicted number against the published one. That one is no
 that pass: where AU is above the threshold, N x AU / threshold says how many more there may be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
 
+from benchmarks.published_training import (
+    Minutes,
+    Spread,
+    fit_efficiency,
+    read_minutes,
+    read_spreads,
+)
 from dlemu.results.wear import sustained
 from dlemu.sizing.calibration_file import ERROR
 from dlemu.sizing.formula import Prediction, predict
@@ -26,7 +35,6 @@ from tests.lab.published import (
     Cell,
     Fit,
     OneHost,
-    close,
     core_seconds,
     fit,
     largest_overhead,
@@ -36,18 +44,46 @@ from tests.lab.published import (
     read_cells,
     read_endurance,
     read_one_host,
-    score,
     without_drive,
-)
-from tests.lab.published_training import (
-    Minutes,
-    Spread,
-    fit_efficiency,
-    read_minutes,
-    read_spreads,
 )
 
 _DLRM, _SLOWEST = "dlrm_dcnv2_h100", "d5_p5336"
+
+
+def close(predicted: int, published: int) -> bool:
+    """Say whether a number is within max(1, 5 %)."""
+    return abs(predicted - published) <= max(1, 0.05 * published)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of so many cells, and the error of the rate at the published number."""
+
+    exact: int
+    close: int
+    errors: list[float]
+
+    def __str__(self) -> str:
+        ranked = sorted(abs(error) for error in self.errors)
+        num = len(ranked)
+        return (
+            f"N exact {self.exact} of {num}; N within max(1, 5 %) {self.close} of {num}; bandwidth "
+            f"error median {median(ranked):.1%}, 90 % of cells under {ranked[int(0.9 * num)]:.1%}"
+        )
+
+
+def score(fits: Iterable[tuple[Cell, Fit]]) -> Score:
+    """Return how near each cell's prediction by its fit comes."""
+    pairs = list(fits)
+    numbers = [(fitted.predict(cell).num_accelerators, cell.passing) for cell, fitted in pairs]
+    return Score(
+        exact=sum(predicted == published for predicted, published in numbers),
+        close=sum(close(*pair) for pair in numbers),
+        errors=[
+            fitted.predict(cell, cell.accelerators).au_percentage / cell.au_percentage - 1
+            for cell, fitted in pairs
+        ],
+    )
 
 
 def print_cells(cells: Sequence[Cell], fitted: Fit) -> None:

@@ -5,14 +5,206 @@ Each part of dlemu that grows with a dataset is run on its own, in a process of 
 times as many files each time. No sample is read: this is names, numbers and records.
 """
 
+import json
+import subprocess
 import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from benchmarks.machine import describe_machine, markdown
-from tests.lab.scale import FEWEST, NUM_ACCELERATORS, PARTS, costs
+from dlemu.datagen import Recipe, read_manifest
+from dlemu.datagen.listing import WORK
+from dlemu.datagen.manifest import MANIFEST, to_entries
+from dlemu.datagen.prepare import dataset_folders
+from dlemu.datagen.write import _finish
+from dlemu.dataset.layout import layout_of
+from dlemu.dataset.plan import EpochPlan, make_plan
+from dlemu.results.losses import find_losses
+from dlemu.results.metrics import measure_sums
+from dlemu.results.records import STEP, Steps, read_steps, write_steps
+from dlemu.results.sums import Rule, Sums, sum_up
+from dlemu.storage.pagecache import drop
+from dlemu.workload.model import Workload, load_workload
+
+NUM_ACCELERATORS = 1024
+NUM_RANKS = 128
+OWN = range(NUM_ACCELERATORS // NUM_RANKS)
+"""Accelerators of the first rank."""
+FEWEST = 100_000
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part took."""
+
+    cpu_seconds: float
+    peak_bytes: int
+    """Beyond what the process had before."""
+
+
+def cosmoflow(num_files: int) -> Workload:
+    """Return a workload of so many files of one sample, each its own batch: the most steps."""
+    return load_workload("cosmoflow_h100", {"dataset.num_files_train": num_files})
+
+
+def name_files(num_files: int, folder: Path) -> None:
+    """Name every file once, as the cold start of a run does."""
+    layout = layout_of(cosmoflow(num_files))
+    deque((layout.path(file) for file in range(num_files)), maxlen=0)
+
+
+def size_files(num_files: int, folder: Path) -> None:
+    """Draw the sizes of all samples, as datagen and verify do."""
+    Recipe.of(cosmoflow(num_files)).file_sizes()
+
+
+def plan(num_files: int, folder: Path) -> EpochPlan:
+    """Plan an epoch, as a rank does."""
+    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"}))
+
+
+def _plan(workload: Workload) -> EpochPlan:
+    return make_plan(
+        workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1, own=OWN
+    )
+
+
+def plan_streams(num_files: int, folder: Path) -> EpochPlan:
+    """The same of files that are read from end to end, ten samples each, with a shuffle buffer."""
+    keys: dict[str, object] = {
+        "dataset.num_files_train": num_files // 10,
+        "dataset.num_samples_per_file": 10,
+        "reader.shuffle_size": 1000,
+        "reader.data_loader": "pytorch",
+    }
+    return _plan(load_workload("cosmoflow_h100", keys))
+
+
+def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
+    """The same as tf.data reads them: each batch by all streams."""
+    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"}))
+
+
+def write_manifest(num_files: int, folder: Path) -> None:
+    """Make the manifest of a journal's entries, as datagen does in the end, and read it back."""
+    (folder / WORK).mkdir()
+    with (folder / WORK / "rank0.journal").open("wb") as journal:
+        for first in range(0, num_files, _PIECE):
+            files = np.arange(first, min(first + _PIECE, num_files))
+            journal.write(to_entries(files, files.astype(np.uint32)))
+    recipe = Recipe.of(cosmoflow(num_files))
+    for below in dataset_folders(folder, recipe):
+        below.mkdir(parents=True, exist_ok=True)
+    _finish(folder, recipe, "")
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    manifest.check(recipe.layout, folder)
+    (folder / MANIFEST).unlink()
+
+
+def drop_pages(num_files: int, folder: Path) -> None:
+    """Drop files from the page cache; here one file many times, for want of inodes."""
+    (folder / "file").write_bytes(bytes(4096))
+    drop(f"{folder}/file" for _ in range(num_files))
+
+
+def write_records(num_files: int, folder: Path) -> None:
+    """Write an epoch's records of one rank of 128, as each does, and read them back."""
+    write_steps(folder, 0, records(num_files // NUM_ACCELERATORS, NUM_ACCELERATORS // NUM_RANKS))
+    read_steps(folder)
+
+
+def measure_records(num_files: int, folder: Path) -> None:
+    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them."""
+    num_steps, rule = num_files // NUM_ACCELERATORS, Rule()
+    sums = Sums(rule, ())
+    for rank in range(NUM_RANKS):
+        own = records(num_steps, len(OWN), first=rank * len(OWN))
+        sums = sums.joined(sum_up(own, rule, {}, f"rank {rank}"))
+    measure_sums(sums)
+    find_losses(sums)
+
+
+def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
+    """Return records of steps that took one second each."""
+    steps = np.zeros((num_steps, num_accelerators), STEP)
+    steps["step"] = np.arange(num_steps)[:, None]
+    steps["accelerator"] = first + np.arange(num_accelerators)
+    steps["num_samples"] = 1
+    steps["compute"] = steps["computation_time"] = 1.0
+    return steps.ravel()
+
+
+PARTS: dict[str, tuple[str, Callable[[int, Path], object]]] = {
+    "names": ("all files' names, one after the other", name_files),
+    "sizes": ("all files' sizes", size_files),
+    "plan": ("an epoch's plan", plan),
+    "streams": ("the same, of streams through shuffle buffers", plan_streams),
+    "tf.data": ("the same, as tf.data reads them", plan_interleaved),
+    "manifest": ("manifest, made of the journal, written and opened", write_manifest),
+    "drop": ("cold start: files dropped from the page cache", drop_pages),
+    "records": ("an epoch's records, a rank of 128, written and read", write_records),
+    "metrics": (
+        "an epoch's records summed up, joined, measured",
+        measure_records,
+    ),
+}
+
+MOST_BYTES = {
+    "names": 2,
+    "sizes": 48,
+    "plan": 24,
+    "streams": 64,
+    "tf.data": 64,
+    "manifest": 32,
+    "drop": 8,
+    "records": 4,
+    "metrics": 300,
+}
+"""Bytes for each file that a part may take at its peak; benchmarks/truth.py checks it."""
+
+
+def costs_here(part: str, sizes: Sequence[int], folder: Path) -> Iterator[Cost]:
+    """Run a part in this process, with so many files each time."""
+    run = PARTS[part][1]
+    run(FEWEST // 10, folder)  # what is imported and kept once
+    for num_files in sizes:
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        begin = time.process_time()
+        run(num_files, folder)
+        yield Cost(time.process_time() - begin, max(0, _memory("VmHWM") - before))
+
+
+def costs(part: str, sizes: Sequence[int]) -> list[Cost]:
+    """Run a part in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="dlemu-scale.") as folder:
+        words = [sys.executable, "-m", "benchmarks.scale", "--here", part, folder]
+        done = subprocess.run([*words, *map(str, sizes)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return [Cost(*each) for each in json.loads(done.stdout)]
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def main(arguments: list[str]) -> None:
-    """Run the parts and print the table."""
+    """Print the table; with --here run one part in this process, and print its costs as JSON."""
+    if arguments[:1] == ["--here"]:
+        _, part, folder, *counts = arguments
+        here = costs_here(part, [int(count) for count in counts], Path(folder))
+        print(json.dumps([[each.cpu_seconds, each.peak_bytes] for each in here]))
+        return
     given = dict(argument.split("=", 1) for argument in arguments)
     sizes = [FEWEST]
     while sizes[-1] * 10 <= int(given.get("most", 10_000_000)):

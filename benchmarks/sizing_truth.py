@@ -8,7 +8,7 @@ The truth: an accelerator takes, at the threshold, AU x (bytes that the drive re
 computation_time; counted at the drive, headers, O_DIRECT's whole blocks and the file system's own
 are among them. The rate is drawn such that it is enough for N + 0.45 to N + 0.65 of them. What the
 step left out reads for the others raises AU by up to 4 batches of 160, 2.5 %, which at 12.65 is
-another 0.3: the same N. Nearer to a whole number there is no exact answer (docs/sizing.md).
+another 0.3: the same N. Nearer to a whole number there is no exact answer (docs/prediction.md).
 
 Beside it what `dlemu predict` says, from `dlemu calibrate` on the device at one rate for each
 workload, and from that host's figures with the rate as a datasheet's for the others.

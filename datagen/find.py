@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dlemu.datagen.listing import WORK
@@ -18,6 +19,8 @@ _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
 }
 """Keys of a dataset that say nothing about its samples."""
+_MOST_BELOW = 100
+"""So many entries of a folder are looked into."""
 
 
 def find_workload(folder: Path) -> str:
@@ -29,6 +32,8 @@ def find_workload(folder: Path) -> str:
     """
     stored = _stored(folder)
     if stored is None:
+        if named := named_below(folder):
+            raise WorkloadError(f"{folder} holds no dataset of dlemu's; {named}")
         what = "holds no dataset of dlemu's" if folder.is_dir() else "is not there"
         raise _unknown(f"{folder} {what}, so nothing says which workload to take")
     recipe, origin = stored
@@ -37,6 +42,19 @@ def find_workload(folder: Path) -> str:
     if origin not in known_workloads() and not Path(origin).is_file():
         raise _unknown(f"{folder} was written for workload={origin}, which is not there")
     return origin
+
+
+def named_below(folder: Path) -> str:
+    """Return "name FOLDER/a, which holds one" for a dataset one level below; "" if there is none.
+
+    Raises:
+        DatasetError: its manifest is damaged.
+    """
+    with suppress(OSError):
+        for each in sorted(folder.iterdir())[:_MOST_BELOW]:
+            if each.is_dir() and _stored(each) is not None:
+                return f"name {each}, which holds one"
+    return ""
 
 
 def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Workload:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ WORK = ".dlemu"
 """Subfolder for the plan and the journals of an unfinished dataset."""
 _NUMBER = re.compile(r".*_(\d{1,19})_of_\d+\.", re.ASCII | re.DOTALL)
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
+
+Layouts = Sequence[Layout]
 
 
 def left_behind(name: str) -> bool:
@@ -39,8 +41,8 @@ class Listing:
     """All other files: they do not belong to the dataset."""
 
 
-def list_files(folder: Path, *layouts: Layout) -> Listing:
-    """Return what lies below `train/` and `index/` of a data folder."""
+def sort_out(found: Iterable[tuple[str, os.DirEntry[str] | int]], layouts: Layouts) -> Listing:
+    """Sort what was found: each path below the data folder, with its entry or its bytes."""
     sizes = [
         np.full((1 + len(layout.index_paths(0)), layout.num_files), -1, np.int64)
         for layout in layouts
@@ -48,22 +50,22 @@ def list_files(folder: Path, *layouts: Layout) -> Listing:
     partial: list[str] = []
     ignored: list[str] = []
     strays: list[str] = []
-    for tree in ("train", "index/train"):
-        for below, entry in walk(folder, tree):
-            whole = below.removesuffix(PARTIAL)
-            owner = _owner(whole, layouts)
-            if owner is None:
-                (ignored if left_behind(entry.name) else strays).append(below)
-            elif whole != below:
-                partial.append(below)
-            else:
-                number, place, file = owner
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a broken link
-                    sizes[number][place, file] = entry.stat().st_size
+    for below, entry in found:
+        whole = below.removesuffix(PARTIAL)
+        owner = _owner(whole, layouts)
+        if owner is None:
+            (ignored if left_behind(below.rpartition("/")[2]) else strays).append(below)
+        elif whole != below:
+            partial.append(below)
+        else:
+            number, place, file = owner
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a broken link
+                size = entry if isinstance(entry, int) else entry.stat().st_size
+                sizes[number][place, file] = size
     return Listing(tuple(sizes), *(tuple(sorted(paths)) for paths in (partial, ignored, strays)))
 
 
-def _owner(below: str, layouts: Sequence[Layout]) -> tuple[int, int, int] | None:
+def _owner(below: str, layouts: Layouts) -> tuple[int, int, int] | None:
     """Return the number of the layout that a path belongs to, its row in `found`, and its file."""
     match = _NUMBER.match(below)
     if match is None:

@@ -3,14 +3,13 @@
 Files of another dataset, or of unknown origin, are never touched.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, Listing, list_files
+from dlemu.datagen.listing import WORK, Listing
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
@@ -22,9 +21,11 @@ from dlemu.datagen.manifest import (
     to_entries,
 )
 from dlemu.datagen.recipe import Recipe
+from dlemu.datagen.target import Folder
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
+from dlemu.storage.owned import disk_bytes, room
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 PLAN = "recipe.json"
@@ -69,15 +70,12 @@ class Examined:
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        system = _file_system(folder)
-        have = system.f_bavail * system.f_frsize
-        need = self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes
-        if need > have:
-            raise RunError(
-                f"{folder} has {format_bytes(have)} free, the dataset needs {format_bytes(need)} "
-                "more; free space, use another dataset.data_folder, or lower "
-                "dataset.num_files_train"
-            )
+        room(
+            folder,
+            self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
+            "free space, use another dataset.data_folder, or lower dataset.num_files_train",
+            what=counted(len(self.todo.missing), f"{self.todo.recipe.layout.format} file"),
+        )
 
 
 def examine(folder: Path, wanted: Recipe) -> Examined:
@@ -88,8 +86,8 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     layout = recipe.layout
     if layout.num_files >= _MANY:
         _check_capacity(folder, layout)
-    listing = list_files(folder, layout, *([] if older is None else [older]))
-    _refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
+    listing = Folder(folder).listing(layout, *([] if older is None else [older]))
+    refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
@@ -179,7 +177,7 @@ def _joined(found: Sequence[Samples]) -> Samples:
     return newest
 
 
-def _refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
+def refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
     """Refuse to write beside other files; `known`: a manifest or a plan tells what is in these."""
     if listing.strays:
         more = len(listing.strays) - 1
@@ -225,15 +223,9 @@ def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
     return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
 
 
-def _file_system(folder: Path) -> os.statvfs_result:
-    """Return what is known of the file system of a folder, which may be missing."""
-    return os.statvfs(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
-
-
 def _check_capacity(folder: Path, layout: Layout) -> None:
     """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
-    system = _file_system(folder)
-    have = system.f_blocks * system.f_frsize
+    have, _ = disk_bytes(folder)
     need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
         raise RunError(

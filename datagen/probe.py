@@ -1,19 +1,19 @@
 """How fast a dataset is written, from about a second of writing it."""
 
-import time
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
+
+import numpy as np
 
 from dlemu.datagen.content import Content
 from dlemu.datagen.prepare import dataset_folders
 from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.work import FILES_IN_FLIGHT, Stopped
-from dlemu.datagen.write import FileWriter
+from dlemu.datagen.target import FileMaker, Folder
+from dlemu.datagen.work import FileProgress, Stopped, work_through
 from dlemu.storage import probe
+from dlemu.world.world import Alone
 
-_PROBE_SECONDS = 1.0
+_SECONDS = 1.0
 
 
 def write_rate(recipe: Recipe, folder: Path) -> float | None:
@@ -23,43 +23,26 @@ def write_rate(recipe: Recipe, folder: Path) -> float | None:
     next folder above that is there; it is removed in the end.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    seen: list[FileProgress] = []
+
+    def stop(progress: FileProgress) -> None:
+        seen.append(progress)
+        raise Stopped
+
     try:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
             for below in dataset_folders(Path(name), recipe):
                 below.mkdir(parents=True, exist_ok=True)
-            seconds = min(_PROBE_SECONDS, probe.longest_seconds)
-            return _write_for(recipe, Path(name), seconds)
-    except OSError:
-        return None
+            places, content = Folder(Path(name)).of_workers(recipe, Alone()), Content(0)
+            writers = [_Prober(each, recipe, content) for each in places]
+            files = np.arange(recipe.layout.num_files)
+            every = min(_SECONDS, probe.longest_seconds)
+            work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
+    except (OSError, Stopped):  # a full disk may end it early
+        pass
+    return seen[0].bytes_done / seen[0].seconds or None if seen else None
 
 
-class _Prober(FileWriter):
+class _Prober(FileMaker):
     def do(self, file: int) -> None:
         self.write_file(file)
-
-
-def _write_for(recipe: Recipe, folder: Path, seconds: float) -> float | None:
-    content = Content(recipe.layout.seed)
-    writers = [_Prober(folder, recipe, content) for _ in range(FILES_IN_FLIGHT)]
-
-    def write(first: int) -> None:
-        # A full disk ends it early: what was written until then tells the rate.
-        with suppress(OSError, Stopped):
-            while not writers[first].stopped:
-                for file in range(first, recipe.layout.num_files, FILES_IN_FLIGHT):
-                    writers[first].do(file)
-                    if writers[first].stopped:
-                        return
-                if first >= recipe.layout.num_files:
-                    return
-
-    threads = [Thread(target=write, args=(number,), daemon=True) for number in range(len(writers))]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    for writer in writers:
-        writer.stopped = True
-    for thread in threads:
-        thread.join()
-    return sum(writer.bytes_done for writer in writers) / (time.perf_counter() - start) or None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.find import refuse_other
+from dlemu.datagen.find import named_below, refuse_other
 from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.datagen.manifest import MANIFEST, read_manifest
 from dlemu.dataset.layout import Dataset, Layout, layout_of
@@ -214,9 +214,10 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
         numbered[number] = below
     if not numbered:
         have = ", ".join(f"{count:,} {name}" for name, count in formats.most_common(3)) or "none"
+        remedy = "set dataset.format, or generate the dataset: dlemu datagen"
         raise DatasetError(
-            f"{folder}/train has no {wanted.format} files (of others: {have}); set dataset.format, "
-            "or generate the dataset: dlemu datagen"
+            f"{folder}/train has no {wanted.format} files (of others: {have}); "
+            f"{named_below(folder) or remedy}"
         )
     if len(numbered) != wanted.num_files:
         raise DatasetError(

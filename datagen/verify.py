@@ -1,6 +1,5 @@
 """Compare a dataset with its manifest: sizes by one listing, content byte for byte; repair it."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,19 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import Assembly, piece_buffer
-from dlemu.datagen.bucket import Bucket, check_objects, repair_objects
+from dlemu.datagen.assemble import piece_buffer
 from dlemu.datagen.content import Content
-from dlemu.datagen.listing import list_files
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
-from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
-from dlemu.datagen.write import FileWriter, direct_if_possible, writing
+from dlemu.datagen.target import Bucket, FileMaker, Folder, Read, Target
+from dlemu.datagen.work import OnProgress, work_through
+from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
-from dlemu.formats import format_of
-from dlemu.storage.atomic import sync_folder
-from dlemu.storage.regular import open_regular, read_regular
-from dlemu.units import round_up
 from dlemu.workload.objects import Access, ObjectPath
 from dlemu.world.world import World
 
@@ -65,57 +59,26 @@ def verify(
     of a bucket.
 
     Raises:
-        DatasetError: there is no manifest, or it is damaged, or a datagen writes there.
+        DatasetError: there is no manifest, or it is damaged.
+        WorkloadError: a datagen writes there.
         RunError: the disk is full.
         PeerError: another rank failed.
     """
     if isinstance(folder, ObjectPath):
         assert access is not None
-        return _verify_objects(Bucket(folder, access), full, repair, world, on_progress)
+        bucket = Bucket(folder, access)
+        manifest = world.on_first(lambda: _manifest(folder, access))
+        faults = _find(bucket, manifest, full, world, on_progress)
+        return _repair(bucket, manifest, faults, world, on_progress) if repair else faults
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
     if not repair:
-        return _find(folder, _manifest(folder), full, world, on_progress)
+        return _find(Folder(folder), _manifest(folder), full, world, on_progress)
     with writing(folder, world, "start dlemu verify --repair again"):
         world.barrier()  # rank 0 has the lock: no datagen changes the manifest from here on
         manifest = _manifest(folder)
-        faults = _find(folder, manifest, full, world, on_progress)
-        return _repair(folder, manifest, faults, world, on_progress)
-
-
-def _verify_objects(
-    bucket: Bucket, full: bool, repair: bool, world: World, on_progress: OnProgress | None
-) -> list[Fault]:
-    """Do what `verify` does, in a bucket."""
-    manifest = world.on_first(lambda: _manifest(bucket.folder, bucket.access))
-    faults = world.on_first(lambda: _compare_objects(bucket, manifest))
-    if full:
-        faults += [Fault(*each) for each in check_objects(bucket, manifest, world, on_progress)]
-    bad = [fault.file for fault in faults if fault.file is not None]
-    if repair and bad:
-        refused = repair_objects(bucket, manifest, bad, world, on_progress)
-        faults = [
-            replace(fault, problem=f"{fault.problem} ({refused[fault.file]})")
-            if fault.file in refused
-            else replace(fault, repaired=fault.file is not None)
-            for fault in faults
-        ]
-    return sorted(faults)
-
-
-def _compare_objects(bucket: Bucket, manifest: Manifest) -> list[Fault]:
-    """Return the objects of another size than the manifest's, missing ones, and strays."""
-    layout, wanted = manifest.layout, _wanted_sizes(bucket.folder, manifest)
-    found, faults = bucket.sizes(), []
-    for file, sizes in enumerate(wanted.T.tolist()):
-        names = (layout.path(file), *layout.index_paths(file))
-        for name, size in zip(names, sizes, strict=True):
-            got = found.pop(name, None)
-            if got is None:
-                faults.append(Fault(name, "is missing", file))
-            elif got != size:
-                faults.append(Fault(name, f"has {got} bytes, should have {size}", file))
-    return faults + [Fault(name, _STRAY) for name in found]
+        faults = _find(Folder(folder), manifest, full, world, on_progress)
+        return _repair(Folder(folder), manifest, faults, world, on_progress)
 
 
 def _manifest(folder: Path, access: Access | None = None) -> Manifest:
@@ -129,13 +92,13 @@ def _manifest(folder: Path, access: Access | None = None) -> Manifest:
 
 
 def _find(
-    folder: Path, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
+    target: Target, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
 ) -> list[Fault]:
     """Return all faults, by path."""
-    sized, faults = world.on_first(lambda: _compare_sizes(folder, manifest))
+    sized, faults = world.on_first(lambda: _compare_sizes(target, manifest))
     if full:
-        content = Content(manifest.layout.seed)
-        readers = [_Reader(folder, manifest, content, sized) for _ in range(FILES_IN_FLIGHT)]
+        places, content = target.of_workers(manifest.recipe, world), Content(manifest.layout.seed)
+        readers = [_Reader(each, manifest, content, sized) for each in places]
         work_through(
             np.flatnonzero(sized.any(axis=0)),
             readers,
@@ -148,10 +111,10 @@ def _find(
     return sorted(faults)
 
 
-def _compare_sizes(folder: Path, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
+def _compare_sizes(target: Target, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
     """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
-    layout, wanted = manifest.layout, _wanted_sizes(folder, manifest)
-    listing = list_files(folder, layout)
+    layout, wanted = manifest.layout, _wanted_sizes(target.path, manifest)
+    listing = target.listing(layout)
     [found] = listing.found
     sized = found == wanted
     faults = [Fault(path, _STRAY) for path in listing.strays]
@@ -181,31 +144,29 @@ class _Differs(Exception):
     """The file has another byte at this offset."""
 
 
-class _Reader(Worker):
+class _Reader(FileMaker):
     """Reads files and their indexes, and compares them with what was generated."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
+        self, target: Target, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
     ) -> None:
-        super().__init__()
+        super().__init__(target, manifest.recipe, content)
         self.faults: list[Fault] = []
-        self._folder, self._manifest, self._content = folder, manifest, content
-        self._format = format_of(manifest.layout)
-        self._has_file, self._has_index = sized[0], sized[1:]
-        self._made, self._read = piece_buffer(), piece_buffer()
-        self._file = -1  # descriptor of the file that is being read
+        self._crcs, self._sized, self._read = manifest.files["crc32c"], sized, piece_buffer()
 
     def do(self, file: int) -> None:
-        layout = self._manifest.layout
-        for number, path in enumerate(layout.index_paths(file)):
-            if self._has_index[number, file]:
-                self._check(path, partial(self._check_index, number), file)
-        if self._has_file[file]:
-            self._check(layout.path(file), self._check_file, file)
+        name, *indexes = self.names(file)
+        for index, wanted, is_sized in zip(
+            indexes, self.recipe.indexes(file), self._sized[1:, file], strict=True
+        ):
+            if is_sized:
+                self._check(index, partial(self._check_index, wanted), file)
+        if self._sized[0, file]:
+            self._check(name, partial(self._check_file, file), file)
 
-    def _check(self, path: str, check: Callable[[Path, int], str], file: int) -> None:
+    def _check(self, name: str, check: Callable[[str], str], file: int) -> None:
         try:
-            problem = check(self._folder / path, file)
+            problem = check(name)
         except _Differs as difference:
             problem = f"differs from what was written at byte {difference}"
         except DatasetError:  # replaced since the listing
@@ -213,43 +174,33 @@ class _Reader(Worker):
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         if problem:
-            self.faults.append(Fault(path, problem, file))
+            self.faults.append(Fault(name, problem, file))
 
-    def _check_index(self, number: int, path: Path, file: int) -> str:
-        """Return what is wrong with a file's index of this number, "" if nothing is."""
-        same = read_regular(path) == self._manifest.recipe.indexes(file)[number]
-        return "" if same else "differs from what was written"
+    def _check_index(self, wanted: bytes, name: str) -> str:
+        """Return what is wrong with an index, "" if nothing is."""
+        return "" if self.target.whole(name) == wanted else "differs from what was written"
 
-    def _check_file(self, path: Path, file: int) -> str:
-        """Return what is wrong, "" if nothing is. With O_DIRECT, the drive is read, not memory."""
-        self._file = direct_if_possible(lambda flags: open_regular(path, flags), os.O_DIRECT)
-        try:
-            assembly = Assembly(self._content, self._made, self._compare)
-            self._format.write(assembly, self._manifest.recipe.file_samples(file))
-            _, crc = assembly.finish()
-        finally:
-            os.close(self._file)
-        same = crc == self._manifest.files["crc32c"][file]
+    def _check_file(self, file: int, name: str) -> str:
+        """Return what is wrong, "" if nothing is."""
+        with self.target.reading(name) as read:
+            crc = self.made(file, partial(self._compare, read))
+        same = crc == self._crcs[file]
         return "" if same else "is as generated, but the manifest has another checksum for it"
 
-    def _compare(self, piece: NDArray[np.uint8], offset: int) -> None:
-        if self.stopped:
-            raise Stopped
-        whole = round_up(len(piece))
+    def _compare(self, read: Read, data: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
         done = 0
-        while done < len(piece):
-            count = os.preadv(self._file, [self._read[done:whole].data], offset + done)
+        while done < num_bytes:
+            count = read(self._read[done : len(data)].data, offset + done)
             if count == 0:  # truncated since the listing
                 raise _Differs(offset + done)
             done += count
-        found = self._read[: len(piece)]
-        if not np.array_equal(found, piece):
-            raise _Differs(offset + int(np.argmax(found != piece)))
-        self.bytes_done += len(piece)
+        found, made = self._read[:num_bytes], data[:num_bytes]
+        if not np.array_equal(found, made):
+            raise _Differs(offset + int(np.argmax(found != made)))
 
 
 def _repair(
-    folder: Path,
+    target: Target,
     manifest: Manifest,
     faults: list[Fault],
     world: World,
@@ -259,8 +210,8 @@ def _repair(
     bad = np.flatnonzero([not fault.extra for fault in faults])
     if not len(bad):
         return faults
-    content = Content(manifest.layout.seed)
-    repairers = [_Repairer(folder, manifest, content, faults) for _ in range(FILES_IN_FLIGHT)]
+    places, content = target.of_workers(manifest.recipe, world), Content(manifest.layout.seed)
+    repairers = [_Repairer(each, manifest, content, faults) for each in places]
     files = [fault.file for fault in faults if fault.file is not None and not _is_index(fault)]
     work_through(
         bad,
@@ -280,27 +231,25 @@ def _is_index(fault: Fault) -> bool:
     return fault.path.endswith(".idx")
 
 
-class _Repairer(FileWriter):
+class _Repairer(FileMaker):
     """Writes bad files again; its "files" are numbers of faults."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, content: Content, faults: list[Fault]
+        self, target: Target, manifest: Manifest, content: Content, faults: list[Fault]
     ) -> None:
-        super().__init__(folder, manifest.recipe, content)
+        super().__init__(target, manifest.recipe, content)
         self.done: dict[int, Fault] = {}
         self._crcs, self._faults = manifest.files["crc32c"], faults
 
     def do(self, number: int) -> None:
         fault = self._faults[number]
-        path, file = self._folder / fault.path, fault.file
-        assert file is not None, "only files of the dataset are repaired"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        assert fault.file is not None, "only files of the dataset are repaired"
         try:
-            if _is_index(fault):
-                self.write_indexes(file, sync=True)
-            else:
-                self.write_file(file, wanted_crc=int(self._crcs[file]))
-            sync_folder(path.parent)
+            with self.target.repairing(fault.path):
+                if _is_index(fault):
+                    self.write_indexes(fault.file)
+                else:
+                    self.write_file(fault.file, wanted_crc=int(self._crcs[fault.file]))
             self.done[number] = replace(fault, repaired=True)
         except ValueError as error:
             self.done[number] = replace(fault, problem=f"{fault.problem} ({error})")

@@ -57,11 +57,12 @@ def work_through(
     num_bytes: int,
     world: World,
     on_progress: OnProgress | None = None,
+    every: float = _MEETING_SECONDS,
 ) -> None:
     """Let this rank's workers do its share of `files`; return when all ranks are done.
 
-    All ranks call it with the same files, of `num_bytes` bytes in total. They meet once a second:
-    that is how progress is summed up, and how they learn that another rank failed.
+    All ranks call it with the same files, of `num_bytes` bytes in total. They meet once a second
+    (`every`): that is how progress is summed up, and how they learn that another rank failed.
     """
     start = time.perf_counter()
     left = iter(files[world.rank :: world.num_ranks])
@@ -70,7 +71,7 @@ def work_through(
         try:
             finished = False
             while not finished:
-                done, pending = wait(futures, _MEETING_SECONDS, FIRST_EXCEPTION)
+                done, pending = wait(futures, every, FIRST_EXCEPTION)
                 for future in done:
                     future.result()  # raises the worker's exception
                 files_done = sum(worker.files_done for worker in workers)

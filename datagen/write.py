@@ -12,7 +12,6 @@ Whoever starts again, on any number of ranks, reads in the journals which files 
 import ctypes
 import dataclasses
 import errno
-import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,9 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.bucket import generate_objects
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import WORK
@@ -36,13 +33,12 @@ from dlemu.datagen.manifest import (
 )
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.work import FILES_IN_FLIGHT, OnProgress, Stopped, Worker, work_through
+from dlemu.datagen.target import FileMaker, Folder
+from dlemu.datagen.work import OnProgress, Worker, work_through
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
-from dlemu.formats import format_of
-from dlemu.storage.atomic import create, replacing, sync_folder
-from dlemu.storage.locks import lock_folder, unlock_folder
-from dlemu.units import round_up
+from dlemu.storage.atomic import sync_folder
+from dlemu.storage.owned import held
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
@@ -64,7 +60,8 @@ def generate(
     `on_progress` about once a second.
 
     Raises:
-        DatasetError: the folder holds another dataset, or another datagen writes it.
+        DatasetError: the folder holds another dataset.
+        WorkloadError: another datagen writes it.
         RunError: the disk is, or would be, full. Complete files stay and need not be written again.
         PeerError: another rank failed.
     """
@@ -78,7 +75,8 @@ def generate(
             on_begin()
         if todo.older is not None:
             newer = todo.recipe.layout
-            renamers = [_Renamer(folder, todo.older, newer) for _ in range(FILES_IN_FLIGHT)]
+            places = Folder(folder).of_workers(todo.recipe, world)
+            renamers = [_Renamer(each.path, todo.older, newer) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
@@ -100,8 +98,7 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             if world.rank == 0:
-                stack.enter_context(_as_it_was(folder))
-                stack.callback(unlock_folder, _lock(folder))
+                stack.enter_context(held(folder, key="dataset.data_folder", seconds=_LOCK_SECONDS))
             yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -122,30 +119,6 @@ _REMEDIES = {
     errno.EROFS: "mount it for writing",
 }
 """What to do about errors, by their number."""
-
-
-@contextmanager
-def _as_it_was(folder: Path) -> Iterator[None]:
-    """If the `with` fails, remove the folders that were made for it and are still empty."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    except BaseException:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
-        raise
-
-
-def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        return lock_folder(folder, seconds=_LOCK_SECONDS)
-    except BlockingIOError:
-        raise DatasetError(
-            f"{folder} is being written by another datagen; wait for it, or use another "
-            "dataset.data_folder"
-        ) from None
 
 
 class _Renamer(Worker):
@@ -176,7 +149,10 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
     try:
         work_through(
             missing,
-            [_Writer(folder, recipe, content, journal) for _ in range(FILES_IN_FLIGHT)],
+            [
+                _Writer(each, recipe, content, journal)
+                for each in Folder(folder).of_workers(recipe, world)
+            ],
             num_bytes=int(recipe.file_sizes()[missing].sum()),
             world=world,
             on_progress=on_progress,
@@ -189,54 +165,10 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
     world.barrier()
 
 
-class FileWriter(Worker):
-    """Writes files; what is entered where is the subclass's."""
-
-    def __init__(self, folder: Path, recipe: Recipe, content: Content) -> None:
-        super().__init__()
-        self._folder, self._recipe, self._content = folder, recipe, content
-        self._format = format_of(recipe.layout)
-        self._buffer = piece_buffer()
-        self._file = -1  # descriptor of the file that is being written
-
-    def write_indexes(self, file: int, *, sync: bool) -> None:
-        """Write a file's indexes, if the format has some."""
-        recipe = self._recipe
-        for below, index in zip(recipe.layout.index_paths(file), recipe.indexes(file), strict=True):
-            path = self._folder / below
-            with replacing(path) as partial, _created(partial, 0, sync=sync) as number:
-                _write_all(number, np.frombuffer(index, np.uint8), 0)
-
-    def write_file(self, file: int, *, wanted_crc: int | None = None) -> int:
-        """Write a file and return its CRC-32C.
-
-        Raises:
-            ValueError: the CRC-32C is not the wanted one; the file is as it was before.
-        """
-        path = self._folder / self._recipe.layout.path(file)
-        with replacing(path) as partial, _created(partial, os.O_DIRECT) as self._file:
-            assembly = Assembly(self._content, self._buffer, self._put)
-            self._format.write(assembly, self._recipe.file_samples(file))
-            num_bytes, crc = assembly.finish()
-            if wanted_crc not in (None, crc):
-                raise ValueError(f"its checksum would be {crc}, not {wanted_crc}")
-            os.ftruncate(self._file, num_bytes)  # O_DIRECT wrote the last page whole
-        return crc
-
-    def _put(self, piece: NDArray[np.uint8], offset: int) -> None:
-        if self.stopped:
-            raise Stopped
-        num_bytes = len(piece)
-        padded = self._buffer[: round_up(num_bytes)]  # `piece` is the start of this buffer
-        padded[num_bytes:] = 0
-        _write_all(self._file, padded, offset)
-        self.bytes_done += num_bytes
-
-
-class _Writer(FileWriter):
+class _Writer(FileMaker):
     """Writes missing files, and enters them in this rank's journal."""
 
-    def __init__(self, folder: Path, recipe: Recipe, content: Content, journal: int) -> None:
+    def __init__(self, folder: Folder, recipe: Recipe, content: Content, journal: int) -> None:
         super().__init__(folder, recipe, content)
         self._journal = journal
 
@@ -245,34 +177,6 @@ class _Writer(FileWriter):
         self.write_indexes(file, sync=False)
         crc = self.write_file(file)
         os.write(self._journal, to_entries(np.array([file]), np.array([crc], np.uint32)))
-
-
-@contextmanager
-def _created(path: Path, flags: int, *, sync: bool = True) -> Iterator[int]:
-    """Yield the descriptor of a new file, which is synced in the end."""
-    number = direct_if_possible(functools.partial(create, path), flags)
-    try:
-        yield number
-        if sync:
-            os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def direct_if_possible(open_file: Callable[[int], int], flags: int) -> int:
-    """Return `open_file(flags)`; without O_DIRECT on a file system that does not have it."""
-    try:
-        return open_file(flags)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
-            raise
-        return open_file(flags & ~os.O_DIRECT)
-
-
-def _write_all(number: int, data: NDArray[np.uint8], offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(number, data[done:].data, offset + done)
 
 
 def _sync_file_system(number: int) -> None:

@@ -12,7 +12,11 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from dlemu.cli.main import run
+from dlemu.host.devices import lies_in_memory
 from tests.lab import warm
+from tests.lab.bench import folder_in_memory
+from tests.lab.commands import generate
 from tests.lab.settings import QUICK, apply
 
 _NOT_QUICK = {"root", "mpi", "gpu"}
@@ -95,3 +99,32 @@ def time_flies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     file = tmp_path / "time flies"
     monkeypatch.setattr(warm, "settings", {**warm.settings, "tests.lab.flying.file": str(file)})
     return file.touch
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that names the small dataset; who changes its files takes a copy."""
+    return generate(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, where storage is no limit."""
+    if not lies_in_memory(Path("/dev/shm")):
+        pytest.skip("/dev/shm of this host is no tmpfs")
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command prints, in process: printed("report", "run", status=1); stderr comes last."""
+
+    def answer(*words: object, status: int = 0) -> str:
+        capsys.readouterr()
+        ended = run([str(word) for word in words])
+        said = capsys.readouterr()
+        assert ended == status, said
+        return said.out + said.err
+
+    return answer

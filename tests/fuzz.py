@@ -46,7 +46,7 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import FORMATS, Parquet, raw, tfrecord
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.paths.sweep import Cell, cells_of
-from dlemu.reports import stored as storing
+from dlemu.report import stored as storing
 from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict

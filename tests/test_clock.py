@@ -122,8 +122,11 @@ def test_processes_of_a_host_share_the_time() -> None:
     assert before < inside < WallClock(oversleep=0.0).now()
 
 
-def test_the_timer_error_is_that_of_the_clock() -> None:
+def test_the_timer_error_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((7.0, 8.02))
+    monkeypatch.setattr("dlemu.clock.time.thread_time", lambda: next(looks))
     error = timer_error(LateClock(), seconds=0.5, num_sleeps=200)
+    assert error.cpu_share == pytest.approx(0.01), "1.02 s of 102 s"
     assert error.mean == pytest.approx(0.01)
     assert error.p99 == pytest.approx(0.0), "two of 200 are beyond the 99th percentile"
 

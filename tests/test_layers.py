@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "world": "",
     "host": "",
     "workload": "",
-    "storage": "host",
+    "storage": "host world",
     "objects": "workload",
     "formats": "workload",
     "dataset": "workload host world",
@@ -29,18 +29,17 @@ MAY_IMPORT = {
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload",
-    "report": "checkpoint host paths reports results training workload",
+    "report": "checkpoint host paths results storage training workload",
     "library": "report run sizing workload world",
-    "reports": "host results storage workload",
     "checkpoint": "datagen dataset host results storage workload world",
     "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
     "world",
-    "training": "datagen dataset gpu loaders results workload world",
+    "training": "datagen dataset gpu host loaders results storage workload world",
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
-    "paths": "gpu host results storage workload world",
-    "load": "gpu host paths storage workload world",
+    "paths": "gpu host results storage workload",
+    "load": "gpu host paths storage workload",
     "steptime": "host results workload",
-    "cli": "checkpoint datagen dataset gpu host library load paths report reports results "
+    "cli": "checkpoint datagen dataset gpu host library load paths report results "
     "run sizing steptime tier workload world",
     "workloads": "",
 }
@@ -62,6 +61,9 @@ MAY_NEED = {
 
 INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
+
+DIRECT = {"storage", "gpu", "cli.doctor", "paths.blocks", "sizing.first_files"}
+"""Who may know O_DIRECT: others ask storage. The last three try or measure O_DIRECT itself."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 
@@ -162,6 +164,12 @@ def test_the_table_is_no_wider_than_the_imports() -> None:
     assert used == {folder: set(names.split()) for folder, names in MAY_IMPORT.items()}
 
 
+def test_only_the_command_line_and_notebooks_present() -> None:
+    """A job returns a document; who asked for it makes text of it."""
+    importers = {folder for folder, names in MAY_IMPORT.items() if "report" in names.split()}
+    assert importers == {"cli", "library"}
+
+
 def test_folders_import_in_one_direction() -> None:
     TopologicalSorter({folder: names.split() for folder, names in MAY_IMPORT.items()}).prepare()
 
@@ -182,6 +190,12 @@ def test_the_interface_s_libraries_stay_there() -> None:
         imported = {name.partition(".")[0] for name in names_imported(path)}
         for library, allowed in INTERFACE.items():
             assert library not in imported or module in allowed, f"{module} imports {library}"
+
+
+def test_o_direct_is_storage_s() -> None:
+    for module in MODULES:
+        names = {node.attr for node in nodes_of(module) if isinstance(node, ast.Attribute)}
+        assert "O_DIRECT" not in names or {folder_of(module), module} & DIRECT, module
 
 
 def test_a_folder_says_what_it_is_for() -> None:

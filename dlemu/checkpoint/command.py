@@ -18,7 +18,7 @@ from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
-from dlemu.host.system import find_system
+from dlemu.host.place import find_system
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.results.folders import hold_for_runs
 from dlemu.results.header import place_fields

@@ -191,7 +191,7 @@ def _direct(path: Path, wanted: bool | str) -> bool | None:
         return False
     probe = path / f"{PROBE}.{secrets.token_hex(4)}"  # ranks share the folder
     try:
-        os.close(create(probe, os.O_DIRECT))
+        os.close(create(probe, direct=True))
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise

@@ -9,7 +9,7 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
 
 ERROR = 0.36
-"""Relative error of a drive's rate. It is that of reads in published results (docs/sizing.md);
+"""Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);
 writes were not compared with published ones."""
 
 

@@ -70,7 +70,7 @@ class Reader:
         """
         begin = time.perf_counter()
         try:
-            file, size = open_sized(path, os.O_DIRECT if self._direct else 0, error=RunError)
+            file, size = open_sized(path, direct=self._direct, error=RunError)
             try:
                 opened = time.perf_counter()
                 if size != num_bytes:

@@ -116,7 +116,7 @@ class Writer:
         assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
         begin = time.perf_counter()
         with replacing(path) as partial:
-            file = create(partial, os.O_DIRECT if self._direct else 0)
+            file = create(partial, direct=self._direct)
             try:
                 opened = time.perf_counter()
                 waited = self._write_pieces(file, num_bytes)

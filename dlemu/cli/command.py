@@ -38,9 +38,6 @@ _THAT_LOOK = (*_OF_MODELS, "run", "size")
 def call(name: str, words: Sequence[str], world: World) -> int:
     """Do a command; return the exit status. All ranks call it."""
     command = COMMANDS[name]
-    if not command.module:
-        with keep_stdout("--json" in words):
-            return _Job(name, command).call(words, world)
     if command.measures and world.num_ranks > 1:
         if world.rank == 0:
             complain(
@@ -48,6 +45,9 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
+    if not command.module:
+        with keep_stdout("--json" in words):
+            return _Job(name, command).call(words, world)
     return int(import_module(command.module).main(words)) if world.rank == 0 else 0
 
 

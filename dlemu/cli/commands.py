@@ -45,7 +45,7 @@ class Command:
     arguments: str = ""
     """Its own keys: the `Arguments` that this names, module and class."""
     measures: bool = False
-    """Whether such a command measures, which rank 0 alone must not do for all."""
+    """Whether it measures from one process, which rank 0 must not do alone for all."""
 
 
 _DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=340"
@@ -118,6 +118,7 @@ COMMANDS: dict[str, Command] = {
         ),
         keys="workload steptime.model steptime.batches steptime.compile steptime.device "
         "steptime.steps steptime.seconds output.folder output.log",
+        measures=True,
     ),
     "try": Command(
         aim="size",

@@ -129,6 +129,16 @@ def _shown(keys: Iterable[Key]) -> Iterator[str]:
             )
 
 
+_TERMS = {
+    "au": "AU: accelerator utilisation, the share of the time in which accelerators compute. The "
+    "benchmark's rule leaves out the first step. The required AU is metric.au.",
+    "threshold": "threshold: the AU that a run must reach to pass: metric.au.",
+    "n*": "N*: the number of accelerators, with its fraction, at which AU meets the threshold. "
+    "dlemu size and dlemu try compute it from their runs.",
+}
+"""Words of the reports that are no keys, in small letters."""
+
+
 def help_on(words: Sequence[str]) -> str:
     """Return the help on a key, a group of keys, or all of them.
 
@@ -139,6 +149,8 @@ def help_on(words: Sequence[str]) -> str:
     keys = all_keys()
     if word in keys:
         return _whole(keys[word])
+    if term := _TERMS.get(word.lower()):
+        return textwrap.fill(term, _WIDTH)
     if word == "keys":
         parts = [f"{_heading(group)}\n" + "\n".join(_shown(own)) for group, own in by_group()]
         return "\n\n".join(parts)

@@ -348,8 +348,6 @@ def steptime(workload: Workload, world: World, words: Words) -> int:
     """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.steptime.job import measure_steps
 
-    if world.rank != 0:
-        return 0
     measured, path = measure_steps(workload, say)
     say("\n" + "\n".join(measured.lines()))
     say(f"\nresults: {path.parent}: {path.name}, {path.with_suffix('.json').name}")

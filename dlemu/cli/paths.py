@@ -14,11 +14,11 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError
-from dlemu.host.system import find_system
+from dlemu.host.place import find_system
 from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
 from dlemu.report.paths import plots_of, present_paths, title_of
+from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
-from dlemu.reports.table import Row
 from dlemu.results.records import write_text
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import keep_stdout, say

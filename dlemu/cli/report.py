@@ -8,25 +8,19 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.show import blocks_of
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.report.blocks import Block, Command
-from dlemu.report.checkpoint import present_checkpoint
-from dlemu.report.page import blocks_of_foreign, page_of
-from dlemu.report.rows import present_rows
-from dlemu.report.sizing import present_sizing
+from dlemu.report.blocks import Lines, Section
+from dlemu.report.page import across, page_of, present_stored, section
+from dlemu.report.stored import ANSWER, Stored, find_results, read_result
 from dlemu.report.text import answer_of
-from dlemu.reports.checkpoints import StoredCheckpoints
-from dlemu.reports.foreign import Foreign
-from dlemu.reports.sizings import ANSWER, StoredSizing
-from dlemu.reports.stored import Result, find_results, read_result
 from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
 from dlemu.workload.compose import value_of_word
 
 _OUTPUTS = Path("outputs")
+_LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the tool itself"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,10 +62,13 @@ def report_folders(
     of a page that is written as well, `trace` that of a trace.
     """
     statuses: set[int] = set()
-    results: list[Result] = []
+    sections: list[Section] = []
     for folder in folders:
         try:
-            each, text = _read(folder, keys, as_json=as_json, apart=bool(results))
+            with _sound(folder):
+                each = read_result(folder, keys)
+                text = _text(each, as_json=as_json, apart=bool(sections))
+                found = section(each)
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
@@ -79,40 +76,25 @@ def report_folders(
             statuses.add(1)
             continue
         say(text)
-        results.append(each)
+        sections.append(found)
         statuses.add(each.status)
-    rows = [row for each in results for row in each.rows]
-    if len(results) > 1 and rows and not as_json:
-        say(answer_of(present_rows(rows), apart=True))
-    if html is not None and results:
-        _write_page(html, results)
+    if len(sections) > 1 and not as_json:
+        say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
+    if html is not None and sections:
+        _write_page(html, page_of(sections))
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
-def _read(
-    folder: Path, keys: Mapping[str, object], *, as_json: bool, apart: bool
-) -> tuple[Result, Answer]:
-    """Return what a folder holds, and what is shown of it; as text `apart` from what is above."""
-    with _sound(folder):
-        each = read_result(folder, keys)
-        if not as_json:
-            return each, answer_of(_present(each), apart=apart)
-        text = json.dumps({"folder": str(folder)} | plain(each.summary))
-        return each, Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
+def _text(result: Stored, *, as_json: bool, apart: bool) -> Answer:
+    """Return what is shown of a result; as text `apart` from what is above."""
+    if not as_json:
+        return answer_of(present_stored(result), apart=apart)
+    text = json.dumps({"folder": str(result.folder)} | plain(result.document))
+    return Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
 
 
-def _present(result: Result) -> list[Block]:
-    if isinstance(result, StoredSizing):
-        return present_sizing(result.summary)
-    if isinstance(result, StoredCheckpoints):
-        return [*present_checkpoint(result.summary), Command("results", str(result.folder))]
-    if isinstance(result, Foreign):
-        return blocks_of_foreign(result)
-    return blocks_of(result.folder, result.summary)
-
-
-def _write_trace(path: Path, result: Result) -> None:
-    from dlemu.reports.trace import traced, write_trace
+def _write_trace(path: Path, result: Stored) -> None:
+    from dlemu.report.trace import traced, write_trace
 
     number = write_trace(path, traced(result))
     say(f"trace: {shown_line(str(path))}, {counted(number, 'event')}", to_stderr=True)
@@ -139,9 +121,7 @@ def _metric_value(key: str, text: str) -> object:
     return value_of_word(key, text)
 
 
-def _write_page(path: Path, results: Sequence[Result]) -> None:
-    with _sound(results[0].folder):
-        page = page_of(results)
+def _write_page(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -14,8 +14,8 @@ import numpy as np
 
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
-from dlemu.host.system import find_system
-from dlemu.reports.table import Row, append_rows, check_table
+from dlemu.host.place import find_system
+from dlemu.report.table import Row, append_rows, check_table
 from dlemu.results.records import plain
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import answer

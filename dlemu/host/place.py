@@ -1,9 +1,13 @@
-"""Where a folder lies, in words for users: its file system, and the drives below it.
+"""Where a folder lies: its host, its file system, and the drives below it, in words for users.
 
 The kernel's sysfs has a drive's model, firmware and size (Documentation/ABI/stable/sysfs-block,
-Documentation/ABI/testing/sysfs-devices and the drivers' own attributes).
+Documentation/ABI/testing/sysfs-devices and the drivers' own attributes). All of it are small files
+of /proc and /sys, read once at the start of a run.
 """
 
+import platform
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +21,28 @@ from dlemu.host.devices import (
     mount_under,
     read_text,
 )
+from dlemu.host.limits import host_memory_bytes
 from dlemu.units import counted
+
+_OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
+"""Options of an overlay that are long, and new in each container."""
 
 
 @dataclass(frozen=True)
 class Drive:
-    """A drive as its sysfs folder describes it."""
+    """A drive as its sysfs folder describes it; "" where there is no such file."""
 
     name: str
     """As the kernel names it: nvme0n1, sda, vda."""
     model: str
-    """"" where it has none, as virtual drives."""
+    """Virtual drives have none."""
     firmware: str
-    """Revision of its firmware; "" where it tells none."""
+    """Revision of its firmware."""
     size_bytes: int
+    scheduler: str = ""
+    """I/O scheduler: "none", "mq-deadline"."""
+    read_ahead_kib: str = ""
+    """Largest read-ahead of the page cache."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,15 @@ def describe_drive(name: str, *, sys: Path = SYS) -> Drive:
     """Return what sysfs tells of a drive."""
     folder = sys / "class" / "block" / name
     words = read_text(folder / "size").split()
+    scheduler = read_text(folder / "queue" / "scheduler").strip()  # "none [mq-deadline] kyber"
+    chosen = re.search(r"\[(.+?)\]", scheduler)
     return Drive(
         name=name,
         model=_first(folder / "device", "model", "name"),  # SCSI and NVMe; SD cards
         firmware=_first(folder / "device", "firmware_rev", "rev", "fwrev"),
         size_bytes=int(words[0]) * SECTOR if words and words[0].isdecimal() else 0,
+        scheduler=chosen[1] if chosen else scheduler,
+        read_ahead_kib=read_text(folder / "queue" / "read_ahead_kb").strip(),
     )
 
 
@@ -108,6 +124,67 @@ def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Conn
     queues = sum(1 for _ in (block / "mq").glob("*"))
     transport = read_text(block / "device" / "transport").strip()
     return Connection(names[0], transport, queues) if queues else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """What may explain why two runs differ; text is "" where the kernel does not tell."""
+
+    host: str
+    kernel: str
+    cpu: str
+    """Model of its CPUs."""
+    governor: str
+    """Frequency governors of its CPUs, each once."""
+    memory_bytes: int
+    """Of the host, or its cgroup's limit; 0 if unknown."""
+    mount_options: str
+    """Of the mount of the data folder, and of its file system."""
+    drives: tuple[Drive, ...]
+    """Under the data folder; none for networks and memory."""
+
+
+def find_system(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> System:
+    """Return what this host is, and how it reads a folder."""
+    try:
+        memory = host_memory_bytes(proc=proc)[0]
+    except OSError:
+        memory = 0
+    drives = devices_under(folder, proc=proc, sys=sys)
+    return System(
+        host=socket.gethostname(),
+        kernel=platform.release(),
+        cpu=_cpu_model(proc),
+        governor=_governors(sys),
+        memory_bytes=memory,
+        mount_options=_mount_options(folder, proc),
+        drives=tuple(describe_drive(drive.name, sys=sys) for drive in drives),
+    )
+
+
+def _cpu_model(proc: Path) -> str:
+    try:
+        with (proc / "cpuinfo").open("rb") as file:
+            head = file.read(4096)  # the file has a paragraph for each CPU
+    except OSError:
+        return ""
+    found = re.search(rb"^model name\s*:\s*(.+)$", head, re.M)
+    return "" if found is None else found[1].decode(errors="replace").strip()
+
+
+def _governors(sys: Path) -> str:
+    files = (sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return ", ".join(sorted({read_text(file).strip() for file in files} - {""}))
+
+
+def _mount_options(folder: Path, proc: Path) -> str:
+    """Return the options of a folder's mount and of its file system, each once."""
+    mount = mount_under(folder, proc=proc)
+    if mount is None:
+        return ""
+    options = re.split(r"(?<!\\),", f"{mount.flags},{mount.options}")
+    kept = [each for each in options if each.partition("=")[0] not in _OF_A_CONTAINER]
+    return ",".join(dict.fromkeys(kept))
 
 
 def _first(folder: Path, *names: str) -> str:

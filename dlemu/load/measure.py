@@ -1,8 +1,8 @@
 """A model's files are there or are written, and are read once for each cell of a table."""
 
-import shutil
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,17 +12,18 @@ from pydantic import BeforeValidator, Field, model_validator
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
 from dlemu.host.devices import lies_in_memory
-from dlemu.load.models import Model, find_drive, find_model, known_drives, models
+from dlemu.load.models import Model, find_drive, find_model, known_drives, known_models
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
+from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
+from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
 from dlemu.workload.sections import LISTED, Arguments, Names, Switch
-from dlemu.world.ending import last_act
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
@@ -52,7 +53,7 @@ def _found(value: object) -> object:
 class Load(Arguments):
     """What to read, and how."""
 
-    model: Annotated[Model, BeforeValidator(_by(find_model)), Names(models)] | None = None
+    model: Annotated[Model, BeforeValidator(_by(find_model)), Names(known_models)] | None = None
     """A model whose files are read."""
     target: Path | None = None
     """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
@@ -109,9 +110,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A model's load on a storage."""
+    """What was read, and the drive's rate to compare it with."""
 
-    load: Load
     num_files: int
     num_bytes: int
     num_pages: int
@@ -119,21 +119,11 @@ class Answer:
     drive_bytes_per_second: float
     drive_source: str
 
-    def share(self, cell: Cell) -> float:
-        """Return what a cell reached of the drive's rate, 0 to 1; more if the drive gave more."""
-        return cell.bytes_per_second / self.drive_bytes_per_second
-
-    @property
-    def whole_bytes(self) -> int:
-        """Bytes of the whole model, where a share of it was read."""
-        model = self.load.model
-        return self.num_bytes if model is None or self.load.files else model.num_bytes
-
 
 def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
     """Return the document of a model load; without an answer only the arithmetic by datasheets."""
     model = load.model
-    whole = answer.whole_bytes if answer is not None else model.num_bytes if model else 0
+    whole = model.num_bytes if model is not None else answer.num_bytes if answer else 0
     drives = [find_drive(name) for name in known_drives()] if load.drive is None else [load.drive]
     document: dict[str, Any] = {
         "kind": "load",
@@ -156,16 +146,12 @@ def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
         return document
     return document | {
         "scale": load.scale,
-        "num_files": answer.num_files,
-        "num_bytes": answer.num_bytes,
-        "num_pages": answer.num_pages,
-        "drive_bytes_per_second": answer.drive_bytes_per_second,
-        "drive_source": answer.drive_source,
+        **asdict(answer),
         "cells": [
             {
                 **asdict(cell),
                 "bytes_per_second": cell.bytes_per_second,
-                "share_of_drive": answer.share(cell),
+                "share_of_drive": cell.bytes_per_second / answer.drive_bytes_per_second,
                 "whole_model_seconds": whole / cell.bytes_per_second,
             }
             for cell in answer.cells
@@ -203,14 +189,11 @@ def measure(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
                     )
-                once = read_once(files, way=way, num_readers=readers, at=at)
                 cell = Cell(
                     way=way,
                     readers=readers,
-                    num_bytes=once.num_bytes,
-                    seconds=once.seconds,
-                    cpu_seconds=once.cpu_seconds,
                     pages_before=None if pages.unknown else pages.resident,
+                    **read_once(files, way=way, num_readers=readers, at=at),
                 )
                 cells.append(cell)
                 on_event(
@@ -218,7 +201,6 @@ def measure(
                     f"{format_rate(cell.bytes_per_second)}"
                 )
         return Answer(
-            load=load,
             num_files=len(files),
             num_bytes=sum(path.stat().st_size for path in files),
             num_pages=num_pages,
@@ -281,7 +263,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     left = []
     for path, size in zip(files, sizes, strict=True):
         if not path.exists():
-            left.append((str(path), size))
+            left.append((path, size))
         elif path.stat().st_size != size:
             raise RunError(
                 f"{path} has {format_bytes(path.stat().st_size)}, not {format_bytes(size)}: it was "
@@ -292,43 +274,20 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
         on_event(f"{folder} has the files already; they stay")
         yield files
         return
-    _check_space(load, sum(round_up(size) for _, size in left))
-
-    def remove(error: BaseException | None = None) -> None:
-        for path, _ in left:
-            Path(path).unlink(missing_ok=True)
-        with suppress(OSError):  # another process's files are in it
-            folder.rmdir()
-
-    written = False
+    size = sum(round_up(size) for _, size in left)
+    fitting = 0.8 * load.scale * disk_bytes(load.target)[1] / size
+    remedy = f"read a share of the model: scale={fitting:.2g}" if fitting else "name another target"
+    room(load.target, size, f"free some, or {remedy}", what=counted(len(left), "file"))
+    # Files that are to stay get their names once they are whole.
+    suffix = PARTIAL if load.keep else ""
     try:
-        with last_act(remove):
-            folder.mkdir(exist_ok=True)
-            text = (
-                f"writing {counted(len(left), 'file')}, {format_bytes(sum(sizes))}, into {folder}"
-            )
+        with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
+            text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
             on_event(text)
             on_begin(text)
-            write_random_files(left)
-            written = True
-            if not load.keep:
-                yield files
-        if load.keep:
+            write_random_files([(f"{path}{suffix}", size) for path, size in left])
+            for path, _ in left:
+                os.rename(f"{path}{suffix}", path)
             yield files
     except OSError as error:
         raise RunError(f"{folder}: {error.strerror}") from error
-    finally:
-        if not (load.keep and written):
-            remove()
-
-
-def _check_space(load: Load, num_bytes: int) -> None:
-    assert load.target is not None
-    free = shutil.disk_usage(load.target).free
-    if num_bytes > 0.95 * free:
-        fitting = 0.8 * load.scale * free / num_bytes
-        share = f"read a share of the model: scale={fitting:.2g}" if free else "name another target"
-        raise RunError(
-            f"{load.target} has {format_bytes(free)} free, too little for "
-            f"{format_bytes(num_bytes)}; free some, or {share}"
-        )

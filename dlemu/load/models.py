@@ -1,4 +1,4 @@
-"""Models whose files an inference server reads once, and the seconds that a drive needs for them.
+"""Models whose files an inference server reads once: the rows of workloads/weights/.
 
 Sizes are those of the published weights. Of the Llama models the shards follow from the shapes of
 their tensors, by the rule of Hugging Face's `save_pretrained`: a shard takes tensors in their order
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.compose import CONFIGS, read_yaml
+from dlemu.workload.compose import datasheet, named, read_yaml
 from dlemu.workload.model import Drive
 
 
@@ -63,55 +63,9 @@ class _Llama:
         return tuple(files)
 
 
-_HF = "Hugging Face, "
-_SHAPES: dict[str, tuple[_Llama, str, str]] = {
-    "llama2_70b": (
-        _Llama(
-            layers=80, hidden=8192, ffn=28672, keys=1024, vocabulary=32000, shard=10**10, rotary=256
-        ),
-        "fp16",
-        f"{_HF}meta-llama/Llama-2-70b-hf",
-    ),
-    "llama3_8b": (
-        _Llama(layers=32, hidden=4096, ffn=14336, keys=1024, vocabulary=128256, shard=5 * 10**9),
-        "bf16",
-        f"{_HF}meta-llama/Llama-3.1-8B",
-    ),
-    "llama3_70b": (
-        _Llama(layers=80, hidden=8192, ffn=28672, keys=1024, vocabulary=128256, shard=5 * 10**9),
-        "bf16",
-        f"{_HF}meta-llama/Llama-3.1-70B",
-    ),
-    "llama3_405b": (
-        _Llama(layers=126, hidden=16384, ffn=53248, keys=1024, vocabulary=128256, shard=5 * 10**9),
-        "bf16",
-        f"{_HF}meta-llama/Llama-3.1-405B",
-    ),
-}
-_OF_ONE_FILE: dict[str, tuple[int, str, str]] = {
-    "resnet50": (102_228_128, "fp32", "torchvision: 25,557,032 parameters x 4 B"),
-    "bert_large": (1_340_000_000, "fp32", f"{_HF}bert-large-uncased, rounded"),
-    "sdxl": (6_940_000_000, "fp16", f"{_HF}stabilityai/stable-diffusion-xl-base-1.0, rounded"),
-    "gptj_6b": (24_200_000_000, "fp32", f"{_HF}EleutherAI/gpt-j-6b, rounded"),
-    "dlrm_dcnv2": (
-        97_700_000_000,
-        "fp32",
-        "MLPerf Inference, DLRM-DCNv2: embedding tables, rounded",
-    ),
-}
-
-
-def models() -> dict[str, Model]:
-    """Return the known models by name."""
-    sharded = [
-        Model(name, shape.shards(), datatype, source)
-        for name, (shape, datatype, source) in _SHAPES.items()
-    ]
-    single = [
-        Model(name, (num_bytes,), datatype, source)
-        for name, (num_bytes, datatype, source) in _OF_ONE_FILE.items()
-    ]
-    return {model.name: model for model in [*single, *sharded]}
+def known_models() -> list[str]:
+    """Return the names of the models in workloads/weights/."""
+    return list(named("weights"))
 
 
 def find_model(name: str) -> Model:
@@ -120,27 +74,20 @@ def find_model(name: str) -> Model:
     Raises:
         WorkloadError: there is none of that name.
     """
-    known = models()
+    known = named("weights")
     if name not in known:
         hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
         raise WorkloadError(f"model {name} is not known{hint}; or name files: files=FILE,FILE")
-    return known[name]
+    row = read_yaml(known[name])
+    files = _Llama(**row["shapes"]).shards() if "shapes" in row else tuple(row["files"])
+    return Model(name, files, row["datatype"], row["source"])
 
 
 def find_drive(name: str) -> Drive:
-    """Return a drive by the name of its datasheet.
-
-    Raises:
-        WorkloadError: there is none of that name.
-    """
-    known = {path.stem: path for path in sorted((CONFIGS / "drive").glob("*.yaml"))}
-    if name not in known:
-        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
-        raise WorkloadError(f"drive {name} is not known{hint}")
-    return Drive.model_validate(read_yaml(known[name]))
+    """Return a drive by the name of its datasheet. Raises ValueError: there is none."""
+    return Drive.model_validate(datasheet(name))
 
 
 def known_drives() -> list[str]:
     """Return the names of the datasheets, the fastest drive first."""
-    names = [path.stem for path in (CONFIGS / "drive").glob("*.yaml")]
-    return sorted(names, key=lambda name: -find_drive(name).read_rate)
+    return sorted(named("drive"), key=lambda name: -find_drive(name).read_rate)

@@ -18,10 +18,10 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import numpy as np
 
@@ -44,8 +44,7 @@ _Read = Callable[[int, int], int]
 """Reads so many bytes at an offset of a file; returns how many came."""
 
 
-@dataclass(frozen=True)
-class Once:
+class Once(TypedDict):
     """What reading all files once took."""
 
     num_bytes: int
@@ -65,7 +64,7 @@ def read_once(
     Raises:
         RunError: a file is not there, ends early, or cannot be read this way.
     """
-    pieces, errors = _Pieces(files), list[Exception]()
+    pieces = _Pieces(files)
     with ExitStack() as stack:
         gpu = stack.enter_context(Gpu()) if way == "cufile" else None
         driver = stack.enter_context(Driver(files[0].parent)) if way == "cufile" else None
@@ -74,26 +73,20 @@ def read_once(
             try:
                 with ExitStack() as own:
                     _read_pieces(pieces, _opener(way, gpu, driver, own), at)
-            except Exception as error:
-                errors.append(error)
-                pieces.stop()
+            finally:
+                pieces.stop()  # none is left, or no reader need go on
 
+        threads = stack.enter_context(ThreadPoolExecutor(num_readers))
+        stack.callback(pieces.stop)  # an interrupt must not wait for all files
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(num_readers)]
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            pieces.stop()  # an interrupt must not wait for all files
-        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-    for error in errors:
-        if isinstance(error, OSError):
+            for reader in [threads.submit(work) for _ in range(num_readers)]:
+                reader.result()
+        except OSError as error:
             raise RunError(f"{way}: {error}") from error
-        raise error
+        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Once(pieces.num_bytes, seconds, cpu)
+    return Once(num_bytes=pieces.num_bytes, seconds=seconds, cpu_seconds=cpu)
 
 
 class _Pieces:
@@ -151,7 +144,7 @@ def _opener(
     target = np.frombuffer(buffer, np.uint8)
 
     def by_call(path: Path, opened: ExitStack) -> _Read:
-        file, _ = open_sized(path, os.O_DIRECT if way == "odirect" else 0, error=RunError)
+        file, _ = open_sized(path, direct=way == "odirect", error=RunError)
         opened.callback(os.close, file)
 
         def read(num_bytes: int, offset: int) -> int:

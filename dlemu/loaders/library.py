@@ -53,13 +53,13 @@ class CountedFile(io.FileIO):
         path: str,
         *,
         counts: ReadCounts | None = None,
-        opener: Callable[[str, int], int] = open_regular,
+        opener: Callable[[str], int] = open_regular,
     ) -> None:
         """`counts`: of this file and others; None: its own."""
         self.path = path
         self.counts = counts or ReadCounts()
         try:
-            super().__init__(path, opener=opener)
+            super().__init__(path, opener=lambda name, flags: opener(name))
         except OSError as error:
             raise cannot_open(path, error) from None
 
@@ -302,9 +302,9 @@ class LibraryReader:
         if ends or self._layout.samples_per_file == 1:
             self.close()
 
-    def _open(self, number: int, visit: int, path: str, flags: int) -> int:
+    def _open(self, number: int, visit: int, path: str) -> int:
         if self._tier is None:
-            return open_regular(path, flags)
+            return open_regular(path)
         return self._tier.open(visit, number, path)[0]
 
     def close(self) -> None:

@@ -7,7 +7,6 @@
 
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability, lists_gpu
 from dlemu.host.place import find_connection
@@ -33,7 +32,7 @@ from dlemu.results.summary import time_of_day
 from dlemu.results.wear import has_writes, wear_line
 from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.locks import lock_folder, unlock_folder
+from dlemu.storage.owned import direct, disk_bytes, held, room, scratch
 from dlemu.terminal import is_verbose
 from dlemu.units import (
     PAGE_BYTES,
@@ -44,7 +43,6 @@ from dlemu.units import (
     format_seconds,
 )
 from dlemu.workload.sections import LISTED, Arguments, Size, Switch
-from dlemu.world.ending import last_act
 
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
@@ -200,28 +198,11 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
 
     `on_event` gets lines of text, `on_begin` what is done next.
     """
-    with ExitStack() as held:
-        for target in sweep.target:
-            held.enter_context(_alone_in(target, sweep.output))
+    with ExitStack() as stack:
+        for target in sweep.target:  # the files of two sweeps would have the same names
+            if target.resolve() != sweep.output.resolve():  # else the results hold it
+                stack.enter_context(held(target, key="target"))
         return _run_alone(sweep, on_event, on_begin)
-
-
-@contextmanager
-def _alone_in(target: Path, output: Path) -> Iterator[None]:
-    """Keep other sweeps out of a target: their files have the same names."""
-    if target.resolve() == output.resolve():
-        yield  # the results hold it
-        return
-    try:
-        lock = lock_folder(target)
-    except BlockingIOError:
-        raise WorkloadError(
-            f"target {target} is in use by another dlemu; wait for its end, or name another"
-        ) from None
-    try:
-        yield
-    finally:
-        unlock_folder(lock)
 
 
 def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]:
@@ -354,8 +335,13 @@ def path_problem(path: DataPath, target: Path) -> str | None:
     if path == "cufile":
         found = availability(target)
         return None if found.usable else found.why
-    if path != "host_buffered" and not _opens_direct(target):
-        return "its file system does not open files with O_DIRECT"
+    try:
+        if path != "host_buffered" and not direct(target):
+            return "its file system does not open files with O_DIRECT"
+    except OSError as error:
+        raise RunError(
+            f"target {target} cannot be written ({error.strerror})", remedy="name another"
+        ) from None
     if path == "host_io_uring":
         return uring.problem()
     if path == "host_direct_gpu_copy":
@@ -366,31 +352,13 @@ def path_problem(path: DataPath, target: Path) -> str | None:
     return None
 
 
-def _opens_direct(target: Path) -> bool:
-    try:
-        with _probe_file(target):
-            return True
-    except OSError:
-        return False
-
-
-@contextmanager
-def _probe_file(target: Path) -> Iterator[int]:
-    """Yield a new file, opened with O_DIRECT; remove it."""
-    path = target / "dlemu_paths.probe"
-    try:
-        file = create(path, os.O_RDWR | os.O_DIRECT)
-        try:
-            yield file
-        finally:
-            os.close(file)
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def smallest_direct(target: Path) -> int:
     """Return the bytes of the smallest block that O_DIRECT reads in a folder; it is tried."""
-    with _probe_file(target) as file:
+    path = target / "dlemu_paths.probe"
+    with ExitStack() as stack:
+        stack.enter_context(scratch(target, [path.name]))
+        file = create(path, os.O_RDWR, direct=True)
+        stack.callback(os.close, file)
         os.pwrite(file, aligned_buffer(PAGE_BYTES), 0)
         size = SECTOR
         while size < PAGE_BYTES:
@@ -463,28 +431,15 @@ def _counters() -> tuple[dict[str, float], Energy, float]:
 @contextmanager
 def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tuple[str, ...], int]]:
     """Write the workers' files into the target; yield them and their size; remove them at last."""
-    num = max(sweep.workers)
-    files = tuple(str(target / f"dlemu_paths.{index}") for index in range(num))
-    for file in files:
-        Path(file).unlink(missing_ok=True)  # left by a sweep that was killed
-    free = shutil.disk_usage(target).free
-    largest = max(sweep.io_sizes) * max(sweep.depths)
-    chosen = max(largest, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
-    size = (sweep.file_size or chosen) // largest * largest
-    if num * size > free * 0.95:
-        raise RunError(
-            f"{target} has {format_bytes(free)} free, too little for {counted(num, 'file')} of "
-            f"{format_bytes(size)}; free some, or lower file_size or workers"
-        )
-    on_event(f"writing {counted(num, 'file')} of {format_bytes(size)} into {target}")
-
-    def remove(error: BaseException | None = None) -> None:
-        for file in files:
-            Path(file).unlink(missing_ok=True)
-
-    try:
-        with last_act(remove):
-            write_random_files([(file, size) for file in files])
-            yield files, size
-    finally:
-        remove()
+    names = [f"dlemu_paths.{index}" for index in range(max(sweep.workers))]
+    with scratch(target, names):
+        free = disk_bytes(target)[1]
+        largest = max(sweep.io_sizes) * max(sweep.depths)
+        chosen = max(largest, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // len(names))))
+        size = (sweep.file_size or chosen) // largest * largest
+        what = f"{counted(len(names), 'file')} of {format_bytes(size)}"
+        room(target, len(names) * size, "free some, or lower file_size or workers", what=what)
+        on_event(f"writing {what} into {target}")
+        files = tuple(str(target / name) for name in names)
+        write_random_files([(file, size) for file in files])
+        yield files, size

@@ -1,6 +1,6 @@
 """Blocks as a page that needs no other file, and as what a notebook shows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from dlemu.report.blocks import (
     Block,
@@ -74,22 +74,17 @@ path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-sca
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
 .band { fill: currentColor; stroke: none; opacity: .16; }
 """
-
-
 _MARK = "MLPerf-Storage-style, not an MLPerf result"
-_ACROSS = (
-    *("result", "workload", "verdict", "accelerators", "AU (%)", "samples/s", "runs", "limit"),
-    *("storage", "host", "measured"),
-)
-"""The heads of the table across results."""
-_TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def render_page(title: str, sections: Sequence[Section]) -> str:
-    """Return the HTML of one page about these results; it needs no other file."""
+def render_page(title: str, sections: Sequence[Section], across: Table | None = None) -> str:
+    """Return the HTML of one page about these results, with a table across them.
+
+    The page needs no other file. The table's links are `result-1` and so on.
+    """
     body = [f"<p><small>{_MARK}</small></p>"]
-    if len(sections) > 1:
-        body.append(_across(sections))
+    if across is not None:
+        body.append(_table(across))
     for number, section in enumerate(sections, 1):
         name = f"{escaped(section.title)} <small>{escaped(section.folder)}</small>"
         body.append(f'<section id="result-{number}"><h2>{name}</h2>')
@@ -152,15 +147,3 @@ def _table(table: Table) -> str:
     title = f"<h3>{escaped(table.title)}</h3>" if table.title else ""
     body = "\n".join(lines)
     return f'{title}<div class="table"><table><tr>{head}</tr>\n{body}</table></div>'
-
-
-def _across(sections: Sequence[Section]) -> str:
-    """Return the table across results, each a link to its section."""
-    numbered: list[tuple[int, str, Mapping[str, str]]] = [
-        (number, section.folder, row)
-        for number, section in enumerate(sections, 1)
-        for row in section.rows
-    ]
-    rows = [[name, *(row.get(head, "") for head in _ACROSS[1:])] for _, name, row in numbered]
-    links = [f"result-{number}" for number, _, _ in numbered]
-    return _table(Table(heads=_ACROSS, rows=rows, texts=_TEXTS, links=links))

@@ -26,10 +26,12 @@ _PATHS = {
 
 
 def host_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the path of the bytes, the network, the hosts' start, requests, and wear."""
+    """Yield the path of the bytes, the storage, the network, the hosts' start, requests, wear."""
     measured = document.get("measured") or {}
     if document.get("data_loader") == "dali" and "path_bytes" in measured:
         yield _path(measured["path"], measured["path_bytes"])
+    if "status" not in document and measured:
+        yield _storage(measured)
     yield from _network(document.get("place") or {}, measured.get("hosts") or ())
     yield from _start(measured.get("hosts") or ())
     if requests := measured.get("objects"):
@@ -45,6 +47,26 @@ def _path(mode: str, taken: Mapping[str, Any]) -> str:
     ]
     guess = ", shares estimated from cuFile's operations" if taken.get("estimated") else ""
     return f"path: {mode} ({'; '.join(parts)}{guess})"
+
+
+def _storage(measured: Mapping[str, Any]) -> str:
+    """Return what the storage gave to a training loop, which has no limit that would say it."""
+    given, hosts = measured["storage_read_bytes"], measured["hosts"]
+    if given is None:
+        return "storage: no counter tells what it gave"
+    seconds = max(host["seconds"] for host in hosts)
+    parts = [
+        f"storage: gave {format_bytes(given)} while epochs ran, {format_rate(given / seconds)}"
+    ]
+    parts += [
+        f"{host['device']} of host {host['host']} was busy {100 * host['device_busy_share']:.0f}% "
+        "of the time"
+        for host in hosts[:_MOST_NAMED]
+        if host["device"] is not None
+    ]
+    if (share := measured["page_cache_share"]) is not None:
+        parts.append(f"{100 * share:.0f}% of the bytes came from memory")
+    return "; ".join(parts)
 
 
 def _network(place: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,121 +1,153 @@
-"""The page of `dlemu report --html`: a section for each result, from the blocks of its kind."""
+"""Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dlemu.report.blocks import Block, Fold, Lines, Listing, Section
-from dlemu.report.checkpoint import checkpoint_section
+from dlemu.report.blocks import Block, Command, Fold, Lines, Listing, Section, Table
+from dlemu.report.checkpoint import checkpoint_section, present_checkpoint
 from dlemu.report.foreign import present_foreign
 from dlemu.report.html import render_page
 from dlemu.report.over_time import plots_over_time
 from dlemu.report.run import present_run
 from dlemu.report.runs import present_runs
-from dlemu.report.sizing import section_of
-from dlemu.reports.checkpoints import StoredCheckpoints
-from dlemu.reports.foreign import Foreign
-from dlemu.reports.rows import ResultRow
-from dlemu.reports.sizings import StoredSizing
-from dlemu.reports.stored import Result, Stored
+from dlemu.report.sizing import present_sizing, section_of
+from dlemu.report.stored import Stored, attempts_of, cut_runs
 from dlemu.results.facts import date_of, drive_name
 from dlemu.results.records import CONFIG
 from dlemu.results.summary import limit_name
 from dlemu.units import each_once
-from dlemu.workload.objects import in_bucket
+
+_ACROSS = (
+    *("result", "workload", "verdict", "accelerators", "AU (%)", "with first step (%)"),
+    *("as recorded (%)", "samples/s", "runs", "limit", "storage", "host", "measured"),
+)
+"""The heads of the table across results. A column without a value is left out."""
+_TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def page_of(results: Sequence[Result]) -> str:
-    """Return the HTML of one page about these results; it needs no other file."""
-    sections = [section for result in results for section in _sections(result)]
-    if len(sections) > 1:
-        return render_page(f"dlemu: {len(sections)} results", sections)
-    about = [
-        sections[0].title,
-        *(sections[0].rows[0].get(head) for head in ("storage", "measured")),
+def present_stored(stored: Stored) -> list[Block]:
+    """Return the blocks of a result for the terminal, and what else its folder holds."""
+    document, folder = stored.document, stored.folder
+    match stored.kind:
+        case "sizing":
+            return present_sizing(document)
+        case "checkpoint":
+            return [*present_checkpoint(document), Command("results", str(folder))]
+        case "runs" if "tool" not in document:
+            blocks = present_runs(document)
+            blocks += [
+                Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
+                for path in cut_runs(folder, document["runs"])
+            ]
+        case _ if "tool" in document:
+            return _present_foreign(stored)
+        case _:
+            blocks = present_run(document)
+    if attempts := attempts_of(folder):
+        names = ", ".join(map(str, attempts))
+        blocks.append(Lines([f"earlier attempts, which did not end: {names}"]))
+    return [*blocks, Command("results", str(folder))]
+
+
+def _present_foreign(stored: Stored) -> list[Block]:
+    """Return the blocks of another tool's runs, one after the other."""
+    blocks = [block for run in stored.runs.values() for block in present_foreign(run)]
+    if unread := stored.document.get("incomplete"):
+        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
+    return blocks
+
+
+def across(sections: Sequence[Section]) -> Table:
+    """Return the table across results, each a link to its section of a page."""
+    numbered = [
+        (f"result-{number}", {"result": section.folder, **row})
+        for number, section in enumerate(sections, 1)
+        for row in section.rows
     ]
+    heads = [head for head in _ACROSS if any(row.get(head) for _, row in numbered)]
+    return Table(
+        heads=heads,
+        rows=[[row.get(head, "") for head in heads] for _, row in numbered],
+        texts=_TEXTS,
+        spare=("measured", "host", "storage", "runs", "with first step (%)", "limit"),
+        links=[link for link, _ in numbered],
+    )
+
+
+def page_of(sections: Sequence[Section]) -> str:
+    """Return the HTML of one page about results; it needs no other file."""
+    if len(sections) > 1:
+        return render_page(f"dlemu: {len(sections)} results", sections, across(sections))
+    row = sections[0].rows[0]
+    about = [sections[0].title, row.get("storage"), row.get("measured")]
     return render_page(f"dlemu: {each_once(about)}", sections)
 
 
-def _sections(result: Result) -> Iterator[Section]:
-    """Yield the sections of what one folder holds."""
-    folder = str(result.folder)
-
-    def section(title: str, blocks: Sequence[Block], *rows: Mapping[str, str]) -> Section:
-        return Section(title=title, folder=folder, blocks=blocks, rows=rows)
-
-    if isinstance(result, Stored):
-        yield section(result.workload.name, list(_blocks_of_runs(result)), _row_of_runs(result))
-    elif isinstance(result, StoredSizing):
-        yield section_of(result.summary, result.folder)
-    elif isinstance(result, StoredCheckpoints):
-        yield checkpoint_section(folder, result.summary)
-    else:
-        rows = map(_row_of_foreign, result.rows)
-        yield section(result.folder.name, blocks_of_foreign(result), *rows)
-
-
-def blocks_of_foreign(result: Foreign) -> list[Block]:
-    """Return the blocks of another tool's runs, one after the other."""
-    blocks: list[Block] = []
-    for run in result.runs:
-        blocks += [*present_foreign(run.summary), Lines([f"results of {run.tool}: {run.folder}"])]
-    if result.incomplete:
-        blocks.append(Lines([f"not read: {why}" for why in result.incomplete.values()]))
-    return blocks
+def section(stored: Stored) -> Section:
+    """Return the section of a page about what one folder holds."""
+    folder, document = str(stored.folder), stored.document
+    if stored.kind == "sizing":
+        return section_of(document, stored.folder)
+    if stored.kind == "checkpoint":
+        return checkpoint_section(folder, document)
+    if "tool" in document:
+        rows = [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
+        blocks = _present_foreign(stored)
+        return Section(title=stored.folder.name, folder=folder, blocks=blocks, rows=rows)
+    return Section(
+        title=document["workload"],
+        folder=folder,
+        blocks=list(_blocks_of_runs(stored)),
+        rows=[_row(stored.counting) | {"verdict": str(document["verdict"])}],
+    )
 
 
 def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
     """Yield the blocks of a run, or of several with each run folded; and their workload."""
-    if stored.together is not None:
-        yield from present_runs(stored.together)
-        for name in stored.outcomes:
+    if stored.kind == "runs":
+        yield from present_runs(stored.document)
+        for name in stored.runs:
             yield Fold(f"{name}: its epochs, and what the hosts did", list(_run(stored, name)))
     else:
         yield from _run(stored, "")
-    config = stored.folder / next(iter(stored.outcomes)) / CONFIG
-    text = config.read_text(encoding="utf-8")
-    yield Fold("all keys of the workload", [Listing(text)])
+    config = stored.folder / next(iter(stored.runs)) / CONFIG
+    yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
 
 
 def _run(stored: Stored, name: str) -> Iterator[Block]:
-    yield from present_run(stored.outcomes[name].summary)
-    bucket = in_bucket(stored.workload.data_folder)
+    document = stored.runs[name]
+    yield from present_run(document)
+    bucket = (document.get("place") or {}).get("file_system") == "s3"
     yield from plots_over_time(stored.folder / name, in_bucket=bucket)
 
 
-def _row_of_runs(stored: Stored) -> Mapping[str, str]:
-    runs = [outcome.summary for outcome in stored.counting.values()]
-    metrics = [run["metric"] for run in runs]
-    rates = [each["train_throughput_mean_samples_per_second"] for each in metrics]
-    return {
-        "workload": stored.workload.name,
-        "verdict": str(stored.summary["verdict"]),
-        "accelerators": str(runs[0]["num_accelerators"]),
-        "AU (%)": f"{fmean(each['train_au_mean_percentage'] for each in metrics):.2f}",
-        "samples/s": f"{fmean(rates):.2f}",
+def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the cells of runs, their means, in the table across results."""
+    run = runs[0]
+    tool = f" ({run['tool']})" if "tool" in run else ""
+    folder = (run.get("dataset") or {}).get("folder") or ""
+    cells = {
+        "workload": f"{run['workload']}{tool}",
+        "verdict": str(run["verdict"]),
+        "accelerators": str(run["num_accelerators"]),
         "runs": str(len(runs)),
         "limit": each_once(map(limit_name, runs)),
-        **_where(runs[0], stored.workload.data_folder.name),
+        "storage": drive_name(run, folder.rstrip("/").rpartition("/")[2]),
+        "host": str(run.get("hostname") or ""),
+        "measured": date_of(run),
     }
-
-
-def _row_of_foreign(row: ResultRow) -> Mapping[str, str]:
-    return {**_cells(row), "workload": f"{row.workload} ({row.tool})", "runs": "1"}
-
-
-def _cells(row: ResultRow) -> Mapping[str, str]:
-    figures = {"AU (%)": row.au_percentage, "samples/s": row.samples_per_second}
-    return {
-        "workload": row.workload,
-        "verdict": row.verdict,
-        "accelerators": str(row.num_accelerators),
-        **{head: f"{value:.2f}" for head, value in figures.items() if value is not None},
-    }
-
-
-def _where(summary: Mapping[str, Any], folder: str) -> Mapping[str, str]:
-    return {
-        "storage": drive_name(summary, folder),
-        "host": str(summary.get("hostname") or ""),
-        "measured": date_of(summary),
-    }
+    figures: dict[str, Sequence[float]] = {}
+    if run["kind"] == "run":
+        epochs = [epoch for each in runs for epoch in each["per_epoch"]]
+        rates = [each["metric"]["train_throughput_mean_samples_per_second"] for each in runs]
+        figures["AU (%)"] = [each["metric"]["train_au_mean_percentage"] for each in runs]
+        figures["with first step (%)"] = [each["whole_epoch_au_percentage"] for each in epochs]
+        figures["samples/s"] = rates
+    if tool:
+        told = run["told_per_epoch"]
+        figures["as recorded (%)"] = told["train_au_percentage"]
+        figures.setdefault("samples/s", told["train_throughput_samples_per_second"])
+        figures.setdefault("AU (%)", run.get("au_percentage", ()))
+    return cells | {head: f"{fmean(each):.2f}" for head, each in figures.items() if each}

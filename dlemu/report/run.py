@@ -82,8 +82,8 @@ def _lines(document: Document) -> Iterator[str]:
     if shares := document.get("time_shares"):
         each = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
         yield f"time: {each}; timed by {' and '.join(document['timed_by'])}"
+    yield from host_lines(document)
     if "status" in document:  # not of a training loop
-        yield from host_lines(document)
         yield from _below(document)
     yield from (f"note: {note}" for note in document.get("notes") or ())
 
@@ -105,8 +105,8 @@ def _table(document: Document) -> list[tuple[str, list[float], str]]:
         return lambda epoch: None if epoch[name] is None else epoch[name] / unit
 
     def lost(cause: str) -> _Value:
-        most = max(epoch["lost"][cause] for epoch in epochs)
-        said = most >= _LEAST_LOST or cause == "read"
+        known = [epoch["lost"][cause] for epoch in epochs if epoch["lost"]]
+        said = known and (max(known) >= _LEAST_LOST or cause == "read")
         return lambda epoch: 100 * epoch["lost"][cause] if said else None
 
     rows: list[tuple[str, _Value, str]] = [

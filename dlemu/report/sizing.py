@@ -126,10 +126,9 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
     rows = []
     for answer in answers:
         first, real, needs = answer["first"], answer["real_accelerators"], _needs(answer)
-        high = "or more" if first["high"] is None else f"to {first['high']}"
         rows.append(
             (
-                *(answer["workload"], _number(answer), f"{first['low']} {high}"),
+                *(answer["workload"], _number(answer), _range(first)),
                 "-" if real is None else f"{real:.2f}",
                 format_rate(needs),
                 "-" if real is None else format_rate(real * needs),
@@ -194,10 +193,10 @@ def sentence(answer: Answer) -> str:
     accelerator, network = _plain(answer["workload"])
     required = f"{answer['threshold']:g}%"
     if number:
-        least = "at least " if answer["at_least"] else ""
+        least = "at least " if _is_least(answer) else ""
         band = ""
-        if first and first["high"] not in (None, first["low"]):
-            band = f" ({first['low']} to {first['high']})"
+        if first and first["high"] != first["low"] and not least:
+            band = f" ({_range(first)})"
         many = f"{least}{counted(number, accelerator)} of {network}{band}"
         parts = [f"feeds {many} at AU {required} or more", *_limits(answer)]
     else:
@@ -208,6 +207,18 @@ def sentence(answer: Answer) -> str:
     known = _OF_EVERY_TRY if first else ()
     remarks = [each for each in answer["remarks"] if not each.startswith(known)]
     return "; ".join([*parts, *quick, *remarks])
+
+
+def _is_least(answer: Answer) -> bool:
+    """Return whether the storage surely feeds the number: short runs may only make it likely."""
+    first = answer["first"]
+    return bool(answer["at_least"] and not (first and first["low"] < answer["num_accelerators"]))
+
+
+def _range(first: Mapping[str, Any]) -> str:
+    return (
+        f"{first['low']} or more" if first["high"] is None else f"{first['low']} to {first['high']}"
+    )
 
 
 def _limits(answer: Answer) -> list[str]:
@@ -344,7 +355,7 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
         bands.append(Bands("N*: 95% interval", "first", [(interval[0], interval[1])]))
     if number := answer.get("num_accelerators"):
         half = (x.high - x.low) / 60
-        least_of = "at least " if answer["at_least"] else ""
+        least_of = "at least " if _is_least(answer) else ""
         bands.append(Bands(f"answer: {least_of}{number}", "mark", [(number - half, number + half)]))
     threshold = answer.get("threshold")
     reached = [run["au_percentage"] for run in runs]
@@ -462,7 +473,7 @@ def _shown(answer: Answer) -> Sequence[Run]:
 def _number(answer: Answer) -> str:
     """Return the number of accelerators with its marks: a lower bound, a quick search."""
     quick = " (quick)" if answer["quick"] and not answer["first"] else ""
-    return f"{'≥ ' if answer['at_least'] else ''}{answer['num_accelerators']}{quick}"
+    return f"{'≥ ' if _is_least(answer) else ''}{answer['num_accelerators']}{quick}"
 
 
 def _nominal_rate(answer: Answer) -> str:

@@ -17,7 +17,7 @@ from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.losses import Losses, name_losses
 from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
-from dlemu.units import format_rate, format_seconds
+from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
 
 _CEILING = 0.02
@@ -350,7 +350,7 @@ def _network(evidence: Evidence) -> Limit | None:
         return None
     share, host, use = max(full, key=lambda each: each[0])
     explains = _part(evidence, evidence.losses.parts.read)
-    others = f", and of {len(full) - 1} other hosts" if len(full) > 1 else ""
+    others = f", and of {counted(len(full) - 1, 'other host')}" if len(full) > 1 else ""
     rate = (use.gbps or 0.0) * 1e9 / 8  # of this link: a host may receive more, over several
     return Limit(
         "network",

@@ -33,6 +33,8 @@ _OTHER_RATE = 0.1
 time; nominal and real bytes, as headers and whole blocks are read as well."""
 UNKNOWN = Summary()
 """Of steps that no run has measured: a training loop of one's own."""
+_OF_A_FOLDER = {"place", "measured", "notes"}
+"""What is known of a training loop of one's own whose folder was watched."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
     A FAIL remains a FAIL whatever the left-out steps hide, which only raises the AU.
     """
     remarks = tuple(_remarks(workload, metrics, summary))
-    unlike = _unlike_in_full(workload) if summary else ""
+    unlike = _unlike_in_full(workload) if _is_a_job(summary) else ""
     share = hidden_share(workload, metrics)
     if summary.get("status") in UNFINISHED:
         reasons = tuple(_unfinished(workload, metrics, summary))
@@ -155,6 +157,8 @@ def _past_memory(workload: Workload, summary: Summary) -> str:
     """Return what makes a run read its storage and not memory."""
     if summary.get("place", {}).get("in_memory"):
         return "a data folder on a drive: this one lies in memory"
+    if not _is_a_job(summary):
+        return "a dataset of five times the memory, or drop the page cache before the loop"
     ways = [] if workload.reader.odirect is True else ["reader.odirect=true"]
     ways.append("a dataset of five times the memory")
     if not workload.output.drop_caches:
@@ -234,11 +238,15 @@ def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
 def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[str, ...]:
     """Return what makes a run another test than the published one, for the line of its verdict.
 
-    Each is short and begins with BUT where the storage itself was not measured. Of a loop of one's
-    own (`summary` is empty) nothing is known beside its steps.
+    Each is short and begins with BUT where the storage itself was not measured.
     """
     found = _remarks(workload, metrics, summary)
-    return (*found, *(_of_dataset(workload, metrics, summary) if summary else ()))
+    return (*found, *(_of_dataset(workload, metrics, summary) if _is_a_job(summary) else ()))
+
+
+def _is_a_job(summary: Summary) -> bool:
+    """Return whether a job of dlemu's was run: a loop of one's own is like no published row."""
+    return not summary.keys() <= _OF_A_FOLDER
 
 
 def _of_place(summary: Summary) -> Iterator[str]:

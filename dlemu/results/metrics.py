@@ -1,7 +1,7 @@
 """Steps of all accelerators to accelerator utilisation and samples/s; definitions and sources.
 
 Source: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0; v3.0 has v2.0's formulas.
-docs/metrics.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
+docs/rules.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
 accelerators and its samples/s the sum; the job's value is the mean over epochs.
 """
 
@@ -15,7 +15,6 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.results.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.results.losses import Parts, find_parts
 from dlemu.results.records import Steps
-from dlemu.results.student import t95
 from dlemu.results.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
 from dlemu.workload.model import Workload
 
@@ -24,6 +23,12 @@ _PARTS = 10
 """Of an epoch's steps. Longer parts are nearly independent of each other."""
 _FEWEST_PARTS = 5
 """Parts below which a spread says nothing."""
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 def passes(au_percentage: float, threshold: float) -> bool:
@@ -32,6 +37,11 @@ def passes(au_percentage: float, threshold: float) -> bool:
     Every command uses this rule: both are rounded to two decimals, as in published results.
     """
     return round(au_percentage, 2) >= round(threshold, 2)
+
+
+def t95(freedom: float) -> float:
+    """Return Student's two-sided 95 % quantile, for whole degrees of freedom below."""
+    return _T95[max(1, int(min(freedom, len(_T95)))) - 1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""series.csv: what each host did over time, one row per host and interval of about a second.
+"""What each host of a run did over time, in intervals of about a second; and series.csv of it.
 
 It is made from the records that a run leaves anyway: host.<rank>.jsonl and steps.<rank>.npy.
 """
@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
-from dlemu.host.network import NetworkCounters
+from dlemu.host.intervals import (
+    IntervalSummary,
+    Observation,
+    apart,
+    read_observations,
+    summarize_interval,
+)
 from dlemu.results.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.results.sums import epoch_spans
 from dlemu.storage.atomic import create, replacing
@@ -50,6 +55,69 @@ _WRAP = 1 << 32
 """The kernel's times of drives wrap around at so many milliseconds."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """What a host did between two observations; what is not known is None.
+
+    Times are seconds on the clock of the first host.
+    """
+
+    begin: float
+    end: float
+    seen: IntervalSummary
+    drive_reads_per_second: float | None
+    drive_queue: float | None
+    """Mean requests in flight, over all drives."""
+    page_cache_bytes: int | None
+    """At the end."""
+    epoch: int | None
+    """From 1 on, the one that the middle lies in; None between two."""
+    au_percentage: float | None
+    """Of the host's first rank, first steps included; None: no step ran."""
+
+
+@dataclass(frozen=True)
+class HostSeries:
+    """The intervals of one host."""
+
+    rank: int
+    """Its first."""
+    host: str
+    epochs: Sequence[tuple[float, float]]
+    """Begin and end of each, on the clock of the first host; empty if its steps are missing."""
+    intervals: Sequence[Interval]
+
+
+def series_of(
+    folder: Path, *, least: float = _LEAST_SECONDS, most: int | None = None
+) -> Iterator[HostSeries]:
+    """Yield the series of each host of a run: intervals of `least` seconds or more, `most` of them.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    files = (file.name.split(".")[1] for file in folder.glob("host.*.jsonl"))
+    ranks = sorted(int(number) for number in files if number.isdecimal())
+    first: _Clock | None = None
+    for rank, name in zip(ranks, _names(folder, ranks), strict=True):
+        steps, path = map_rank(folder, rank), host_file(folder, rank)
+        try:
+            clock, seen = _read(path)
+            first = first or (clock if seen else None)
+            offset = 0.0 if first is None else clock.behind(first)
+            fewer = (seen[-1].time - seen[0].time) / most if most and seen else 0.0
+            kept = apart(seen, max(least, fewer))
+            spans = {} if steps is None or not steps.size else epoch_spans(steps)
+            yield HostSeries(
+                rank,
+                name,
+                [(begin + offset, end + offset) for begin, end in spans.values()],
+                list(_intervals(kept, steps, spans, offset)),
+            )
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
+
+
 def write_series(folder: Path, path: Path) -> None:
     """Write the series of a run's folder.
 
@@ -57,12 +125,10 @@ def write_series(folder: Path, path: Path) -> None:
         RunError: the folder has no host.<rank>.jsonl, a file is damaged, or `path` cannot be
             written.
     """
-    files = (file.name.split(".")[1] for file in folder.glob("host.*.jsonl"))
-    ranks = sorted(int(number) for number in files if number.isdecimal())
-    if not ranks:
+    hosts = list(series_of(folder))
+    if not hosts:
         raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
-    names = _names(folder, ranks)
-    first: _Clock | None = None
+    began = next((host.intervals[0].begin for host in hosts if host.intervals), 0.0)
     with (
         named(path),
         replacing(path) as partial,
@@ -70,17 +136,8 @@ def write_series(folder: Path, path: Path) -> None:
     ):
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for rank, name in zip(ranks, names, strict=True):
-            steps = map_rank(folder, rank)
-            try:
-                clock, observations = _read(host_file(folder, rank))
-                if first is None and observations:
-                    first, began = clock, observations[0].time
-                offset = 0.0 if first is None else clock.behind(first) - began
-                rows = list(_rows(name, observations, steps, offset))
-            except DAMAGE as error:
-                raise RunError(f"{host_file(folder, rank)} is damaged: {in_short(error)}") from None
-            writer.writerows(rows)
+        for host in hosts:
+            writer.writerows({"host": host.host, **_row(each, began)} for each in host.intervals)
         file.flush()
         os.fsync(file.fileno())
 
@@ -119,62 +176,78 @@ def _read(path: Path) -> tuple[_Clock, list[Observation]]:
         head = json.loads(file.readline())
     seen = read_observations(path)
     started = next((each.time for each in seen if each.label == _FIRST), None)
-    return _Clock(head["unix_time"] - head["time"], started), apart(seen, _LEAST_SECONDS)
+    return _Clock(head["unix_time"] - head["time"], started), seen
 
 
-def _rows(
-    host: str, observations: Sequence[Observation], steps: Steps | None, offset: float
-) -> Iterator[dict[str, Any]]:
-    """Yield a row for each interval; `offset` makes a time the seconds since the run's start."""
-    times = np.array([each.time for each in observations])
-    au = _au_percentages(times, steps)
-    epochs = _epochs(times, steps)
+def _intervals(
+    observations: Sequence[Observation],
+    steps: Steps | None,
+    spans: dict[int, tuple[float, float]],
+    offset: float,
+) -> Iterator[Interval]:
+    """Yield each interval; `offset` makes a time of this host one of the first host."""
+    au = _au_percentages(np.array([each.time for each in observations]), steps)
     for number, (first, last) in enumerate(pairwise(observations)):
-        part = summarize_interval((first, last))
-        seconds = part.seconds
-        yield {
-            "seconds": f"{round(first.time + offset, 3) + 0.0:.3f}",
-            "host": host,
-            "epoch": epochs[number],
-            "drive_read_MB_per_s": _rate(part.device_read_bytes, seconds),
-            **_drives(first, last, seconds),
-            "drive_util_percent": _percent(max(part.devices.values(), default=None)),
-            "network_read_MB_per_s": _rate(part.network_read_bytes, seconds),
-            "read_calls_MB_per_s": _rate(part.process_rchar, seconds),
-            "page_cache_bytes": "" if last.page_cache_bytes is None else last.page_cache_bytes,
-            "host_cpu_percent": _percent(part.host_cpu_share),
-            "process_cpu_percent": _percent(part.process_cpu_share),
-            "au_percent": au[number],
-            **_network(part.network, seconds),
-        }
+        middle = (first.time + last.time) / 2
+        epochs = (epoch + 1 for epoch, (low, high) in spans.items() if low <= middle <= high)
+        reads, queue = _drives(first, last)
+        yield Interval(
+            begin=first.time + offset,
+            end=last.time + offset,
+            seen=summarize_interval((first, last)),
+            drive_reads_per_second=reads,
+            drive_queue=queue,
+            page_cache_bytes=last.page_cache_bytes,
+            epoch=next(epochs, None),
+            au_percentage=au[number],
+        )
 
 
-def _network(network: NetworkCounters | None, seconds: float) -> dict[str, str]:
-    if network is None:
-        return {}
-    return {
-        "network_received_MB_per_s": _rate(network.received_bytes, seconds),
-        "network_sent_MB_per_s": _rate(network.sent_bytes, seconds),
-    }
-
-
-def _drives(first: Observation, last: Observation, seconds: float) -> dict[str, str]:
+def _drives(first: Observation, last: Observation) -> tuple[float | None, float | None]:
     """Return requests per second and mean requests in flight, over all drives."""
     pairs = [
         (first.devices[name], now) for name, now in last.devices.items() if name in first.devices
     ]
     if not pairs:
-        return {}
-    reads = sum(now.reads - begun.reads for begun, now in pairs)
+        return None, None
+    seconds = last.time - first.time
     queued = sum((now.queue_ms - begun.queue_ms) % _WRAP for begun, now in pairs)
+    return sum(now.reads - begun.reads for begun, now in pairs) / seconds, queued / 1000 / seconds
+
+
+def _row(interval: Interval, began: float) -> dict[str, Any]:
+    """Return a row of series.csv."""
+    seen = interval.seen
+    received, sent = None, None
+    if seen.network is not None:
+        received, sent = seen.network.received_bytes, seen.network.sent_bytes
+
+    def rate(num_bytes: int | None) -> str:
+        return "" if num_bytes is None else f"{num_bytes / seen.seconds / 1e6:.3f}"
+
+    def number(value: float | None, form: str, factor: float = 1.0) -> str:
+        return "" if value is None else format(factor * value, form)
+
     return {
-        "drive_reads_per_s": f"{reads / seconds:.1f}",
-        "drive_queue": f"{queued / 1000 / seconds:.2f}",
+        "seconds": f"{round(interval.begin - began, 3) + 0.0:.3f}",
+        "epoch": interval.epoch,
+        "drive_read_MB_per_s": rate(seen.device_read_bytes),
+        "drive_reads_per_s": number(interval.drive_reads_per_second, ".1f"),
+        "drive_util_percent": number(max(seen.devices.values(), default=None), ".2f", 100),
+        "drive_queue": number(interval.drive_queue, ".2f"),
+        "network_read_MB_per_s": rate(seen.network_read_bytes),
+        "read_calls_MB_per_s": rate(seen.process_rchar),
+        "page_cache_bytes": interval.page_cache_bytes,
+        "host_cpu_percent": number(seen.host_cpu_share, ".2f", 100),
+        "process_cpu_percent": number(seen.process_cpu_share, ".2f", 100),
+        "au_percent": number(interval.au_percentage, ".2f"),
+        "network_received_MB_per_s": rate(received),
+        "network_sent_MB_per_s": rate(sent),
     }
 
 
-def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[str]:
-    """Return the AU between each two times, "" where no step ran.
+def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[float | None]:
+    """Return the AU between each two times, None where no step ran.
 
     The emulated compute counts over the time that its compute took, first steps included.
     """
@@ -191,7 +264,7 @@ def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[str
             end = done + own["barrier"]
             elapsed += _grown(times, own["start"], end, end - own["start"])
     shares = zip(np.diff(credited), np.diff(elapsed), strict=True)
-    return [f"{100 * part / whole:.2f}" if whole > 1e-9 else "" for part, whole in shares]
+    return [float(100 * part / whole) if whole > 1e-9 else None for part, whole in shares]
 
 
 def _grown(
@@ -204,22 +277,3 @@ def _grown(
     after = np.cumsum(amount)
     points = np.maximum.accumulate(np.stack([begin, end], axis=1).ravel())
     return np.interp(times, points, np.stack([after - amount, after], axis=1).ravel())
-
-
-def _epochs(times: NDArray[np.float64], steps: Steps | None) -> list[str]:
-    """Return for each interval the epoch, from 1 on, that its middle lies in; "" between two."""
-    if steps is None or not steps.size:
-        return [""] * (len(times) - 1)
-    spans = epoch_spans(steps).items()
-    return [
-        next((str(epoch + 1) for epoch, (low, high) in spans if low <= middle <= high), "")
-        for middle in (times[1:] + times[:-1]) / 2
-    ]
-
-
-def _rate(num_bytes: int | None, seconds: float) -> str:
-    return "" if num_bytes is None else f"{num_bytes / seconds / 1e6:.3f}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f}"

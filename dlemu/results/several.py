@@ -5,14 +5,12 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 
-from dlemu.results.metrics import passes
-from dlemu.results.outcome import Outcome
-from dlemu.results.student import t95
-from dlemu.results.summary import RunRow, RunsSummary, Spread, Verdict
-from dlemu.workload.model import Workload
+from dlemu.results.metrics import passes, t95
+from dlemu.results.summary import RunRow, RunsSummary, Spread, Summary, Verdict
 
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
@@ -22,24 +20,22 @@ REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 
 
-def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary:
+def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
     """Return the summary with the verdict, its reasons, and the spread of AU and samples/s.
 
-    FAIL if a run has it; else NO VERDICT if a run has that.
+    FAIL if one of the `runs` has it; else NO VERDICT if a run has that.
     """
-    au = [outcome.metrics.au_percentage for outcome in outcomes]
-    rates = [outcome.metrics.samples_per_second for outcome in outcomes]
+    au = [run["metric"]["train_au_mean_percentage"] for run in runs]
+    rates = [run["metric"]["train_throughput_mean_samples_per_second"] for run in runs]
     reasons = []
-    verdicts = []
-    for number, outcome in enumerate(outcomes, 1):
-        run = outcome.summary
-        verdicts.append(run["verdict"])
+    verdicts = [run["verdict"] for run in runs]
+    for number, run in enumerate(runs, 1):
         if run["verdict"] == "NO VERDICT":
             reasons.append(f"run {number} has none: {'; '.join(run['reasons'])}")
-        elif not outcome.passed:
-            rule = " (rule 3.3.2)" if _has_numbered_rules(summary, outcome) else ""
+        elif run["verdict"] == "FAIL":
+            rule = " (rule 3.3.2)" if _has_numbered_rules(summary, run) else ""
             reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation{rule}")
-    remarks = _joined([outcome.summary["remarks"] for outcome in outcomes])
+    remarks = _joined([run["remarks"] for run in runs])
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
     if spread > REPEATABILITY:
@@ -47,7 +43,7 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
             f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
             f"{100 * REPEATABILITY:g}% is repeatable"
         )
-    if outcomes and _has_numbered_rules(summary, outcomes[-1]):
+    if runs and _has_numbered_rules(summary, runs[-1]):
         reasons += _long_gaps(summary["runs"])
     verdict: Verdict = "FAIL" if reasons else "PASS"
     if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
@@ -56,7 +52,7 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
         "kind": "runs",
         **summary,
         "status": "complete",
-        "threshold_percentage": outcomes[0].summary["threshold_percentage"],
+        "threshold_percentage": runs[0]["threshold_percentage"],
         "verdict": verdict,
         "passed": verdict == "PASS",
         "reasons": reasons,
@@ -67,9 +63,9 @@ def judge_runs(summary: RunsSummary, outcomes: Sequence[Outcome]) -> RunsSummary
     }
 
 
-def _has_numbered_rules(summary: RunsSummary, outcome: Outcome) -> bool:
+def _has_numbered_rules(summary: RunsSummary, run: Summary) -> bool:
     """Return whether the closed division's rules apply, in the edition that numbers them."""
-    return summary.get("division") == "closed" and outcome.metrics.edition == "v3.0"
+    return summary.get("division") == "closed" and run["metric"]["edition"] == "v3.0"
 
 
 def _long_gaps(rows: Sequence[RunRow]) -> Iterator[str]:
@@ -118,13 +114,13 @@ def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:
+def row_of(name: str, run: Summary) -> RunRow:
     """Return a run's row of the table."""
-    run = outcome.summary
+    epochs, metric = run["per_epoch"], run["metric"]
     under = [
-        f"epoch {epoch.epoch + 1} ({epoch.au_percentage:.2f}%)"
-        for epoch in outcome.metrics.epochs
-        if not passes(epoch.au_percentage, 100 * workload.metric.au)
+        f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
+        for epoch in epochs
+        if not passes(epoch["au_percentage"], run["threshold_percentage"])
     ]
     return RunRow(
         name=name,
@@ -133,10 +129,10 @@ def row_of(workload: Workload, name: str, outcome: Outcome) -> RunRow:
         start=run["start"],
         end=run["end"],
         gap_seconds=None,
-        au_percentage=outcome.metrics.au_percentage,
-        whole_epoch_au_percentage=outcome.metrics.whole_epoch_au_percentage,
-        samples_per_second=outcome.metrics.samples_per_second,
-        nominal_MiB_per_second=run["metric"]["train_io_mean_MB_per_second"],
+        au_percentage=metric["train_au_mean_percentage"],
+        whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
+        samples_per_second=metric["train_throughput_mean_samples_per_second"],
+        nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
         page_cache_share=run["measured"]["page_cache_share"],
         limit=run["limit"]["name"],
         epochs_under=", ".join(under),

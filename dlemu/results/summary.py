@@ -43,6 +43,8 @@ class Metric(CheckpointMetric, total=False):
     """AU of each epoch, 0 to 100."""
     train_au_mean_percentage: float
     train_au_stdev_percentage: float
+    train_au_interval_percentage: Sequence[float] | None
+    """The mean's 95 % interval, 0 to 100, by parts of this run's steps; None of too few."""
     train_au_meet_expectation: str
     """"success", "fail" or "no verdict"."""
     train_hidden_share: float
@@ -218,7 +220,8 @@ class EpochRow(TypedDict):
     """Of the same steps, but of each step's latest accelerator only; p99 likewise."""
     wait_p99_seconds: float
     lost: Mapping[str, float]
-    """Shares (0-1) of the time that were lost, by cause: the fields of losses.Parts."""
+    """Shares (0-1) of the time that were lost, by cause: the fields of losses.Parts. Empty for a
+    loader not dlemu's."""
 
 
 class Summary(TypedDict, total=False):

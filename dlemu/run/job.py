@@ -28,7 +28,7 @@ from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.limits import memory_bytes
-from dlemu.host.system import find_system
+from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine

@@ -97,7 +97,7 @@ class _Runs:
             raise
         status = 0
         if self._world.rank == 0:
-            judged = judge_runs(self._summary, outcomes)
+            judged = judge_runs(self._summary, [outcome.summary for outcome in outcomes])
             self._summary = {**judged, "end": time_of_day()}
             self._write()
             if on_end is not None:
@@ -135,7 +135,7 @@ class _Runs:
                 self._summary[field] = run[field]
             if not warming:
                 outcomes.append(outcome)
-            self._add(row_of(workload, name, outcome))
+            self._add(row_of(name, run))
         return outcomes
 
     def _add(self, row: RunRow) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
+from dlemu.datagen.find import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -133,8 +134,11 @@ def _find_target(workload: Workload) -> Layout | None:
     manifest = read_manifest(workload.data_folder)
     if manifest is None:
         raise DatasetError(
-            f"{workload.data_folder} holds no whole dataset of dlemu's; write it: "
-            f"{datagen_command(workload, workload.dataset.num_files_train)}"
+            f"{workload.data_folder} holds no whole dataset of dlemu's; "
+            + (
+                named_below(workload.data_folder)
+                or f"write it: {datagen_command(workload, workload.dataset.num_files_train)}"
+            )
         )
     if lies_in_memory(workload.data_folder):
         raise DatasetError(

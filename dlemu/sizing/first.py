@@ -32,8 +32,7 @@ from dlemu.results.header import place_lines
 from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import ANSWER, Sized, document_of
-from dlemu.sizing.estimate import Estimate, conclude
-from dlemu.sizing.first_answer import Full, answer_of
+from dlemu.sizing.first_answer import Estimate, answer_of, conclude, full_measurement
 from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Goal, Point, search
@@ -124,7 +123,7 @@ def try_storage(
             one = _Try(files, time.perf_counter() + share, runs, end, say)
             say(f"{number + 1}/{len(datasets)} {one.describe()}")
             estimate = one.run()
-            full = Full.of(trial.folder, files, estimate, write_rate=rate, own=own)
+            full = full_measurement(trial.folder, files, estimate, write_rate=rate, own=own)
             answers.append(
                 answer_of(
                     files,

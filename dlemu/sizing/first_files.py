@@ -3,8 +3,6 @@
 A dataset of dlemu's that is there already is read instead of new files, if a workload can read it.
 """
 
-import errno
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,8 +16,7 @@ from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
-from dlemu.storage.atomic import create
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import OwnedFolder, direct, held
 from dlemu.terminal import complain
 from dlemu.units import format_bytes
 from dlemu.workload.model import Workload
@@ -27,10 +24,8 @@ from dlemu.world.ending import last_act
 from dlemu.world.world import Alone
 
 NAME = "dlemu-try"
-_MARK = "written-by-dlemu-try"
-_OURS = re.compile(
-    rf"{_MARK}|(dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+)(\.partial)?"
-)
+_MARK = "dlemu-try.json"
+_OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+")
 """Names of the files that are removed at the end; all others stay."""
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
@@ -57,11 +52,12 @@ class Files:
 
 @contextmanager
 def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
-    """Yield a locked folder for the files of a try; remove it in the end, whatever happens.
+    """Yield a held folder for the files of a try; remove it in the end, whatever happens.
 
     Raises:
-        DatasetError: the folder is none, lies in memory, cannot be written, cannot be read with
-            O_DIRECT, or another try uses it.
+        DatasetError: the folder is none, lies in memory, cannot be written, or cannot be read with
+            O_DIRECT.
+        WorkloadError: another try uses it, or what has its name is somebody else's.
     """
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name one on the storage to be tried")
@@ -69,72 +65,39 @@ def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
         raise DatasetError(
             f"{folder} lies in memory, where no drive is read; name a folder on the storage"
         )
-    own = folder / NAME
+    own = OwnedFolder(folder / NAME, _MARK, _is_ours, "folder", is_named=False)
     with ExitStack() as stack:
         try:
-            own.mkdir(exist_ok=True)
-            stack.enter_context(locked(own))
-            _mark(own)
-        except BlockingIOError:
-            raise DatasetError(
-                f"{own} is in use by another dlemu try; wait for its end, or name another folder"
-            ) from None
+            stack.enter_context(held(own.path))
+            if own.path.is_symlink() or own.fields() is None:
+                own.entries()  # refuses what is there
+            own.write({"removed": "when dlemu try ends; see dlemu try --help"})
+            if not keep:
+                # The last act ends after the removal: an interrupted removal is then done again.
+                stack.enter_context(last_act(lambda error: _remove_at_last(own)))
+                stack.callback(own.clean)
+            is_direct = direct(own.path)
         except OSError as error:
-            with suppress(OSError):
-                own.rmdir()
             raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
-        if not keep:
-            # The last act ends after the removal: an interrupted removal is then done again.
-            stack.enter_context(last_act(lambda error: _remove_at_last(own)))
-            stack.callback(remove, own)
-        _check_direct(own / _MARK)
-        yield own
+        if not is_direct:
+            raise DatasetError(
+                f"{folder} has no O_DIRECT, so memory would answer for the drive; write a dataset "
+                "of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
+            )
+        yield own.path
 
 
-def remove(own: Path) -> None:
-    """Remove what a try has written, and the folder if nothing else is in it.
-
-    The mark goes last, so that the next try knows what is left if this one is killed meanwhile.
-    """
-    for below, folders, files in os.walk(own, topdown=False):
-        for name in files:
-            ours = _OURS.fullmatch(name) or Path(below).name == ".dlemu"
-            if ours and name != _MARK:
-                with suppress(OSError):
-                    os.unlink(os.path.join(below, name))
-        for name in folders:
-            with suppress(OSError):  # it holds something foreign
-                os.rmdir(os.path.join(below, name))
-    with suppress(OSError):
-        (own / _MARK).unlink()
-        own.rmdir()
+def _is_ours(name: str) -> bool:
+    """Return whether a try makes what has this path; foreign files keep their folders."""
+    *folders, own = name.split("/")
+    return name.endswith("/") or ".dlemu" in folders or _OURS.fullmatch(own) is not None
 
 
-def _remove_at_last(own: Path) -> None:
+def _remove_at_last(own: OwnedFolder) -> None:
     """Remove it while the process ends, and say so if the files of a stuck thread stay."""
-    remove(own)
-    if own.exists():
-        complain(f"{own} could not be removed; remove it, or let the next dlemu try do it")
-
-
-def _mark(own: Path) -> None:
-    """Mark the folder as a try's; refuse one that is somebody else's."""
-    if own.is_symlink() or (not (own / _MARK).exists() and any(own.iterdir())):
-        raise DatasetError(f"{own} is there, and no dlemu try has made it; rename it")
-    with open(own / _MARK, "wb", opener=create) as mark:
-        mark.write(b"removed when dlemu try ends; see dlemu try --help\n")
-
-
-def _check_direct(path: Path) -> None:
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise DatasetError(
-            f"{path.parent.parent} has no O_DIRECT, so memory would answer for the drive; write a "
-            "dataset of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
-        ) from None
+    own.clean()
+    if own.path.exists():
+        complain(f"{own.path} could not be removed; remove it, or let the next dlemu try do it")
 
 
 def find_files(folder: Path, workload: Workload) -> Files | None:

@@ -16,7 +16,7 @@ For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
     C  read rate of one host with this workload and loader
 
 The datasheet gives S; one calibration measures the rest (`Calibration`). Every term has an error,
-so every answer has a range. Source: docs/sizing.md, which also says how well it did.
+so every answer has a range. Source: docs/prediction.md, which also says how well it did.
 """
 
 import math

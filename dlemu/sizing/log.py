@@ -1,22 +1,30 @@
-"""The log of a search: each run is kept when it ends, so that an interrupted search continues.
+"""What a search keeps, so that it continues after any end.
 
-<search>.jsonl   first line: the settings that the runs depend on; then one line a run
+<search>.jsonl    first line: the settings that the runs depend on; then one line a run
+unfinished.json   in a folder that the search made: what it searches for, until it has ended; the
+                  same command finds it and goes on
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
-from dlemu.results.records import JsonLines
+from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.results.folders import hold
+from dlemu.results.records import JsonLines, write_json
+from dlemu.run.job import Say
 from dlemu.sizing.search import Point
+from dlemu.storage.regular import read_regular
 from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
+_PARENT = Path("outputs") / "size"
+_NAME = "unfinished.json"
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali", "cache", "origin")
 # A search may ask for a larger dataset; another threshold needs no other runs.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
@@ -73,3 +81,70 @@ def settings_of(workload: Workload, world: World) -> dict[str, Any]:
     for section, keys in tree.items():
         settings |= {f"{section}.{key}": value for key, value in keys.items()}
     return {key: value for key, value in settings.items() if key not in _MAY_CHANGE}
+
+
+@dataclass(frozen=True)
+class HeldSearch:
+    """The folder of a search, held by this process."""
+
+    folder: Path
+    wanted: dict[str, Any] | None = field(default=None, repr=False)
+    """What is searched for; None: the folder was named, nothing needs to find it."""
+
+    def begin(self) -> None:
+        """Note that the search has runs, and has not ended."""
+        path = self.folder / _NAME
+        if self.wanted is not None and not path.exists():
+            write_json(path, self.wanted)
+
+    def end(self) -> None:
+        """Note that the search has ended."""
+        (self.folder / _NAME).unlink(missing_ok=True)
+
+
+@contextmanager
+def hold_search(workload: Workload, world: World, say: Say) -> Iterator[HeldSearch]:
+    """Yield the folder for a search: output.folder, else the newest unfinished one, else a new one.
+
+    Raises:
+        WorkloadError: the folder cannot be made, or another command holds it.
+    """
+    with ExitStack() as stack:
+        if workload.output.folder is not None:
+            yield HeldSearch(stack.enter_context(hold(workload.output.folder, "size")))
+            return
+        wanted = _wanted(workload, world)
+        for folder in _unfinished(wanted):
+            try:
+                stack.enter_context(hold(folder, "size"))
+            except WorkloadError:  # another dlemu searches there
+                continue
+            say(
+                f"going on with the same search in {folder}, which has not ended; for a new "
+                "one name another output.folder"
+            )
+            break
+        else:
+            folder = stack.enter_context(hold(None, "size"))
+        yield HeldSearch(folder, wanted)
+
+
+def _wanted(workload: Workload, world: World) -> dict[str, Any]:
+    """Return what tells one search from another: its keys, but not how many files there are."""
+    tree = workload.model_dump(mode="json", exclude={"output", "ignored", "given"})
+    tree["dataset"].pop("num_files_train")  # a search may ask for a larger dataset
+    tree["size"]["targets"] = [str(Path(target).resolve()) for target in workload.size.targets]
+    if not workload.size.targets:
+        tree["dataset"]["data_folder"] = str(workload.data_folder.resolve())
+    searched: dict[str, Any] = json.loads(json.dumps({"num_ranks": world.num_ranks, **tree}))
+    return searched
+
+
+def _unfinished(wanted: dict[str, Any]) -> list[Path]:
+    """Return the folders of the same search that has not ended, the newest first."""
+    found = []
+    for path in _PARENT.glob(f"*/{_NAME}"):
+        with suppress(OSError, DlemuError, *DAMAGE):
+            if json.loads(read_regular(path)) == wanted:
+                found.append((path.stat().st_mtime, path.parent))
+    return [folder for _, folder in sorted(found, reverse=True)]

@@ -33,11 +33,10 @@ from dlemu.results.records import check_writable, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, Sized, document_of
-from dlemu.sizing.log import SearchLog, settings_of
+from dlemu.sizing.log import HeldSearch, SearchLog, hold_search, settings_of
 from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
-from dlemu.sizing.unfinished import HeldSearch, hold_search
 from dlemu.terminal import silent
 from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload

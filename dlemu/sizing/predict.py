@@ -11,6 +11,7 @@ from dlemu.sizing import formula
 from dlemu.sizing.calibration_file import Calibration, CalibrationFile
 from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
+from dlemu.workload.compose import named
 from dlemu.workload.model import Drive, Workload
 
 _OF_A_HOST = 8
@@ -115,7 +116,10 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
     """
     drive, calibration = known_rates(workload)
     if drive is None:
-        ways = "name a datasheet (drive=d7_ps1010), give its rate (drive.read_bandwidth=7GB), or"
+        ways = (
+            f"name a datasheet (drive=NAME, one of {', '.join(named('drive'))}), give its rate "
+            "(drive.read_bandwidth=7GB), or"
+        )
         if calibration is None:
             raise WorkloadError(
                 f"drive is not set; {ways} a calibration that read the drive "

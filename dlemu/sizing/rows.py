@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlemu.dataset.layout import layout_of
 from dlemu.loaders.columns import amount_of
 from dlemu.units import ceil_div, format_rate
-from dlemu.workload.compose import known_workloads
+from dlemu.workload.compose import datasheet, known_workloads
 from dlemu.workload.model import Drive, Workload, load_workload
 from dlemu.workload.published import is_measured
 
@@ -56,7 +56,7 @@ class Row:
     @property
     def feels(self) -> str:
         """Whether storage matters, with the number that says so."""
-        slow, fast = (_drive(name) for name in (_SLOWEST, _FASTEST))
+        slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
         if self.drives(slow) < _NOT_FELT:
             return f"no: {format_rate(self.bytes_per_second)}; any drive is fast enough"
         if self.drives(slow) * _ACCELERATORS < 1:
@@ -90,9 +90,3 @@ class Row:
 def rows() -> list[Row]:
     """Return all published workloads, by name."""
     return [Row(load_workload(name)) for name in known_workloads()]
-
-
-def _drive(name: str) -> Drive:
-    drive = load_workload("unet3d_h100", {"drive": name}).drive
-    assert drive is not None
-    return drive

@@ -7,7 +7,7 @@ points as if nothing had happened.
 
 The arithmetic: saturated storage moves the same bytes for any number of accelerators, so N x AU is
 constant. One saturated run therefore tells at which N the AU meets the threshold. The search
-measures the first number that should fail, then confirms the number below it. docs/sizing.md
+measures the first number that should fail, then confirms the number below it. docs/prediction.md
 describes the method and how well it did in simulation.
 """
 

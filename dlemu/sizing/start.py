@@ -9,14 +9,13 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.rule import SizeCheck, datagen_command
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
-from dlemu.sizing.cached import supply_of
+from dlemu.sizing.cached import rate_at, supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
 from dlemu.sizing.targets import Target
 from dlemu.storage.probe import probe_rate, probe_writing
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes, has_tier
-from dlemu.tier.shares import rate_at
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket

@@ -18,13 +18,16 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{PARTIAL}")
 
 
-def create(path: str | Path, flags: int = 0) -> int:
+def create(path: str | Path, flags: int = 0, *, direct: bool = False) -> int:
     """Open a new file for writing, with more flags of open(2); return its descriptor.
+
+    `direct`: with O_DIRECT.
 
     What has its name is removed: a file that a killed process left, or a link that another user
     made, through which a foreign file would be overwritten. Also an `opener` of `open`.
     """
     flags = (flags & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    flags |= os.O_DIRECT if direct else 0
     if not flags & os.O_RDWR:
         flags |= os.O_WRONLY
     try:

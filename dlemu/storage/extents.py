@@ -20,7 +20,7 @@ from typing import Literal
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.regular import cannot_open, open_regular, open_sized
+from dlemu.storage.regular import NO_DIRECT, cannot_open, open_regular, open_sized
 from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int
@@ -143,7 +143,7 @@ class ExtentReader(ReadCounts):
     def open(self, path: str) -> File:
         """Open a file for reading; `close_file` closes it."""
         try:
-            descriptor, num_bytes = open_sized(path, os.O_DIRECT if self.direct else 0)
+            descriptor, num_bytes = open_sized(path, direct=self.direct)
             return File(path, descriptor, num_bytes)
         except OSError as error:
             raise cannot_open(path, error) from None
@@ -525,13 +525,13 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     except OSError as error:
         raise cannot_open(path, error) from None
     try:
-        descriptor = open_regular(path, os.O_DIRECT)
+        descriptor = open_regular(path, direct=True)
         try:
             os.preadv(descriptor, [aligned_buffer(PAGE_BYTES)], 0)
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+        if error.errno not in NO_DIRECT:
             raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
         if odirect == "auto":
             return False

@@ -18,7 +18,7 @@ import numpy as np
 
 from dlemu.errors import DatasetError
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.regular import open_regular
+from dlemu.storage.regular import direct_if_possible, open_regular
 
 longest_seconds = math.inf
 """No probe takes longer, whatever its caller asks for. Tests set it: none is about the rate."""
@@ -118,7 +118,9 @@ def _random_pieces(paths: Sequence[Path], generator: np.random.Generator) -> Ite
         path = paths[int(generator.integers(len(paths)))]
         yield 0
         with suppress(OSError, DatasetError):
-            file = _open_cold(path)
+            file, is_direct = direct_if_possible(open_regular, path)
+            if not is_direct:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             try:
                 pieces = max(1, os.fstat(file).st_size // _PIECE)
                 for piece in generator.permutation(pieces)[:16]:
@@ -151,12 +153,3 @@ def probe_writing(folder: Path, *, seconds: float) -> float:
             done += os.pwrite(number, piece, done % most)
         os.fsync(number)
         return done / (time.perf_counter() - start)
-
-
-def _open_cold(path: Path) -> int:
-    try:
-        return open_regular(path, os.O_DIRECT)
-    except OSError:
-        file = open_regular(path)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        return file

@@ -1,9 +1,10 @@
 """Opens regular files for reading, and refuses what can block a reader: a FIFO, a socket."""
 
+import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,24 +22,28 @@ _KINDS = {
 }
 
 
+NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
+"""Errors of a file system that does not take O_DIRECT."""
+
+
 def open_regular(
-    path: str | Path, flags: int = 0, *, error: type[DlemuError] = DatasetError
+    path: str | Path, *, direct: bool = False, error: type[DlemuError] = DatasetError
 ) -> int:
-    """Open a file for reading; return its descriptor.
+    """Open a file for reading, `direct`: with O_DIRECT; return its descriptor.
 
     Raises:
         DlemuError: it is not a regular file; the type is `error`.
         OSError: it is missing, or cannot be opened.
     """
-    return open_sized(path, flags, error=error)[0]
+    return open_sized(path, direct=direct, error=error)[0]
 
 
 def open_sized(
-    path: str | Path, flags: int = 0, *, error: type[DlemuError] = DatasetError
+    path: str | Path, *, direct: bool = False, error: type[DlemuError] = DatasetError
 ) -> tuple[int, int]:
     """As `open_regular`; return the descriptor and the file's size in bytes."""
     try:
-        number = os.open(path, READ | flags)
+        number = os.open(path, READ | (os.O_DIRECT if direct else 0))
     except OSError:
         check_regular(path, error=error)  # a socket cannot be opened, nor a FIFO with O_DIRECT
         raise
@@ -49,6 +54,20 @@ def open_sized(
     # With O_NONBLOCK, reads on some network file systems fail instead of waiting for a lock.
     os.set_blocking(number, True)
     return number, status.st_size
+
+
+def direct_if_possible(open_file: Callable[..., int], path: str | Path) -> tuple[int, bool]:
+    """Open a file with O_DIRECT, or without on a file system that does not take it.
+
+    `open_file` is `open_regular` or `atomic.create`. Returns the descriptor and whether it is with
+    O_DIRECT.
+    """
+    try:
+        return open_file(path, direct=True), True
+    except OSError as error:
+        if error.errno not in NO_DIRECT:
+            raise
+        return open_file(path, direct=False), False
 
 
 def count_linked(paths: Iterable[str]) -> int:

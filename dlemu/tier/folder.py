@@ -8,19 +8,19 @@ run, and the mark says so: entries of a run that did not get there are kept as l
 not been started anew. A flush for each file would cost a small one more than its writing.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.drive_counters import flush
-from dlemu.storage.atomic import PARTIAL, create, write_atomically
-from dlemu.storage.locks import lock_folder
+from dlemu.storage.atomic import PARTIAL, create, replacing
+from dlemu.storage.owned import OwnedFolder, disk_bytes, room
+from dlemu.storage.regular import direct_if_possible
 from dlemu.units import counted, format_bytes, round_up
 from dlemu.workload.model import Workload
 
@@ -45,27 +45,21 @@ def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
     Raises:
         RunError: the drive refuses it.
     """
-    partial = f"{path}{PARTIAL}"
     try:
-        try:
-            descriptor, direct = create(partial, os.O_DIRECT), True
-        except OSError:  # this file system has no O_DIRECT; else the same error comes again
-            descriptor, direct = create(partial), False
-        try:
-            end = round_up(num_bytes) if direct else num_bytes
-            at = 0
-            while at < end:
-                at += os.pwrite(descriptor, memory[at : min(at + _PIECE_BYTES, end)], at)
-            os.ftruncate(descriptor, num_bytes)
-            if not direct:
-                os.fdatasync(descriptor)  # only clean pages can be dropped
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-        os.rename(partial, path)
+        with replacing(Path(path)) as partial:
+            descriptor, is_direct = direct_if_possible(create, partial)
+            try:
+                end = round_up(num_bytes) if is_direct else num_bytes
+                at = 0
+                while at < end:
+                    at += os.pwrite(descriptor, memory[at : min(at + _PIECE_BYTES, end)], at)
+                os.ftruncate(descriptor, num_bytes)
+                if not is_direct:
+                    os.fdatasync(descriptor)  # only clean pages can be dropped
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(partial)
         raise RunError(
             f"{path} cannot be written to the cache: {error.strerror}; set a smaller "
             "cache.capacity, or name another cache.folder"
@@ -95,12 +89,16 @@ class CacheFolder:
             "data_folder": str(workload.data_folder.absolute()),
             "dataset": {key: str(value) for key, value in asdict(layout).items() if key != "paths"},
         }
-        self._lock = -1
-        is_new = claim and not self.path.exists()
+        self._owned = OwnedFolder(self.path, MARK, _is_entry, "cache.folder")
+        self._held = ExitStack()
+        if not self.path.parent.is_dir():  # a drive that is not mounted, for example
+            raise WorkloadError(
+                f"cache.folder {self.path}: there is no folder {self.path.parent}",
+                remedy="name an empty folder on the cache's drive",
+            )
         try:
             if claim:
-                self.path.mkdir(exist_ok=True)
-                self._lock = lock_folder(self.path)
+                self._held.enter_context(self._owned.held())
             names = self._names()
             self.capacity = self._find_room(workload.cache.capacity, names)
             self.is_lost = self._written_in not in ("", _boot_id()) and bool(names)
@@ -109,12 +107,6 @@ class CacheFolder:
                 self._write_mark(_boot_id())
         except BaseException as error:
             self.close()
-            if is_new:
-                with suppress(OSError):
-                    self.path.rmdir()
-            if isinstance(error, BlockingIOError):
-                problem = f"cache.folder {self.path} is in use by another run"
-                raise WorkloadError(problem) from None
             if isinstance(error, OSError):
                 raise WorkloadError(
                     f"cache.folder {self.path}: {error.strerror}",
@@ -123,52 +115,36 @@ class CacheFolder:
             raise
 
     def _write_mark(self, written_in: str) -> None:
-        mark = self._dataset | {_UNSAFE: written_in}
-        write_atomically(self.path / MARK, json.dumps(mark, indent=2).encode())
+        self._owned.write(self._dataset | {_UNSAFE: written_in})
 
     def _names(self) -> list[str]:
-        """Return the names of the entries; refuse a folder that holds anything else."""
-        self._written_in = ""
-        names = sorted(os.listdir(self.path)) if self.path.exists() else []
-        own = [name for name in names if _ENTRY.fullmatch(name)]
-        others = [
-            name for name in names if name not in (*own, MARK, f"{MARK}{PARTIAL}", "lost+found")
-        ]
-        if others or (own and MARK not in names):
-            name = others[0] if others else own[0]
+        """Return the names of the entries; refuse a folder that is not this dataset's cache."""
+        names, found = self._owned.entries(), self._owned.fields()
+        self._written_in = "" if found is None else found.pop(_UNSAFE, "")
+        if found not in (None, self._dataset):
+            of = found.get("data_folder")
+            what = f"another dataset in {of}" if of else "an unknown dataset"
             raise WorkloadError(
-                f"cache.folder {self.path} holds {name}, which is not a cache's; name an empty "
-                "folder on the cache's drive"
+                f"cache.folder {self.path} is a cache of {what}; remove that folder, or name "
+                "another one"
             )
-        if MARK in names:
-            try:
-                found = dict(json.loads((self.path / MARK).read_bytes()))
-            except (ValueError, TypeError):
-                found = {}
-            self._written_in = found.pop(_UNSAFE, "")
-            if found != self._dataset:
-                of = found.get("data_folder")
-                what = f"another dataset in {of}" if of else "an unknown dataset"
-                raise WorkloadError(
-                    f"cache.folder {self.path} is a cache of {what}; remove that folder, or name "
-                    "another one"
-                )
-        return own
+        return names
 
     def _find_room(self, asked: float, names: Sequence[str]) -> int:
         """Return the capacity in bytes; refuse one that the drive has no room for."""
         total, smallest = int(self.blocks.sum()), int(self.blocks.min())
         capacity = int(asked * total) if asked <= 1 else int(asked)
-        status = os.statvfs(self.path if self.path.exists() else self.path.parent)
         own = sum(os.stat(self.path / name).st_blocks * 512 for name in names)
-        self.free_bytes = status.f_bavail * status.f_frsize + own
+        self.free_bytes = disk_bytes(self.path)[1] + own
         """Of the drive, with what the entries take."""
-        if min(capacity, total) > self.free_bytes:
-            raise WorkloadError(
-                f"cache.capacity must fit on its drive: {format_bytes(min(capacity, total))} are "
-                f"to be cached, {format_bytes(self.free_bytes)} are free in {self.path}; set a "
-                "smaller cache.capacity"
-            )
+        room(
+            self.path,
+            min(capacity, total),
+            "set a smaller cache.capacity",
+            what="cache.capacity",
+            held_bytes=own,
+            error=WorkloadError,
+        )
         if capacity < smallest:
             raise WorkloadError(
                 f"cache.capacity holds no file: it is {format_bytes(capacity)}, the smallest file "
@@ -233,9 +209,11 @@ class CacheFolder:
 
     def close(self) -> None:
         """Unlock the folder."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._held.close()
+
+
+def _is_entry(name: str) -> bool:
+    return _ENTRY.fullmatch(name) is not None
 
 
 def _boot_id() -> str:

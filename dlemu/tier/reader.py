@@ -163,7 +163,7 @@ class TierReader:
             state.wait(after, FILLED)
         path = entry_path(self._folder, number, state.held[visit])
         try:
-            found = open_sized(path, os.O_DIRECT if self._direct else 0)
+            found = open_sized(path, direct=self._direct)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -173,7 +173,7 @@ class TierReader:
 
     def _open_origin(self, visit: int, path: str) -> tuple[int, int]:
         try:
-            descriptor, num_bytes = open_sized(path, os.O_DIRECT if self._direct else 0)
+            descriptor, num_bytes = open_sized(path, direct=self._direct)
         except OSError as error:
             raise cannot_open(path, error) from None
         share = self._state.num_samples(visit) / self._samples_per_file

@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -12,11 +13,13 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.errors import WorkloadError
 from dlemu.gpu.stream_clock import CudaStream, HostStream, StreamClock
-from dlemu.results.metrics import Metrics, measure_run
+from dlemu.results.metrics import Metrics, measure_sums
 from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP, Steps
 from dlemu.results.summary import Summary
+from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.training.batches import batch_bytes, batch_length
+from dlemu.training.watched_folder import WatchedFolder
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
 
@@ -83,6 +86,7 @@ class Meter:
         *,
         batch_size: int | None = None,
         sample_bytes: float | None = None,
+        folder: str | Path | None = None,
         world: World | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -93,11 +97,13 @@ class Meter:
             batch_size: samples of a batch. None: a batch's own length.
             sample_bytes: mean bytes of a sample in the files. None: those that the batch tells
                 (`num_bytes`), else those of its arrays.
+            folder: where the files lie that the loop reads: the report then has what the drives
+                gave, and the share of the bytes that came from memory. Each rank makes a meter.
             world: the ranks; None: this process alone.
             clock: the host's clock.
 
         Raises:
-            WorkloadError: batch_size or sample_bytes is not above 0.
+            WorkloadError: batch_size or sample_bytes is not above 0, or the folder is missing.
         """
         for name, given in (("batch_size", batch_size), ("sample_bytes", sample_bytes)):
             if given is not None and not given > 0:
@@ -106,6 +112,7 @@ class Meter:
         self._batch_size, self._sample_bytes = batch_size, sample_bytes
         self._launches: list[float] = []
         self._world = world or Alone()
+        self._folder = None if folder is None else WatchedFolder(Path(folder), self._world)
         self._clock = clock or WallClock.calibrate()
         self._rows: list[tuple[Any, ...]] = []
         self._under_way: deque[_Step] = deque()
@@ -113,7 +120,7 @@ class Meter:
         self._computing = False
         self._loaded = 0.0
         self._timed_by: dict[str, None] = {}
-        self._all_emulated = self._all_marked = self._by_dlemu = True
+        self._all_emulated = self._all_marked = self._by_dlemu = self._of_files = True
         self._generator = np.random.default_rng((workload.train.seed, 0, self._world.rank))
 
     def epoch(
@@ -138,7 +145,11 @@ class Meter:
         if device is not None:
             stream = device if isinstance(device, StreamClock) else CudaStream(str(device))
         self._timed_by[stream.name] = None
-        return self._steps_of(batches, epoch, stream)
+        return self._watched(batches, epoch, stream)
+
+    def _watched(self, batches: Iterable[B], epoch: int, stream: StreamClock) -> Iterator[B]:
+        with nullcontext() if self._folder is None else self._folder.epoch(epoch):
+            yield from self._steps_of(batches, epoch, stream)
 
     def _steps_of(self, batches: Iterable[B], epoch: int, stream: StreamClock) -> Iterator[B]:
         set_epoch = getattr(batches, "set_epoch", None)
@@ -188,6 +199,7 @@ class Meter:
         if self._sample_bytes is not None:
             return length, round(length * self._sample_bytes)
         told = getattr(batch, "num_bytes", None)
+        self._of_files &= told is not None
         return length, batch_bytes(batch) if told is None else told
 
     def compute(self, batch: object) -> None:
@@ -243,8 +255,14 @@ class Meter:
         Raises:
             WorkloadError: an epoch has fewer than two steps.
         """
+        sums = self._sums()
+        return None if sums is None else measure_sums(sums)
+
+    def _sums(self) -> Sums | None:
+        """Return the sums over the steps of all ranks on rank 0, None elsewhere."""
         parts = self._world.gather(self.steps)
-        return None if parts is None else measure_run(self.workload, parts)
+        rule = Rule.of(self.workload)
+        return None if parts is None else sum_all((("", part) for part in parts), rule)
 
     def workload_yaml(self, name: str = "") -> str:
         """Return a workload file of this rank's loop, for `dlemu run workload=FILE`.
@@ -266,7 +284,7 @@ class Meter:
             launch_seconds=median(self._launches) if self._launches else 0.0,
         )
 
-    def _as_counted(self, metrics: Metrics) -> Workload:
+    def _as_counted(self) -> Workload:
         """Return the workload, of a loader not dlemu's with the batch and bytes that it showed."""
         if self._by_dlemu and self._batch_size is None and self._sample_bytes is None:
             return self.workload
@@ -287,10 +305,17 @@ class Meter:
         Raises:
             WorkloadError: an epoch has fewer than two steps.
         """
-        metrics = self.metrics()
+        sums, seen = self._sums(), Summary()
+        metrics = None if sums is None else measure_sums(sums)
+        if self._folder is not None:
+            epochs = np.unique(self.steps["epoch"]).tolist()
+            counted = self._as_counted()
+            seen = self._folder.summary(counted, sums, epochs, in_files=self._of_files)
         if metrics is None:
             return None
-        document = with_metrics(Summary(), self._as_counted(metrics), metrics)
+        document = with_metrics(seen, self._as_counted(), metrics)
+        if not self.steps["read"].any():  # a loader not dlemu's does not tell why it was late
+            document["per_epoch"] = [{**row, "lost": {}} for row in document["per_epoch"]]
         if self._all_emulated:
             return document
         lost = {
@@ -298,7 +323,7 @@ class Meter:
             "the loop's own work": fmean(epoch.overhead_share for epoch in metrics.epochs),
             "barrier": fmean(epoch.barrier_share for epoch in metrics.epochs),
         }
-        notes = []
+        notes = list(seen.get("notes", ()))
         if not self._all_marked:
             notes.append(
                 "compute is all between two batches, stacking and copying included; put "

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
 from dlemu.workload.compose import PATH_KEYS, known_models, known_workloads
-from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.model import Workload, load_model, load_workload
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
@@ -46,8 +46,9 @@ def command(
 def _made_from(workload: Workload) -> tuple[Workload, str]:
     """Return the workload that this one was made from, and what `workload=` takes to name it."""
     for origin in (workload.made_from, workload.name):
-        with suppress(WorkloadError, OSError):
-            return load_workload(origin), origin
+        for load in (load_workload, load_model):
+            with suppress(WorkloadError, OSError):
+                return load(origin), origin
     return load_workload(_BASE), _BASE
 
 

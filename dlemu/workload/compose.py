@@ -74,9 +74,11 @@ _Loader.add_implicit_resolver(
 )
 
 
-def compose(name: str | Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keys of a published workload or of a YAML file, with dotted overrides."""
-    path = _find(str(name), known_workloads(), known_models())
+def compose(
+    name: str | Path, overrides: Mapping[str, object], known: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Return the keys of one of the `known` files or of a YAML file, with dotted overrides."""
+    path = _find(str(name), known)
     return _complete(path, _with_values(path, read_yaml(path), overrides), overrides)
 
 
@@ -157,26 +159,24 @@ def datasheet(name: str) -> dict[str, Any]:
     Raises:
         ValueError: there is none of that name.
     """
-    known = _named("drive")
+    known = named("drive")
     if name not in known:
-        raise ValueError(
-            f"no datasheet of drive {name!r}; known: {', '.join(known)}; or give its rates"
-        )
+        raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
     return read_yaml(known[name])
 
 
 def known_models() -> dict[str, Path]:
     """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
-    return _named("model")
+    return named("model")
 
 
 def known_drives() -> dict[str, Path]:
     """Return the datasheets that "drive=" takes by name."""
-    return _named("drive")
+    return named("drive")
 
 
-def _named(group: str) -> dict[str, Path]:
-    """Return the files of a group of published rows, "model" or "drive", by name."""
+def named(group: str) -> dict[str, Path]:
+    """Return the files of a group of rows, such as "model" or "drive", by name."""
     return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
 
 
@@ -184,7 +184,7 @@ def no_workload(name: str, known: Iterable[str]) -> str:
     """Return the line for a name that no workload has; models and drives have names, too."""
     known = list(known)
     for group, what in (("model", "a model of checkpoints"), ("drive", "a drive")):
-        if name in _named(group):
+        if name in named(group):
             hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
             return f"no workload {name}{hint} ({group}={name} is {what})"
     hint = did_you_mean(name, known)
@@ -221,7 +221,7 @@ def set_key(tree: dict[str, Any], key: str, value: object) -> None:
             try:
                 below = datasheet(below)
             except ValueError as error:
-                raise WorkloadError(f"drive: {error}") from None
+                raise WorkloadError(f"drive: {error}; or give its rates") from None
         # A copy, for YAML may refer to one group in two places.
         tree[section] = dict(below) if isinstance(below, dict) else {}
         tree = tree[section]
@@ -259,14 +259,12 @@ def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | Non
     return _find(names[0], known)
 
 
-def _find(name: str, known: Mapping[str, Path], more: Mapping[str, Path] | None = None) -> Path:
-    """Return the file of a name, or a path; `more` are names that no message lists."""
+def _find(name: str, known: Mapping[str, Path]) -> Path:
+    """Return the file of a name, or a path."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise WorkloadError(f"workload file {name} is not there")
         return Path(name)
-    if more and name in more and name not in known:
-        return more[name]
     if name not in known:
         raise WorkloadError(no_workload(name, known))
     return known[name]

@@ -123,7 +123,10 @@ class Drive(Section):
 
 def _datasheet(value: object) -> object:
     """Return the datasheet of a drive that is given by name, or else the value as it is."""
-    return datasheet(value) if isinstance(value, str) else value
+    try:
+        return datasheet(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{error}; or give its rates") from None
 
 
 NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
@@ -421,7 +424,16 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
     Raises:
         WorkloadError: no such workload, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}))
+    return check_workload(compose(name, overrides or {}, known_workloads()))
+
+
+def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Workload:
+    """Return the job of checkpoints of a published model ("llama3_8b"), as `model=` does.
+
+    Raises:
+        WorkloadError: no such model, or a key or value that is refused.
+    """
+    return check_workload(compose(name, overrides or {}, known_models()))
 
 
 def _rename(raw: dict[str, Any]) -> None:

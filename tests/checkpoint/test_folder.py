@@ -98,13 +98,6 @@ def test_checkpoints_of_others_are_foreign(own: Path) -> None:
         check_own(own, read_record(own))
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert read_record(tmp_path / "file") is None
-    with pytest.raises(WorkloadError, match="Not a directory"):
-        check_own(tmp_path / "file", None)
-
-
 @pytest.mark.parametrize(
     "damage",
     [

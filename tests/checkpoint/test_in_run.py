@@ -2,8 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +20,15 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
-from dlemu.errors import RunError
 from dlemu.report.in_run import checkpoint_lines
 from dlemu.results.checkpoints import checkpoint_cost, dlio_names, with_cost
 from dlemu.run.replay import new_steps
+from dlemu.run.watchdog import Watchdog
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
-
-
-class Watching:
-    """A watchdog that never ends anything."""
-
-    record: Callable[[BaseException], object] = staticmethod(lambda error: None)
-
-    def phase(
-        self, name: str, where: Callable[[], str] | None = None
-    ) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def at(self, path: str) -> None: ...
-
-    def longest_at(self) -> str:
-        return ""
-
-    def barrier(self, *, patient: bool = False) -> None: ...
-
-    def computing(
-        self, wait_until: Callable[[float], None], clock: Clock
-    ) -> Callable[[float], None]:
-        return wait_until
 
 
 def job(folder: Path | None, **keys: Any) -> Workload:
@@ -67,7 +42,7 @@ def job(folder: Path | None, **keys: Any) -> Workload:
 
 
 def place(clock: Clock | None = None, own: range = range(1)) -> Place:
-    return Place(Alone(), clock or VirtualClock(), Watching(), own, len(own))
+    return Place(Alone(), clock or VirtualClock(), Watchdog(1e9, Alone()), own, len(own))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -120,18 +95,6 @@ def test_an_asynchronous_one_costs_what_copying_to_memory_takes(tmp_path: Path) 
     assert len(names_in(tmp_path)) == 2
 
 
-def test_each_accelerator_of_the_rank_writes_its_share(tmp_path: Path) -> None:
-    tree = job(tmp_path).model_dump(exclude={"ignored", "given", "origin"})
-    tree["model"]["parallelism"] = {"zero_stage": 3}
-    workload = check_workload(tree)
-    here = place(own=range(3))
-    with open_checkpoints(workload, here, [4], lambda _: None) as checkpoints:
-        checkpoints.take(0, 4)
-        report = checkpoints.finish()
-    assert names_in(tmp_path) == [f"global_epoch1_step4/model_states-{n}.pt" for n in range(3)]
-    assert report.times.num_bytes == 3 * 1_000_001
-
-
 def test_older_ones_go_and_those_of_an_earlier_run_as_well(tmp_path: Path) -> None:
     workload = job(tmp_path, keep=1)
     told: list[str] = []
@@ -145,31 +108,6 @@ def test_older_ones_go_and_those_of_an_earlier_run_as_well(tmp_path: Path) -> No
         (tmp_path / "global_epoch1_step3/model_states-0.pt.partial").touch()  # as a kill leaves
         told.append("next")
     assert told == ["next", "removed: 2 checkpoints of an earlier command", "next"]
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_drive_that_fails_ends_the_run_in_one_line(tmp_path: Path, asynchronous: bool) -> None:
-    workload = job(tmp_path, asynchronous=asynchronous)
-    with (
-        pytest.raises(RunError, match=r"step2 cannot be written \(Is a directory\); free space"),
-        open_checkpoints(workload, place(), [4], lambda _: None) as checkpoints,
-    ):
-        (tmp_path / "global_epoch1_step2/model_states-0.pt").mkdir(parents=True)
-        checkpoints.take(0, 2)
-        checkpoints.take(0, 4)
-    assert not list(tmp_path.glob("*/*.partial"))
-
-
-def test_an_interrupted_one_leaves_no_half_file(tmp_path: Path) -> None:
-    tree = job(tmp_path, asynchronous=True).model_dump(exclude={"ignored", "given", "origin"})
-    tree["model"]["model_size_bytes"] = 200_000_000
-    with (
-        pytest.raises(KeyboardInterrupt),
-        open_checkpoints(check_workload(tree), place(), [4], lambda _: None) as checkpoints,
-    ):
-        checkpoints.take(0, 2)
-        raise KeyboardInterrupt
-    assert not list(tmp_path.glob("*/*"))
 
 
 def test_none_due_needs_no_folder(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.checkpoint.shares import Share, share_of
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model
 from dlemu.world.world import Alone
 
 
@@ -28,7 +28,7 @@ class Ranks(Alone):
 
 
 def plans(places: list[tuple[int, int]], name: str = "llama3_8b", **keys: object) -> list[Plan]:
-    workload = load_workload(name, keys)
+    workload = load_model(name, keys)
     Ranks.share = share_of(workload.model, None, "default")
     return [Plan.of(workload, Ranks(rank, places)) for rank in range(len(places))]
 
@@ -86,7 +86,7 @@ def test_no_two_files_share_their_bytes() -> None:
 def test_uneven_hosts_are_told() -> None:
     """The table of hosts for llama3_405b: 8 hosts of 64 accelerators."""
     places = [(host, 0) for host in range(8)]
-    told = planned(load_workload("llama3_405b"), plans(places, "llama3_405b")[0])["checkpoint"]
+    told = planned(load_model("llama3_405b"), plans(places, "llama3_405b")[0])["checkpoint"]
     gib = [round(num_bytes / 2**30) for num_bytes in told["num_bytes_of_hosts"]]
     assert gib == [761, 757, 757, 749, 567, 567, 567, 567]
     assert told["num_bytes_of_accelerators"] == (9_513_171_840, 13_226_441_600)

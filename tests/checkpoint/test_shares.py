@@ -12,15 +12,15 @@ from dlemu.checkpoint.shares import (
 )
 from dlemu.workload.checkpoint_sections import ModelSection
 from dlemu.workload.compose import known_models
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model
 
 
 def model(name: str) -> ModelSection:
-    return load_workload(name).model
+    return load_model(name).model
 
 
 def flat(zero_stage: int) -> ModelSection:
-    return load_workload("unet3d", {"model.parallelism.zero_stage": zero_stage}).model
+    return load_model("unet3d", {"model.parallelism.zero_stage": zero_stage}).model
 
 
 # Computed from the formulas of DLIO's base_checkpointing.py; the totals agree with the table of
@@ -114,13 +114,13 @@ def test_the_names_are_dlios() -> None:
         "zero_pp_rank_0_mp_rank_251_optim_states.pt",
     ]
     assert names(model("llama3_405b"), 512, 300) == ["zero_pp_rank_1_mp_rank_44_optim_states.pt"]
-    one_stage = load_workload("llama3_8b", {"model.parallelism.zero_stage": 2}).model
+    one_stage = load_model("llama3_8b", {"model.parallelism.zero_stage": 2}).model
     assert names(one_stage, 8, 0)[0] == "model_0_model_states.pt"
     assert names(one_stage, 8, 1) == ["zero_pp_rank_1_mp_rank_0_optim_states.pt"]
 
 
 def test_without_zero_one_copy_saves_for_all() -> None:
-    own = load_workload(
+    own = load_model(
         "llama3_8b", {"model.parallelism.zero_stage": 0, "model.parallelism.tensor": 2}
     ).model
     assert [len(files_of_rank(own, 8, rank)) for rank in range(8)] == [2, 2, 0, 0, 0, 0, 0, 0]

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,22 @@ def test_files_hold_their_bytes_and_are_read_back(
             assert (read.num_bytes, read.compare > 0) == (size, True)
 
 
+def test_waiting_for_bytes_is_no_writing(
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dlemu.checkpoint.writer.time.perf_counter", lambda: now[0])
+
+    def write(writer: Writer, file: int, num_bytes: int) -> float:
+        now[0] += 5.0
+        return 3.0
+
+    monkeypatch.setattr(Writer, "_write_pieces", write)
+    with Writer(content, piece_bytes=PIECE, io_depth=1, direct=False) as writer:
+        times = writer.write(tmp_path / "a.pt", 4096, sample=1)
+    assert (times.write, times.waited) == (2.0, 3.0)
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Let the drive be full after so many write calls."""
@@ -112,13 +127,6 @@ def test_a_writer_can_be_stopped_from_another_thread(
             writer.write(tmp_path / "a", 1000 * PIECE, sample=0)
         assert writer.bytes_done == PIECE
     assert os.listdir(tmp_path) == []
-
-
-def test_bytes_that_were_made_before_the_writing_count(tmp_path: Path, content: Content) -> None:
-    with Writer(content, piece_bytes=PIECE) as writer:
-        writer.prepare([(0, PIECE)])
-        time.sleep(0.1)
-        assert writer.write(tmp_path / "a", PIECE, sample=0).generation > 0
 
 
 def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:

@@ -9,137 +9,94 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from tests.lab.commands import QUICK, generate
+from tests.lab.stored import SYSTEM, VERSIONS, store_checkpoint, store_run, store_runs
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `one`, a run of three epochs, and `two`, two runs of one epoch."""
-    folder = tmp_path_factory.mktemp("compared")
-    words = ["run", *QUICK, generate(folder)]
-    assert run([*words, "train.epochs=3", f"output.folder={folder / 'one'}"]) == 0
-    more = ["train.epochs=1", "runs=2", "warmup=1", f"output.folder={folder / 'two'}"]
-    assert run([*words, *more]) in (0, 2)
-    return folder
+def changed(folder: Path, wait: float = 0.25, **fields: Any) -> str:
+    """Store a run whose steps waited so long for their batches, with other fields."""
+    store_run(folder, wait=wait)
+    tree = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(tree | fields))
+    return str(folder)
 
 
-def changed(folder: Path, *, slower: float = 1.0, **summary: Any) -> Path:
-    """Return a copy of a run whose steps took so many times as long, with other fields."""
-    copy = folder.with_name(f"{folder.name}-{slower:g}-{'-'.join(summary)}")
-    shutil.copytree(folder, copy)
-    steps = np.load(copy / "steps.0.npy")
-    seconds = steps["wait"] + steps["compute"] + steps["barrier"]
-    steps["wait"] += (slower - 1) * seconds
-    np.save(copy / "steps.0.npy", steps)
-    tree = json.loads((copy / "summary.json").read_text())
-    (copy / "summary.json").write_text(json.dumps(tree | summary))
-    return copy
-
-
-def compared(
-    capsys: pytest.CaptureFixture[str], *words: str | Path, status: int = 0
-) -> dict[str, Any]:
+def compared(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
     capsys.readouterr()
-    assert run(["compare", *map(str, words), "--json"]) == status
+    assert run(["compare", *words, "--json"]) == status
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return told
 
 
-def test_a_run_and_itself_do_not_differ(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = compared(capsys, place / "one", place / "one" / "summary.json", "compare.max_loss=0%")
+def test_a_run_and_itself_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = changed(tmp_path / "one")
+    told = compared(capsys, one, f"{one}/summary.json", "compare.max_loss=0%")
     assert (told["loss"], told["differing_facts"], told["differing_keys"]) == ([0.0], {}, {})
     (found,) = told["differences"]
     assert {each["value"] for each in found.values()} == {0.0}
-    assert found["samples_per_second"]["within_noise"] is None
-    assert found["samples_per_second"]["noise"] is None
+    assert found["samples_per_second"]["within_noise"] is None, "one run knows no noise of runs"
     assert found["samples_per_second"]["within_one_run"] >= 0
-    assert run(["compare", str(place / "one"), str(place / "one")]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("one run each: not comparable, take runs=5\n\nunet3d_h100")
-    assert " within one run\n" in text and "A from 3 epochs of one run" in text
-    assert "within the noise" not in text and "95% interval" not in text
-    assert run(["compare", str(place / "two"), str(place / "one")]) == 0
-    assert capsys.readouterr().out.startswith("B: one run: not comparable, take runs=5\n")
-    assert run(["compare", str(place / "two"), str(place / "two")]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("unet3d_h100") and "B against A, with the 95% interval" in text
-    assert "what differs: nothing that is known" in text
 
 
-def test_a_loss_is_told_by_the_exit_status(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = changed(place / "one", slower=1.25)  # 20 % fewer samples a second
-    both = [str(place / "one"), str(slow)]
-    assert run(["compare", *both]) == 0
-    assert run(["compare", *both, "compare.max_loss=20.1%"]) == 0
-    assert "no result lost more than compare.max_loss=20.1%" in capsys.readouterr().out
-    assert run(["compare", *both, "compare.max_loss=19.9%"]) == 2
-    assert (
-        f"\nLOSS: {slow} has 20.0% fewer samples/s than {place / 'one'}, compare.max_loss allows "
-        "19.9%\n"
-    ) in capsys.readouterr().out
-    assert run(["compare", *reversed(both), "compare.max_loss=0%"]) == 0, "it has gained"
-    capsys.readouterr()
-    told = compared(capsys, both[0], slow, both[0], "compare.max_loss=5%", status=2)
-    assert told["loss"] == pytest.approx([0.2, 0.0]) and told["max_loss"] == 0.05
-    assert told["differences"][0]["samples_per_second"]["share"] == pytest.approx(-0.2)
+def test_a_loss_shows_in_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, slow = changed(tmp_path / "one"), changed(tmp_path / "slow", wait=0.5)
+    told = compared(capsys, one, slow, one, "compare.max_loss=5%", status=2)
+    rates = [each["figures"]["samples_per_second"]["value"] for each in told["results"]]
+    lost = 1 - rates[1] / rates[0]
+    assert lost > 0.1 and told["loss"] == pytest.approx([lost, 0.0])
+    assert told["max_loss"] == 0.05
+    assert told["differences"][0]["samples_per_second"]["share"] == pytest.approx(-lost)
+    assert run(["compare", one, slow]) == 0
+    assert run(["compare", one, slow, f"compare.max_loss={100 * lost + 0.1:.2f}%"]) == 0
+    assert run(["compare", one, slow, f"compare.max_loss={100 * lost - 0.1:.2f}%"]) == 2
+    assert run(["compare", slow, one, "compare.max_loss=0%"]) == 0, "it has gained"
 
 
 def test_what_differs_in_hosts_and_keys_is_named(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tree = json.loads((place / "one" / "summary.json").read_text())
-    (host,) = tree["system"]
     drive = {"name": "nvme0n1", "model": "PM9A3", "firmware": "GDC5"}
     before = changed(
-        place / "one",
-        system=[host | {"kernel": "6.1", "governor": "powersave", "drives": [drive]}],
-        versions=tree["versions"] | {"dlemu": "0.0.9"},
+        tmp_path / "before",
+        system=[SYSTEM | {"kernel": "6.1", "governor": "powersave", "drives": [drive]}],
+        versions=VERSIONS | {"dlemu": "0.0.9"},
         place={"file_system": "xfs", "model": "PM9A3"},
     )
     after = changed(
-        place / "one",
-        slower=2,
-        system=[host | {"kernel": "6.8", "drives": [drive | {"firmware": "GDC6"}]}],
+        tmp_path / "after",
+        system=[SYSTEM | {"kernel": "6.8", "drives": [drive | {"firmware": "GDC6"}]}],
         place={"file_system": "ext4", "model": "other"},
     )
-    config = after / "config.yaml"
+    config = tmp_path / "after" / "config.yaml"
     text = config.read_text().replace("read_threads: 4", "read_threads: 8")
-    assert text != config.read_text()
     config.write_text(text.replace("data_folder: ", "data_folder: /elsewhere"))
     told = compared(capsys, before, after)
-    dlemu = tree["versions"]["dlemu"]
     assert told["differing_facts"] == {
         "system.kernel": ["6.1", "6.8"],
+        "system.governor": ["powersave", "performance"],
         "drives.firmware": ["GDC5", "GDC6"],
         "place.file_system": ["xfs", "ext4"],
-        "versions.dlemu": ["0.0.9", dlemu],
-    } | ({"system.governor": ["powersave", host["governor"]]} if host["governor"] else {})
+        "versions.dlemu": ["0.0.9", "1.2.3"],
+    }
     assert list(told["differing_keys"]) == ["reader.read_threads", "dataset.data_folder"]
     assert told["differing_keys"]["reader.read_threads"] == [4, 8]
-    assert run(["compare", str(before), str(after)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["system.kernel", "6.1", "6.8"] in lines and ["reader.read_threads", "4", "8"] in lines
-
-
-def test_an_older_run_lacks_facts_and_differs_in_none(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    older = changed(place / "one", system=None, versions=None, hostname="")
-    assert compared(capsys, older, place / "one")["differing_facts"] == {}
+    unknown = changed(tmp_path / "unknown", system=None, versions=None, hostname="", place=None)
+    assert compared(capsys, unknown, after)["differing_facts"] == {}
 
 
 def test_several_runs_have_the_noise_of_their_spread(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = compared(capsys, place / "two", place / "one")
+    store_runs(tmp_path / "several")
+    told = compared(capsys, str(tmp_path / "several"), changed(tmp_path / "one"))
     first = told["results"][0]
-    assert (first["basis"], first["num_accelerators"]) == ("2 runs", 1)
-    rows = json.loads((place / "two" / "summary.json").read_text())["runs"]
+    assert (first["basis"], first["num_accelerators"]) == ("3 runs", 4)
+    rows = json.loads((tmp_path / "several" / "summary.json").read_text())["runs"]
     rates = [row["samples_per_second"] for row in rows if row["name"].startswith("run")]
     figure = first["figures"]["samples_per_second"]
-    assert figure["value"] == pytest.approx(sum(rates) / 2)
-    assert figure["error"] == pytest.approx(abs(rates[0] - rates[1]) / 2)
-    assert told["differing_keys"] == {"train.epochs": [1, 3], "runs": [2, 1], "warmup": [1, 0]}
+    assert figure["value"] == pytest.approx(np.mean(rates))
+    assert figure["error"] == pytest.approx(np.std(rates, ddof=1) / 3**0.5)
 
 
 def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
@@ -184,11 +141,15 @@ def test_sizings_are_compared_by_their_accelerators(
         and "its number is a lower bound" in text
     )
     assert f"LOSS: {after}" not in text and ">= 4" in text
-    told = compared(capsys, before, after)
+    told = compared(capsys, str(before), str(after))
     found = told["differences"][0]["real_accelerators"]
     assert found["value"] == pytest.approx(-0.6)
     assert found["noise"] == pytest.approx(0.3 * 2**0.5) and found["within_noise"] is False
     assert "page_cache_share" not in told["results"][0]["figures"]
+    dlio = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
+    assert run(["compare", str(before), str(dlio)]) == 1
+    line = f"dlemu: {dlio} holds a result of another tool; name results of dlemu\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_sizing_of_several_targets_is_compared_target_by_target(
@@ -204,32 +165,20 @@ def test_a_sizing_of_several_targets_is_compared_target_by_target(
     assert "c has no sizing of unet3d_h100 on d2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("page_cache_share_per_epoch", [0.0, float("nan"), 0.0], "its page_cache_share is no"),
-        ("page_cache_share", float("inf"), "its page_cache_share is no finite number"),
-    ],
-)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_damaged_run_gets_one_line(
-    name: str,
-    value: object,
-    why: str,
-    place: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(place / "one", damaged)
-    tree = json.loads((damaged / "summary.json").read_text())
-    tree["measured"][name] = value
-    (damaged / "summary.json").write_text(json.dumps(tree))
-    for words in ((place / "one", damaged), (damaged, place / "one")):
-        assert run(["compare", *map(str, words)]) == 1
+    one, damaged = changed(tmp_path / "one"), changed(tmp_path / "damaged")
+    path = tmp_path / "damaged" / "summary.json"
+    tree = json.loads(path.read_text())
+    tree["measured"]["page_cache_share"] = value
+    path.write_text(json.dumps(tree))
+    for words in ((one, damaged), (damaged, one)):
+        assert run(["compare", *words]) == 1
         said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith(f"dlemu: {damaged} holds a damaged result: ")
-        assert why in said.err and said.err.count("\n") == 1
+        line = f"dlemu: {damaged} holds a damaged result: its page_cache_share is no finite number"
+        assert (said.out, said.err) == ("", f"{line}\n")
 
 
 def test_a_damaged_result_and_one_of_another_kind_are_named(
@@ -242,3 +191,19 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
         assert run(["compare", answer, str(path)]) == 1
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and line in said.err
+
+
+def test_saves_are_not_compared_with_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_checkpoint(tmp_path / "both")
+    tree = json.loads((tmp_path / "both" / "summary.json").read_text())
+    for gone, kept in (("saves", "loads"), ("loads", "saves")):
+        shutil.copytree(tmp_path / "both", tmp_path / kept)
+        entries = tree["checkpoint"] | {gone: []}
+        text = json.dumps(tree | {"checkpoint": entries})
+        (tmp_path / kept / "summary.json").write_text(text)
+    both, loads, saves = (str(tmp_path / name) for name in ("both", "loads", "saves"))
+    assert compared(capsys, both, loads)["differences"][0].keys() == {"load_bytes_per_second"}
+    assert run(["compare", saves, loads]) == 1
+    assert "have no figure in common" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_an_error_of_one_rank(tmp_path: Path, culprit: int) -> None:
     assert sum(line.startswith("dlemu: ") for line in lines) == 1
 
 
-@pytest.mark.parametrize("words", ["paths .", "try ."])
+@pytest.mark.parametrize("words", ["paths .", "steptime workload=unet3d_h100"])
 def test_a_command_that_measures_on_one_rank_refuses_several(tmp_path: Path, words: str) -> None:
     (tmp_path / "one").write_text("x")
     status, lines = on_ranks(2, *words.split(), cwd=tmp_path)

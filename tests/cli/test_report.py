@@ -201,14 +201,16 @@ def test_several_results_of_both_tools_end_with_one_table(
     dlio = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
     assert run(["report", str(dlio), str(original)]) == 1
     head, _, *rows, _, legend = capsys.readouterr().out.splitlines()[-6:]
-    assert re.split("  +", head)[:5] == ["result", "tool", "workload", "accelerators", "AU (%)"]
-    assert [row.split()[:3] for row in rows] == [
-        [str(dlio), "DLIO", "unet3d_h100"],
-        [str(original), "dlemu", "unet3d_h100"],
+    heads, *cells = [re.split("  +", line) for line in (head, *rows)]
+    assert heads[:5] == ["result", "workload", "verdict", "accelerators", "AU (%)"]
+    assert [row[:2] for row in cells] == [
+        [str(dlio), "unet3d_h100 (DLIO)"],
+        [str(original), "unet3d_h100"],
     ]
-    assert rows[0].split()[4:7] == ["94.32", "81.23", "92.60"]
+    assert cells[0][4:7] == ["94.32", "81.23", "92.60"]
+    assert heads[5:7] == ["with first step (%)", "as recorded (%)"]
     metrics = measure(read_steps(original))
-    assert rows[1].split()[4] == f"{metrics.au_percentage:.2f}"
+    assert cells[1][4] == f"{metrics.au_percentage:.2f}"
     assert legend.startswith("AU by dlemu's formula, without the first step")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.datagen import generate, read_manifest, survey, verify, write
+from dlemu.datagen import generate, read_manifest, survey, target, verify
 from dlemu.errors import DatasetError
 from dlemu.world.world import Alone
 from tests.datagen.test_write import KINDS, ROOT, program
@@ -93,7 +93,7 @@ def test_killed_anywhere_it_continues(
     tmp_path: Path, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread, so that every run changes the file system in the same order."""
-    monkeypatch.setattr(write, "FILES_IN_FLIGHT", 1)
+    monkeypatch.setattr(target, "FILES_IN_FLIGHT", 1)
     kind = {**kind, "num_samples_per_file": 2}
     generated(tmp_path / "small", **{**kind, "num_files_train": 9})
     generated(tmp_path / "whole", **{**kind, "num_files_train": 11})

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import tfrecord
 
-from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, target, verify
 from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.errors import DatasetError
@@ -146,33 +145,27 @@ def test_every_field_of_it_is_checked(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("change", "said"),
     [
-        ("prefix", "../../x", r"dataset.prefix: .* must be part of a file name: no path, no"),
-        ("prefix", "/etc/x", r"dataset.prefix: .* must be part of a file name: no path, no"),
-        ("num_files", "6", "dataset.num_files: Input should be a valid integer, got 6"),
-        ("element_type", "float32", "element_type float32 has not 1 bytes"),
-        ("dims", [3, 5], r"dims \[3, 5\] do not make 5000 bytes"),
+        ({"dataset": {"prefix": "../../x"}}, r"dataset.prefix: .* must be part of a file name: no"),
+        ({"dataset": {"prefix": "/etc/x"}}, r"dataset.prefix: .* must be part of a file name: no"),
+        (
+            {"dataset": {"num_files": "6"}},
+            "dataset.num_files: Input should be a valid integer, got",
+        ),
+        ({"dataset": {"element_type": "float32"}}, "element_type float32 has not 1 bytes"),
+        ({"dataset": {"dims": [3, 5]}}, r"dims \[3, 5\] do not make 5000 bytes"),
+        ({"files": "../dlemu.files.npy"}, r"files: Input should be 'dlemu.files.npy'"),
     ],
 )
-def test_what_is_wrong_in_it_is_named(tmp_path: Path, field: str, value: Any, said: str) -> None:
+def test_what_is_wrong_in_it_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     generated(tmp_path)
     path = tmp_path / "dlemu.json"
     tree = json.loads(path.read_text())
-    tree["dataset"][field] = value
-    path.write_text(json.dumps(tree))
+    dataset = tree["dataset"] | change.pop("dataset", {})
+    path.write_text(json.dumps(tree | {"dataset": dataset} | change))
     with pytest.raises(DatasetError, match=said):
         read_manifest(tmp_path)
-
-
-def test_it_names_no_file_outside_of_the_folder(tmp_path: Path) -> None:
-    generated(tmp_path / "data")
-    path = tmp_path / "data" / "dlemu.json"
-    for name in ("../dlemu.files.npy", str(tmp_path / "dlemu.files.npy"), "dlemu.json"):
-        (tmp_path / "dlemu.files.npy").write_bytes((path.parent / "dlemu.files.npy").read_bytes())
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"files": name}))
-        with pytest.raises(DatasetError, match=r"files: Input should be 'dlemu.files.npy'"):
-            read_manifest(path.parent)
 
 
 def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
@@ -254,8 +247,7 @@ def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_regular(path)
 
-    # The module's name, dlemu.datagen.verify, leads to the function.
-    monkeypatch.setattr(import_module("dlemu.datagen.verify"), "read_regular", unreadable)
+    monkeypatch.setattr(target, "read_regular", unreadable)
     assert verify(tmp_path, full=True, world=Alone()) == [
         Fault(layout.index_path(1), "cannot be read: Input/output error"),
         Fault(layout.path(1), "differs from what was written at byte 4500"),
@@ -316,16 +308,6 @@ def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None
     assert fault.problem.endswith(f"(its checksum would be {wanted}, not 7)")
     assert (tmp_path / "train" / "img_3_of_6.npz").read_bytes() == b"mine"
     assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_repair_waits_for_a_datagen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "_LOCK_SECONDS", 0.1)
-    generated(tmp_path)
-    with (
-        write.writing(tmp_path, Alone(), ""),
-        pytest.raises(DatasetError, match="is being written by another datagen; wait for it"),
-    ):
-        verify(tmp_path, full=False, repair=True, world=Alone())
 
 
 PROGRAM = """
@@ -503,28 +485,14 @@ def test_samples_of_another_size_are_another_dataset(
         f"{tmp_path}/train has samples of 600 bytes on average, dataset.record_length_bytes says "
         f"{wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
     )
-
-
-def test_a_hundred_small_files_are_no_unet3d(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    for number in range(100):
-        payload = np.zeros((128, 64, 1), np.uint8)
-        np.savez(tmp_path / "train" / f"img_{number:03d}_of_100.npz", x=payload, y=np.zeros(1))
-    keys = {"dataset.num_files_train": 100, "dataset.data_folder": str(tmp_path)}
-    workload = load_workload("unet3d_h100", keys)
-    with pytest.raises(DatasetError, match=r"samples of 8,192 bytes on average, .* 146,600,628;"):
-        survey(tmp_path, workload)
-    fits = workload.with_keys(
-        {"dataset.record_length_bytes": 8192.0, "dataset.record_length_bytes_stdev": 0.0}
-    )
-    assert survey(tmp_path, fits).mean_bytes == 8192
-    shape = workload.with_keys({"dataset.record_dims": [64, 64]})
-    with pytest.raises(DatasetError, match=r"record_dims says 4,096; .* dataset.record_dims=\[\] "):
+    shape = workload.with_keys({"dataset.record_dims": [wanted]})
+    with pytest.raises(
+        DatasetError, match=r"record_dims says .* dataset.record_dims=\[\] dataset."
+    ):
         survey(tmp_path, shape)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("num_files", [12, 168])
+@pytest.mark.parametrize(("num_files", "seed"), [(12, 0), (12, 1), (168, 2)])
 def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed: int) -> None:
     """Two sides, drawn apart: 0.71 of the stdev that was asked for, and whole numbers."""
     (tmp_path / "train").mkdir()
@@ -536,3 +504,6 @@ def test_sizes_that_dlio_draws_are_accepted(tmp_path: Path, num_files: int, seed
         np.savez(path, x=np.zeros((*sides, 1), np.uint8), y=np.zeros(1))
     keys = {"num_files_train": num_files, "record_length_bytes": mean}
     survey(tmp_path, workload_of(tmp_path, record_length_bytes_stdev=stdev, **keys))
+    if num_files == 12:  # the mean of few may be off by more than a tenth
+        keys["record_length_bytes"] = 1.3 * mean
+        survey(tmp_path, workload_of(tmp_path, record_length_bytes_stdev=stdev, **keys))

@@ -1,6 +1,5 @@
 """Datasets are generated whole, the same on any number of ranks and after any interruption."""
 
-import contextlib
 import itertools
 import os
 import re
@@ -22,10 +21,11 @@ from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, veri
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
+from dlemu.datagen.target import FileMaker
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
-from dlemu.datagen.write import FileWriter
-from dlemu.errors import DatasetError, RunError
+from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.formats import FORMATS
+from dlemu.storage import owned
 from dlemu.units import format_bytes
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
@@ -134,15 +134,15 @@ def test_an_error_on_one_rank_ends_all(tmp_path: Path) -> None:
 
 def killed_after(num_files: int, workload: Workload) -> int | None:
     """Generate in a process that is killed as it begins so many more files; return its status."""
-    begun, write_file = itertools.count(), FileWriter.write_file
+    begun, write_file = itertools.count(), FileMaker.write_file
 
-    def write(self: FileWriter, file: int) -> Any:
+    def write(self: FileMaker, file: int) -> Any:
         if next(begun) == num_files:  # others are in the middle of theirs
             os.kill(os.getpid(), signal.SIGKILL)
         return write_file(self, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileWriter, "write_file", write)
+        patch.setattr(FileMaker, "write_file", write)
         child = get_context("fork").Process(
             target=generate, args=(workload,), kwargs={"world": Alone()}
         )
@@ -238,14 +238,17 @@ def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     refused: list[str] = []
 
     def second(progress: FileProgress) -> None:
-        with pytest.raises(DatasetError) as error:
+        with pytest.raises(WorkloadError) as error:
             generate(workload, world=Alone())
+        refused.append(str(error.value))
+        with pytest.raises(WorkloadError) as error:
+            verify(tmp_path, full=False, repair=True, world=Alone())
         refused.append(str(error.value))
 
     first = generate(workload, world=Alone(), on_progress=second)
 
-    assert refused
-    assert "is being written by another datagen; wait for it" in refused[0]
+    line = f"dataset.data_folder {tmp_path} is in use by another dlemu; wait for its end, or name"
+    assert refused and all(said.startswith(line) for said in refused)
     assert first.files_written == 6
     assert generate(workload, world=Alone()).files_written == 0
 
@@ -377,14 +380,6 @@ def test_what_vanishes_midway_is_one_line(
     )
 
 
-def test_an_unfinished_dataset_is_not_continued_as_another(tmp_path: Path) -> None:
-    workload = workload_of(tmp_path, num_files_train=200, record_length_bytes=1e5)
-    assert killed_after(20, workload) == -signal.SIGKILL
-
-    with pytest.raises(DatasetError, match=r"dataset\.seed is 0, the workload's is 4"):
-        generate(workload.with_keys({"dataset.seed": 4}), world=Alone())
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
@@ -409,8 +404,8 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_written(small_disk: Path) -
     with pytest.raises(RunError) as error:
         generate(workload, world=Alone())
     assert str(error.value) == (
-        f"{small_disk} has 4.0 MiB free, the dataset needs {format_bytes(float(need))} more; free "
-        "space, use another dataset.data_folder, or lower dataset.num_files_train"
+        f"{small_disk} has 4.0 MiB free, too little for 50 npz files, {format_bytes(float(need))}; "
+        "free space, use another dataset.data_folder, or lower dataset.num_files_train"
     )
     assert tree(small_disk) == {}
 
@@ -460,14 +455,11 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
     found = Examined(Todo(recipe, np.array([0, 1])), None, b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
-    for free, fits in ((need, True), (need - 1, False)):
-
-        class System:
-            f_bavail, f_frsize = free, 1
-
-        monkeypatch.setattr(os, "statvfs", lambda folder, system=System: system)
-        with contextlib.nullcontext() if fits else pytest.raises(RunError, match="more; free"):
-            found.check_space(tmp_path)
+    monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
+    found.check_space(tmp_path)
+    monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need - 1))
+    with pytest.raises(RunError, match="free, too little for 2 tfrecord files, "):
+        found.check_space(tmp_path)
 
 
 @pytest.mark.root

@@ -386,6 +386,22 @@ def test_of_a_large_plan_each_rank_makes_its_own_part(
         assert np.array_equal(own.sequence, whole.sequence[first * each : last * each])
 
 
+def test_accelerators_of_a_large_plan_have_buffers_of_their_own() -> None:
+    options = PlanOptions(
+        batch_size=50,
+        num_accelerators=2,
+        epoch=0,
+        seed=1,
+        samples_per_file=1,
+        shuffle_files=False,
+        shuffle_samples=True,
+        shuffle_size=50,
+    )
+    with patch.multiple(plan_module, _WHOLE=1):
+        first, second = plan_streams(200, options).samples[0]
+    assert not np.array_equal(first - first.min(), second - second.min())
+
+
 @pytest.mark.parametrize("keys", [{}, {"train.total_training_steps": 3}])
 @pytest.mark.parametrize("loader", ["pytorch", "tensorflow"])
 def test_steps_are_counted_without_a_plan(loader: str, keys: dict[str, object]) -> None:

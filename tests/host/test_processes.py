@@ -138,7 +138,7 @@ def test_a_pid_given_anew_is_somebody_else(tmp_path: Path) -> None:
     assert tree.pids == []
 
 
-@settings(deadline=None)  # it writes files
+@settings(deadline=None, max_examples=40)  # it writes files
 @given(data=st.data())
 def test_totals_are_right_however_processes_begin_and_end(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -1,12 +1,16 @@
 """A small job for the command line, and ways to give commands."""
 
+import json
 import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dlemu import datagen
 from dlemu.cli.main import run
+from dlemu.results.outcome import Outcome
+from dlemu.run.job import run_job
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
@@ -49,6 +53,19 @@ def small_job(folder: Path, **keys: object) -> Workload:
     job = quick.with_keys({key.replace("__", "."): value for key, value in keys.items()})
     datagen.generate(job, world=Alone())
     return job
+
+
+def ran(job: Workload) -> Outcome:
+    """Run a job in this process, and say nothing."""
+    outcome = run_job(job, world=Alone(), say=lambda text: None)
+    assert outcome is not None
+    return outcome
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary that a run has left in its folder."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,8 @@ A file of tests/golden/ holds lines that begin with "$ " and, below each, what i
 tests/refusals.toml holds commands that are refused: a table's name has the first words of all its
 entries, an entry the rest and the one line that is printed.
 
-`python -m tests.lab.golden` writes all of it anew: the diff is the review.
+`python -m tests.lab.golden` writes all of it anew: the diff is the review. With names
+(`golden run refusals`) it writes these alone.
 """
 
 import contextlib
@@ -37,16 +38,16 @@ import pytest
 from dlemu.cli import doctor, main, wear
 from dlemu.cli.doctor import Check
 from dlemu.datagen import probe as datagen_probe
-from dlemu.host import devices, drive_counters, limits, place, system
+from dlemu.host import devices, drive_counters, limits, place
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
-from dlemu.host.place import Drive, Place
-from dlemu.host.system import DriveSettings, System
+from dlemu.host.place import Drive, Place, System
 from dlemu.results import summary
 from dlemu.run import forecast
 from dlemu.run import summary as run_summary
 from dlemu.storage import probe as storage_probe
 from tests.lab.commands import SMALL
+from tests.lab.settings import QUICK, apply
 from tests.lab.stored import PLACE, RENDERED, STORED, SYSTEM, VERSIONS, flat
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -240,9 +241,8 @@ class _Page(HTMLParser):
 @contextlib.contextmanager
 def fixed() -> Iterator[None]:
     """Give this process a host, a clock, a locale and versions that are always the same."""
-    drive = Drive("nvme1n1", "SSD <7450>", "E2MU200", 3_840_755_982_336)
-    found = Place("xfs", "/mnt/d1", "/dev/nvme1n1", drives=(drive,), is_root=False)
-    drives = tuple(DriveSettings(**each) for each in SYSTEM["drives"])
+    drives = tuple(Drive(**each) for each in SYSTEM["drives"])
+    found = Place("xfs", "/mnt/d1", "/dev/nvme1n1", drives=drives, is_root=False)
     of_system = System(**{**SYSTEM, "drives": drives})
     memory: int = PLACE["memory_bytes"]
     real, own = importlib.metadata.version, wear._devices
@@ -252,7 +252,7 @@ def fixed() -> Iterator[None]:
         limits.usable_cpus: lambda *_, **__: PLACE["cpus"],
         limits.memory_bytes: lambda: memory,
         limits.host_memory_bytes: lambda **_: (memory, "MemTotal"),
-        system.find_system: lambda folder, **_: of_system,
+        place.find_system: lambda folder, **_: of_system,
         run_summary.versions: lambda: VERSIONS,
         doctor.examine: lambda folder, **_: iter(_CHECKS),
         forecast.probe_dataset: lambda *_, **__: 6e9,
@@ -293,7 +293,15 @@ def _swap(pairs: dict[Any, Any]) -> None:
                     setattr(module, key, pairs[value])
 
 
-if __name__ == "__main__":
+def write_anew(names: Sequence[str]) -> None:
+    """Write the files of these names anew, all of them without a name."""
+    apply(QUICK)
     for path in sorted(FOLDER.glob("*.txt")):
-        path.write_text(written(path.read_text()))
-    REFUSALS.write_text(refused(REFUSALS.read_text())[0])
+        if not names or path.stem in names:
+            path.write_text(written(path.read_text()))
+    if not names or REFUSALS.stem in names:
+        REFUSALS.write_text(refused(REFUSALS.read_text())[0])
+
+
+if __name__ == "__main__":
+    write_anew(sys.argv[1:])

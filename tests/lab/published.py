@@ -263,42 +263,6 @@ def core_seconds(
     return found
 
 
-def close(predicted: int, published: int) -> bool:
-    """Say whether a number is within max(1, 5 %)."""
-    return abs(predicted - published) <= max(1, 0.05 * published)
-
-
-@dataclass(frozen=True)
-class Score:
-    """How many of so many cells, and the error of the rate at the published number."""
-
-    exact: int
-    close: int
-    errors: list[float]
-
-    def __str__(self) -> str:
-        ranked = sorted(abs(error) for error in self.errors)
-        num = len(ranked)
-        return (
-            f"N exact {self.exact} of {num}; N within max(1, 5 %) {self.close} of {num}; bandwidth "
-            f"error median {median(ranked):.1%}, 90 % of cells under {ranked[int(0.9 * num)]:.1%}"
-        )
-
-
-def score(fits: Iterable[tuple[Cell, Fit]]) -> Score:
-    """Return how near each cell's prediction by its fit comes."""
-    pairs = list(fits)
-    numbers = [(fitted.predict(cell).num_accelerators, cell.passing) for cell, fitted in pairs]
-    return Score(
-        exact=sum(predicted == published for predicted, published in numbers),
-        close=sum(close(*pair) for pair in numbers),
-        errors=[
-            fitted.predict(cell, cell.accelerators).au_percentage / cell.au_percentage - 1
-            for cell, fitted in pairs
-        ],
-    )
-
-
 @dataclass(frozen=True)
 class PublishedCache:
     """A published test of a cache before an origin, beside what datasheets say; bytes a second."""

@@ -7,7 +7,7 @@ shows and keeps in no file.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,10 @@ from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
-from dlemu.host.intervals import IntervalSummary
+from dlemu.host.devices import DeviceCounters
+from dlemu.host.intervals import IntervalSummary, Observation
+from dlemu.host.network import NetworkCounters, NicCounters
+from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
@@ -44,8 +47,8 @@ from dlemu.report.load import present_load
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_tables
+from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
-from dlemu.reports.table import append_rows
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
@@ -62,7 +65,7 @@ from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.measure import Timed
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model, load_workload
 from dlemu.world.world import Alone
 from tests.lab.limits import limit_lines
 
@@ -95,6 +98,7 @@ SYSTEM: Any = {
             "name": "nvme1n1",
             "model": "SSD <7450>",
             "firmware": "E2MU200",
+            "size_bytes": 3_840_755_982_336,
             "scheduler": "none",
             "read_ahead_kib": "128",
         }
@@ -211,14 +215,14 @@ def store_runs(folder: Path) -> None:
     """Write a warm-up and three runs that count, one of them disturbed."""
     keys: dict[str, object] = {"runs": 3, "warmup": 1}
     rows: list[RunRow] = []
-    outcomes = []
+    counting = []
     for number, wait in enumerate((0.4, 0.1, 0.105, 0.2)):
         name = f"run.{number}" if number else "warmup.1"
         each = store_run(folder / name, wait=wait, start=90 * number, seed=number, keys=keys)
-        row = row_of(load_workload("unet3d_h100"), name, each)
+        row = row_of(name, each.summary)
         rows.append(RunRow({**row, "gap_seconds": 30.0 if number else None}))
-        outcomes += [each] if number else []
-    first = outcomes[0].summary
+        counting += [each.summary] if number else []
+    first = counting[0]
     begun = RunsSummary(
         status="incomplete",
         label="MLPerf-Storage-style, not an MLPerf result",
@@ -230,7 +234,39 @@ def store_runs(folder: Path) -> None:
         runs=rows,
         notes=[],
     )
-    write_summary(folder, {**judge_runs(begun, outcomes), "end": _time(330)})
+    write_summary(folder, {**judge_runs(begun, counting), "end": _time(330)})
+
+
+# --- what hosts did over time ---------------------------------------------------------------------
+
+
+def observation(time: float, reads: int, queue_ms: int) -> Observation:
+    """Return counters that grow evenly; `time` is the host's clock."""
+    return Observation(
+        time=time,
+        label=None,
+        devices={
+            "sda": DeviceCounters(
+                reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0, 0
+            ),
+            "sdb": DeviceCounters(0, 0, 0, 0, 0, 0),
+        },
+        network_read_bytes=None,
+        host=HostCpu(time, 3 * time, 0, 0),
+        usable_cpus=4.0,
+        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
+        throttling=None,
+        pss_bytes=None,
+        page_cache_bytes=GIB,
+        network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
+    )
+
+
+def write_host(folder: Path, rank: int, observations: list[Observation], unix: float) -> None:
+    """Write host.<rank>.jsonl of a host whose clock shows 0 at a Unix time."""
+    lines = [{"time": 7.0, "unix_time": unix + 7.0}, *map(asdict, observations)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"host.{rank}.jsonl").write_text(text)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -263,7 +299,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
-_MODEL = load_workload(
+_MODEL = load_model(
     "llama3_8b",
     {
         "checkpoint.checkpoint_folder": "/mnt/d1/checkpoints",
@@ -461,7 +497,6 @@ def _load() -> str:
         for way, readers, seconds in reads
     )
     answer = Load(
-        load=LoadJob(model=model, target=Path("/tmp")),
         num_files=len(model.files),
         num_bytes=model.num_bytes,
         num_pages=model.num_bytes >> 12,
@@ -469,7 +504,7 @@ def _load() -> str:
         drive_bytes_per_second=7e9,
         drive_source="probed with 64 readers",
     )
-    document = load_document(answer.load, answer)
+    document = load_document(LoadJob(model=model, target=Path("/tmp")), answer)
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 

@@ -23,7 +23,7 @@ from dlemu.workload.model import Workload, check_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
-from tests.loaders.contract import Case, make_case
+from tests.loaders.contract import Case, check_epoch, make_case
 
 ROOT = Path(__file__).parents[2]
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -34,11 +34,17 @@ def open_files(pid: int | str = "self") -> int:
 
 
 def most_open(case: Case) -> int:
-    """Return the descriptors that reading an epoch adds to this process, at most."""
+    """Return the descriptors that reading an epoch adds to this process, at most.
+
+    Another epoch is looked at byte by byte: of workers that are started in any way.
+    """
     workload, before = case.workload, open_files()
     forked = workload.reader.multiprocessing_context == "fork"
-    with closing(case.open(keep=int(workload.reader.hand_over != "none"))) as loader:
+    keep = int(workload.reader.hand_over != "none")
+    with closing(case.open(keep=keep)) as loader:
         most = max(open_files() for _ in loader.epoch(0, case.plan(0)))
+        if keep:
+            check_epoch(case, loader, 1)
         if forked:
             allowed = needed(workload, case.num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())

@@ -5,7 +5,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dlemu.dataset.plan import EpochPlan
-from dlemu.host.devices import lies_in_memory
 from dlemu.loaders import LOADERS, Batch
 from dlemu.loaders.worker import SampleReader
-from tests.lab.bench import folder_in_memory
 from tests.lab.dataset import generated
 from tests.lab.waiting import until
 from tests.loaders.contract import BY_DALI, DATASETS, Case, check_epoch, make_case, payload_bytes
@@ -283,22 +281,14 @@ def _resources() -> set[object]:
     return {*shared, *threading.enumerate()}
 
 
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    with folder_in_memory() as folder:
-        if not lies_in_memory(folder):
-            pytest.skip("this host's /dev/shm is no tmpfs")
-        yield folder
-
-
 @pytest.mark.parametrize(("pause", "most"), [(0.0, 1), (0.02, 12)])
 def test_where_nothing_waits_threads_are_no_more_than_cpus(
-    pause: float, most: int, in_memory: Path
+    pause: float, most: int, memory: Path
 ) -> None:
     """Preprocessing may wait, whatever the files lie on."""
     keys = {"data_loader": "threads", "read_threads": 4, "batch_size": 2, "preprocess_time": pause}
     given = {f"reader.{key}": value for key, value in keys.items()} | {"reader.preprocess": "sleep"}
-    made = Case(generated(in_memory, given, num_files_train=120), num_accelerators=3)
+    made = Case(generated(memory, given, num_files_train=120), num_accelerators=3)
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     before = threading.active_count()

@@ -7,14 +7,12 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pytest
 
 from dlemu.loaders.pipes import Flag, Pipe, SharedMemory
 from dlemu.loaders.torch_internals import Requests, lean_context
-
-Method = Literal["fork", "forkserver", "spawn"]
 
 
 @pytest.fixture
@@ -79,8 +77,8 @@ def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
         answers.put((os.getpid(), number, number**2))
 
 
-@pytest.mark.parametrize("method", get_args(Method))
-def test_processes_started_in_any_way_talk(method: Method) -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_talk(method: Literal["fork", "spawn"]) -> None:
     context: Any = lean_context(method, num_messages=100, requests=Requests(), processes=[])
     asked, answers = [context.Queue() for _ in range(2)], context.Queue()
     flag = context.Event()

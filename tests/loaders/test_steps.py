@@ -19,43 +19,6 @@ def batch_of(step: int) -> Batch:
     return Batch(0, step, 0, np.array([step]), 1, 0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_window_moves_when_a_batch_is_taken() -> None:
-    """Two workers with two batches each: four ahead. Batch 0 is taken when it is there."""
-    window = Window(ahead=4, takes_early=0)
-    assert window.limit == 4
-    window.begin(0)
-    assert window.limit == 4, "asked for, but not there yet"
-    window.made(1)
-    assert window.limit == 4, "batches are taken in order"
-    window.made(0)
-    assert window.limit == 5
-    window.begin(1)
-    assert window.limit == 6
-
-
-def test_a_pipelined_loop_has_taken_one_more() -> None:
-    window = Window(ahead=4, takes_early=1)
-    for step in range(3):
-        window.made(step)
-    window.begin(0)
-    assert window.limit == 6, "batch 0 is computed on, batch 1 is taken, four more are asked for"
-    window.begin(1)
-    assert window.limit == 7
-
-
-def test_without_workers_a_batch_is_read_when_it_is_asked_for() -> None:
-    rule, pipelined = (Window(ahead=0, takes_early=early) for early in (0, 1))
-    assert (rule.limit, pipelined.limit) == (0, 1)
-    for step in range(3):
-        for window in (rule, pipelined):
-            window.begin(step)
-        assert rule.limit == step + 1
-        rule.made(step)
-        assert rule.limit == step + 1
-        pipelined.made(step)
-        assert pipelined.limit == step + 2
-
-
 @pytest.mark.parametrize("when_asked", [False, True])
 def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
     when_asked: bool,

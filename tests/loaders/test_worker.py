@@ -1,21 +1,27 @@
 """What one worker does for its batches, without a loader around it."""
 
 import ast
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dlemu
 from dlemu.datagen import Content
-from dlemu.dataset.layout import Dataset
+from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
+from dlemu.formats import FORMATS
+from dlemu.loaders import worker as loaders_worker
 from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
+from dlemu.storage import extents
 from dlemu.storage.buffers import aligned_buffer
+from dlemu.workload.sections import FormatName
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
@@ -84,6 +90,16 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
     others = [*drawn(0, 1), *drawn(1, 0)]
     assert len({first, second, *others}) == 6, "so have accelerators and workers"
     assert drawn(0, 0) == [first, second]
+
+
+def test_samples_that_come_together_take_the_time_of_each(
+    source: Source, slept: list[float]
+) -> None:
+    reader = reader_of(source)
+    reader.start_epoch(0)
+    reader._prepare(40)
+    assert slept == [pytest.approx(40 * 1.0, rel=0.1)]
+    reader.close()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +172,57 @@ def test_checksums_are_decoding_and_no_reading(
     reader = reader_of(Source.open(Dataset.of(source.workload.with_keys(keys)), keep=0))
     for cost in read_epoch(reader, source, 0):
         assert cost.decode_seconds >= BATCH * 0.02
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "looks"),
+    [
+        ("npz", True, ["check_head"] * NUM_FILES),  # their sizes differ
+        ("npz", False, ["locate"] * NUM_FILES),
+        ("npy", True, ["places", "check_head", "places"]),  # both begin alike
+        ("npy", False, ["locate"] * 2),
+        # The first page of each file, and the header of the first record.
+        ("tfrecord", True, ["places", "check_head", "check_head", "places", "check_head"]),
+        ("tfrecord", False, ["locate"] * 2),
+    ],
+)
+def test_what_headers_take_is_decoding_and_no_reading(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: FormatName,
+    known: bool,
+    looks: list[str],
+) -> None:
+    """A read takes a second here, and to look at a header 100 s."""
+    now, called = [0.0], list[str]()
+
+    def taking(seconds: float, place: Any, called_as: str) -> None:
+        own = getattr(place, called_as)
+
+        def call(*given: Any, **keys: Any) -> Any:
+            called.append(called_as)
+            now[0] += seconds
+            return own(*given, **keys)
+
+        monkeypatch.setattr(place, called_as, call)
+
+    for module in (loaders_worker, extents):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    shape = {"num_files_train": NUM_FILES, "record_length_bytes_stdev": 300.0}
+    if name != "npz":
+        shape = {"num_files_train": 2, "num_samples_per_file": 6}
+    keys: dict[str, object] = {"reader.batch_size": BATCH, "reader.odirect": True}
+    workload = generated(tmp_path, keys, format=name, **shape)
+    source = Source.open(Dataset(workload, layout_of(workload), known), keep=0)
+    for each in {*looks}:
+        taking(100.0, FORMATS[name], each)
+    taking(1.0, os, "preadv")
+    reader = reader_of(source)
+    costs = read_epoch(reader, source, 0)
+    assert [each for each in called if each != "preadv"] == looks
+    assert sum(cost.decode_seconds for cost in costs) == 100.0 * len(looks)
+    assert sum(cost.read_seconds for cost in costs) == called.count("preadv") >= NUM_FILES // 6
     reader.close()
 
 

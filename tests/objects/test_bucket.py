@@ -13,8 +13,8 @@ import pytest
 from obstore.store import S3Store
 
 from dlemu.cli.main import run
-from dlemu.datagen import bucket as datagen_bucket
 from dlemu.datagen import generate
+from dlemu.datagen.target import Bucket
 from dlemu.objects import store as store_module
 from dlemu.workload.compose import compose_words
 from dlemu.workload.model import check_workload
@@ -133,17 +133,17 @@ def test_an_interrupted_datagen_goes_on(
 ) -> None:
     moto.faults.refuse = 0
     written = 0
-    original = datagen_bucket._Writer.put
+    original = Bucket.put
 
-    def put(self: datagen_bucket._Writer, name: str, part: memoryview) -> None:
+    def put(self: Bucket, name: str, part: memoryview) -> None:
         nonlocal written
         written += 1
-        if written > 20:
+        if written > 1 + 20:  # the plan is the first
             raise KeyboardInterrupt
         original(self, name, part)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datagen_bucket._Writer, "put", put)
+        patched.setattr(Bucket, "put", put)
         with pytest.raises(KeyboardInterrupt):
             generate(check_workload(compose_words([*SMALL, data])), world=Alone())
     assert "some/where/dlemu.json" not in names(outside)
@@ -191,7 +191,7 @@ def test_other_objects_are_not_touched(
 ) -> None:
     obstore.put(outside, "some/where/train/mine.npz", b"x")
     assert run(["datagen", *SMALL, data]) == 1
-    assert "train/mine.npz is there, and no dlemu.json" in capsys.readouterr().err
+    assert "train/mine.npz is no file of this dataset; move it els" in capsys.readouterr().err
     assert names(outside) == ["some/where/train/mine.npz"]
 
 

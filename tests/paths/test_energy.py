@@ -71,20 +71,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, has_driver: bool) -> None:
 def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, has_driver=True)
     assert read_energy(tmp_path) == Energy({}, {}, {"gpu1": 5.5})
-
-
-def test_without_a_driver_or_the_library_no_gpu_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     fake_nvml(monkeypatch, has_driver=False)
     assert read_energy(tmp_path).gpus == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_energy(tmp_path).gpus == {}
-
-
-def test_the_real_library_has_what_is_called() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    for name in ("Init", "DeviceGetCount", "DeviceGetHandleByIndex"):
-        assert callable(getattr(pynvml, f"nvml{name}"))
-    assert callable(pynvml.nvmlDeviceGetTotalEnergyConsumption)
-    assert issubclass(pynvml.NVMLError, Exception)
+    assert read_energy(tmp_path).gpus == {}, "without the library"

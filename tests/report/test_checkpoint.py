@@ -5,13 +5,13 @@ import pytest
 from dlemu.checkpoint.predict import predict_checkpoint
 from dlemu.report.checkpoint import present_predicted_checkpoint
 from dlemu.report.text import render_text
-from dlemu.workload.model import load_workload
+from dlemu.workload.model import load_model
 
 
 def costs_of(seconds: float, mtbf: float | None) -> str:
     """Return the text of a prediction whose checkpoint takes so many seconds."""
     keys = {"drive": "d7_ps1010", "checkpoint.mtbf": mtbf}
-    document = predict_checkpoint(load_workload("llama3_8b", keys))
+    document = predict_checkpoint(load_model("llama3_8b", keys))
     document["save"]["seconds"] = seconds
     return render_text(present_predicted_checkpoint(document))
 

@@ -59,9 +59,9 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     return {
         "run": outcome.passed,
         "verdict": verdict_of(workload, metrics).startswith("PASS"),
-        "runs": judge_runs(RunsSummary(), [outcome, outcome])["passed"],
+        "runs": judge_runs(RunsSummary(), [outcome.summary] * 2)["passed"],
         "summary": outcome.summary["metric"]["train_au_meet_expectation"] == "success",
-        "epochs": not row_of(workload, "run", outcome)["epochs_under"],
+        "epochs": not row_of("run", outcome.summary)["epochs_under"],
         "size": found.num_accelerators == 1,
         "size's confirming runs": len(found.confirmations) == 2,
         "size's failing number": found.fewest_failed is None,

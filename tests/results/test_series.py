@@ -2,52 +2,17 @@
 
 import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.errors import RunError
-from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import Observation
-from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.results.records import STEP, write_steps
 from dlemu.results.series import COLUMNS, write_series
-from tests.lab.commands import QUICK, generate
-
-GIB = 1 << 30
-
-
-def observation(time: float, reads: int, queue_ms: int) -> Observation:
-    """Return counters that grow evenly; `time` is the host's clock."""
-    return Observation(
-        time=time,
-        label=None,
-        devices={
-            "sda": DeviceCounters(
-                reads, reads * 10**6, int(500 * time) % (1 << 32), queue_ms, 0, 0
-            ),
-            "sdb": DeviceCounters(0, 0, 0, 0, 0, 0),
-        },
-        network_read_bytes=None,
-        host=HostCpu(time, 3 * time, 0, 0),
-        usable_cpus=4.0,
-        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
-        throttling=None,
-        pss_bytes=None,
-        page_cache_bytes=GIB,
-        network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
-    )
-
-
-def write_host(folder: Path, rank: int, observations: list[Observation], unix: float) -> None:
-    """Write host.<rank>.jsonl of a host whose clock shows 0 at a Unix time."""
-    lines = [{"time": 7.0, "unix_time": unix + 7.0}, *map(asdict, observations)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / f"host.{rank}.jsonl").write_text(text)
+from tests.lab.stored import GIB, observation, write_host
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -128,15 +93,6 @@ def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "s.csv")
     assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
     assert {row["host"] for row in rows} == {"of rank 0"}, "the summary names no host"
-
-
-def test_a_run_leaves_its_series(tmp_path: Path) -> None:
-    words = [*QUICK, generate(tmp_path), "train.computation_time=0.1"]
-    folder = tmp_path / "run"
-    assert run(["run", *words, f"output.folder={folder}"]) == 0
-    (row, *_) = rows_of(folder / "series.csv")
-    assert row["epoch"] == "1" and 0 < float(row["au_percent"]) <= 100
-    assert int(row["page_cache_bytes"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dlemu.results.several import spread_of
-from dlemu.results.student import t95
-from dlemu.results.summary import Spread
+from dlemu.results.metrics import t95
+from dlemu.results.several import counting_rows, spread_of
+from dlemu.results.summary import RunRow, Spread
 
 
 def test_mean_sd_and_interval_are_students() -> None:
@@ -23,6 +23,11 @@ def test_the_interval_of_the_mean_narrows_with_the_root_of_the_number(number: in
     low, high = found["interval"]
     assert (high - low) / 2 == pytest.approx(t95(number - 1) * found["sd"] / number**0.5)
     assert (high + low) / 2 == pytest.approx(found["mean"])
+
+
+def test_warm_ups_do_not_count() -> None:
+    rows = [RunRow(name=name) for name in ("warmup.1", "run.1", "run.2")]
+    assert counting_rows(rows) == rows[1:]
 
 
 def test_an_interval_ends_where_the_quantity_does() -> None:

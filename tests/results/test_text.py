@@ -118,12 +118,12 @@ def test_without_a_limit_nothing_is_said_about_storage() -> None:
 
 
 def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
-    summary = Summary(measured={"page_cache_share": 0.12})
+    summary = Summary(status="complete", measured={"page_cache_share": 0.12})
     assert verdict_of(WORKLOAD, SLOW, summary).endswith(
         f"; BUT 12% of the bytes came from memory, not from storage; {UNLIKE}"
     )
     own = WORKLOAD.with_keys({"metric.max_cached_share": 0.5})
-    summary = Summary(measured={"page_cache_share": 0.42})
+    summary = Summary(status="complete", measured={"page_cache_share": 0.42})
     assert verdict_of(own, SLOW, summary).endswith(
         "; BUT 42% of the bytes came from memory, not from storage, max_cached_share=0.5 as set; "
         f"{UNLIKE}"

@@ -121,24 +121,6 @@ def test_ctrl_c_ends_ranks_that_hang(folder: Path, number: signal.Signals) -> No
 
 
 @pytest.mark.mpi
-def test_one_rank_names_the_file_where_another_hangs(
-    folder: Path, time_flies: Callable[[], object]
-) -> None:
-    workload = small(folder)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open", log=log) as point,
-        start(workload, f"dataset.data_folder={point}", num_ranks=2) as run,
-    ):
-        at(log, file_name(7))
-        time_flies()
-        assert run.end(LONG) != 0
-        (line,) = (line for line in run.errors if line.startswith("dlemu: "))
-        assert line.startswith("dlemu: rank 1 on host ") and file_name(7) in line
-        gone(run)
-
-
-@pytest.mark.mpi
 def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
     """Each rank of a host opens every other file; rank 0 alone looks at the folder."""
     workload = small(folder)

@@ -16,8 +16,6 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.host.limits import host_memory_bytes
-from dlemu.results.metrics import measure
-from dlemu.results.records import read_steps
 from tests.lab import warm
 from tests.lab.cgroups import Group, freezer, memory_limit
 from tests.lab.commands import QUICK, with_checkout
@@ -143,31 +141,6 @@ def test_hosts_have_uneven_numbers_of_ranks(lab: Hosts, tmp_path: Path) -> None:
     summary = ran.summary
     assert (summary["num_hosts"], summary["num_ranks"], summary["num_accelerators"]) == (3, 4, 4)
     assert [each["host"] for each in summary["measured"]["hosts"]] == ["h0", "h1", "h2"]
-
-
-def test_four_hosts_have_64_accelerators_each(tmp_path: Path) -> None:
-    keys = [*QUICK, "dataset.num_files_train=512", "reader.batch_size=1", "num_accelerators=256"]
-    keys += ["reader.read_threads=1", f"output.folder={tmp_path / 'run'}"]
-    data = f"dataset.data_folder={tmp_path / 'data'}"
-    assert run(["datagen", *keys, data]) == 0
-    with hosts(tmp_path / "hosts", 4) as lab:
-        ran = Job(lab, tmp_path, [1, 1, 1, 1], "run", *keys, data)
-        try:
-            assert ran.end() in (0, 2), ran.told()
-        finally:
-            ran.kill()
-    summary = ran.summary
-    assert (summary["num_hosts"], summary["num_accelerators"]) == (4, 256)
-    steps = read_steps(tmp_path / "run")
-    assert len(steps) == 2 * 2 * 256, "two epochs of two steps"
-    metrics = measure(steps)
-    assert summary["metric"]["train_au_mean_percentage"] == pytest.approx(metrics.au_percentage)
-    assert {each["host"] for each in series_of(tmp_path / "run")} == {"h0", "h1", "h2", "h3"}
-
-
-def series_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "series.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:

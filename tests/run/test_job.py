@@ -10,16 +10,12 @@ import pytest
 
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import layout_of
-from dlemu.dataset.plan import make_plan
 from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import read_steps
 from dlemu.results.summary import Summary
 from dlemu.workload.model import Workload
-from tests.lab import warm
-from tests.lab.commands import QUICK, execute, small_job
-from tests.lab.mpirun import mpirun
+from tests.lab.commands import small_job
 
 
 def run(workload: Workload) -> Outcome:
@@ -88,27 +84,6 @@ def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
     (reason,) = outcome.summary["reasons"]
     assert reason.startswith(f"{100 * share:.1f}% of the bytes came from memory, at most 0% may")
     assert not outcome.passed
-
-
-@pytest.mark.mpi
-def test_an_error_on_another_rank_is_one_line(tmp_path: Path) -> None:
-    """A file that only rank 1's plan has goes missing: it says so, and both end."""
-    workload = small_job(tmp_path, output__drop_caches=False, train__epochs=1)
-    layout = layout_of(workload)
-    plan = make_plan(workload, layout, num_accelerators=2, epoch=0)
-    missing = tmp_path / "data" / layout.path(int(layout.file_of(plan.fetch(2, 1))[0]))
-    missing.unlink()
-    words = [*QUICK, f"dataset.data_folder={tmp_path / 'data'}", "output.drop_caches=false"]
-    words += [f"output.folder={tmp_path / 'run'}", "train.epochs=1"]
-    command = mpirun(2, "--bind-to", "none", *warm.command(), "run", *words)
-    done = execute(command, cwd=tmp_path)
-    ours = [line for line in done.stderr.splitlines() if "dlemu" in line and "MPI" not in line]
-    assert done.returncode != 0
-    assert len(ours) == 1 and ours[0].startswith("dlemu: ") and str(missing) in ours[0], done.stderr
-    assert "PASS" not in done.stdout and "FAIL" not in done.stdout
-    summary = summary_of(tmp_path)
-    assert summary["status"] == "failed" and str(missing) in str(summary["error"])
-    assert "rank 1" in str(summary["error"])
 
 
 @pytest.mark.parametrize(

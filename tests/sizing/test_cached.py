@@ -1,25 +1,22 @@
 """Predictions with a cache: cold and warm, published caches, and what is missing."""
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.library import size
 from dlemu.sizing import start
-from dlemu.sizing.cached import predict_cached
+from dlemu.sizing.cached import Shares, predict_cached, rate_at, seconds_a_byte
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes
-from dlemu.tier.shares import Shares, profile, rate_at, seconds_a_byte
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.lab.published import read_caches
@@ -42,14 +39,6 @@ def test_the_published_tests_of_a_cache_come_out_of_the_datasheets() -> None:
     assert read.origin_rate == 0
 
 
-def test_a_profile_has_the_share_of_the_closed_form() -> None:
-    for capacity in (0.3, 0.8):
-        along = profile("lru", capacity)
-        closed = capacity + (1 - capacity) * math.log(1 - capacity)
-        assert along.mean() == pytest.approx(closed, abs=1e-3)
-        assert along[0] >= along[-1]
-
-
 def test_the_supply_of_origin_and_cache() -> None:
     same = np.full(10, 0.75)
     assert supply(same, origin=1e9, cache=9e9, au=0.9) == pytest.approx(4e9)
@@ -57,20 +46,6 @@ def test_the_supply_of_origin_and_cache() -> None:
     # Half of an epoch hits. A demand of 3 GB/s takes 1 + 3 halves: AU 50 %.
     halves = np.array([1.0, 0.0])
     assert supply(halves, origin=1e9, cache=1e12, au=0.5) == pytest.approx(0.5 * 3e9, rel=1e-6)
-
-
-def test_predict_answers_for_cold_and_warm(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ["origin.read_bandwidth=10GB", "cache.capacity=0.8", f"output.folder={tmp_path}/new"]
-    assert run([*PS1010, *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[4].split()[:6] == ["cold", "epoch", "0.0", "10", "GB/s", "3"]
-    assert lines[5].split()[:6] == ["warm", "epoch", "47.8", "18.8", "GB/s", "4"]
-    told = json.loads((tmp_path / "new" / "predict.json").read_text())
-    assert told["hit_share"] == pytest.approx(0.478, abs=1e-3)
-    assert (told["cold_supply_limit"], told["warm_supply_limit"]) == ("origin", "origin")
-    assert told["cold"]["num_accelerators"] == 3
 
 
 def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
@@ -111,11 +86,8 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
     ("keys", "cached", "rate"),
     [
         ({"cache.warm": True}, 9e9, 5e9),  # a fifth comes from the origin
-        ({"cache.warm": True}, 2e9, 2.5e9),
         ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
         ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
-        ({"cache.warm": True, "cache.capacity": 1}, 9e9, 9e9),
-        ({"cache.warm": True, "origin.read_bandwidth": 10**8}, 9e9, 5e8),
         ({"cache.warm": False}, 0.0, 1e9),
         # Its first four fifths are written: at this rate AU is 90 % as they wait for the cache.
         (
@@ -172,13 +144,6 @@ def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (
         start._cache_rate(Dataset(workload.with_keys({"cache.warm": False}), dataset.layout)) == 0
     )
-
-
-def test_a_rate_of_parts_that_all_hit_is_bounded_by_the_others() -> None:
-    """Where the first half comes from a cache without a bound, half of the time is the origin's."""
-    halves = np.array([1.0, 0.0])
-    assert supply(halves, origin=1e9, cache=math.inf, au=1 / 2) == pytest.approx(1.5e9)
-    assert supply(np.ones(2), origin=1e9, cache=math.inf, au=0.9) == math.inf
 
 
 def test_size_searches_cold_and_warm(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dlemu.cli.main import run as run_command
 from dlemu.cli.try_ import trial_of
 from dlemu.cli.words import parse
 from dlemu.datagen import generate
-from dlemu.errors import DatasetError, DlemuError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import First, Sized, document_of
@@ -267,7 +267,8 @@ def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     )
 
     assert not written(second)
-    assert [path.name for path in (drive / "dlemu-try").iterdir()] == ["foreign"]
+    assert (drive / "dlemu-try" / "foreign").read_text() == "not ours"
+    assert not list((drive / "dlemu-try").rglob("img_*"))
 
 
 def test_an_interruption_at_any_line_leaves_nothing(drive: Path, tmp_path: Path) -> None:
@@ -305,27 +306,16 @@ def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> No
 def test_a_removal_that_is_interrupted_is_done_again_by_the_last_act(drive: Path) -> None:
     acts = []
 
-    def interrupted(own: Path) -> None:
+    def interrupted(_: object) -> None:
         acts.extend(ending._last_acts)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("dlemu.sizing.first_files.remove", interrupted)
+        patch.setattr("dlemu.storage.owned.OwnedFolder.clean", interrupted)
         with scratch_folder(drive, keep=False) as own:
             (own / "img_0_of_1.npz").touch()
     assert left(drive) == {"dlemu-try"}
     acts[-1](KeyboardInterrupt())
-    assert left(drive) == set()
-
-
-def test_what_a_killed_removal_leaves_is_taken_by_the_next(drive: Path, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("os.rmdir", Mock(side_effect=KeyboardInterrupt))
-        with scratch_folder(drive, keep=False) as own:
-            (own / "cosmoflow_h100").mkdir()
-    assert left(drive) == {"dlemu-try"}
-
-    try_storage(trial(drive, tmp_path), lambda text: None)
     assert left(drive) == set()
 
 
@@ -344,7 +334,7 @@ def test_what_cannot_be_removed_is_told_of(
 def test_a_second_try_at_the_same_time_is_refused(drive: Path, tmp_path: Path) -> None:
     with (
         scratch_folder(drive, keep=False),
-        pytest.raises(DatasetError, match=r"dlemu-try is in use by another dlemu try"),
+        pytest.raises(WorkloadError, match=r"dlemu-try is in use by another dlemu"),
     ):
         try_storage(trial(drive, tmp_path), lambda text: None)
     assert left(drive) == set()
@@ -356,7 +346,7 @@ def test_a_folder_of_that_name_that_is_somebody_else_s_is_left_alone(
     (drive / "dlemu-try").mkdir()
     (drive / "dlemu-try" / "img_0_of_1.npz").write_text("precious")
 
-    with pytest.raises(DatasetError, match="no dlemu try has made it; rename it"):
+    with pytest.raises(WorkloadError, match=r"holds img_0_of_1\.npz, which dlemu has not written"):
         try_storage(trial(drive, tmp_path), lambda text: None)
     assert (drive / "dlemu-try" / "img_0_of_1.npz").read_text() == "precious"
 

@@ -21,7 +21,7 @@ from dlemu.sizing.formula import (
 )
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, load_workload
-from tests.lab import events, published
+from tests.lab import published
 
 UNET3D = PredictionInput(
     computation_time=0.323,
@@ -103,18 +103,6 @@ def test_one_accelerator_that_fails_is_none() -> None:
     assert prediction.au_percentage == pytest.approx(100 * 0.55e9 / UNET3D.demand), "of one"
 
 
-def test_a_given_number_gets_its_utilisation_and_rate() -> None:
-    three = predict(replace(UNET3D, accelerators=3), HOST)
-    assert (three.num_accelerators, three.limit) == (3, "none")
-    assert three.au_percentage == pytest.approx(100 * 0.323 / 0.327)
-    assert three.read_bytes_per_second == pytest.approx(3 * 0.323 / 0.327 * UNET3D.demand)
-
-    six = predict(replace(UNET3D, accelerators=6), HOST)
-    assert (six.num_accelerators, six.limit) == (6, "storage")
-    assert six.read_bytes_per_second == pytest.approx(14.5e9)
-    assert predict(UNET3D, HOST).num_accelerators == 5
-
-
 def test_the_page_cache_and_a_cold_read_replace_the_datasheet() -> None:
     measured = HOST.model_copy(
         update={"drive_read_bytes_per_second": 8e9, "page_cache_share": 0.2, "error": 0.02}
@@ -179,11 +167,6 @@ def test_the_printed_band_comes_from_cells_whose_drive_was_left_out() -> None:
     assert published.largest_overhead(cells) <= UNMEASURED_OVERHEAD < 0.015
 
 
-def test_the_rank_of_a_quantile_counts_the_cell_to_come() -> None:
-    assert published.quantile([0.1 * number for number in range(1, 11)]) == pytest.approx(1.0)
-    assert published.quantile([-0.01 * number for number in range(1, 101)]) == pytest.approx(0.91)
-
-
 def test_what_dlio_takes_of_a_host_is_the_published() -> None:
     found = published.core_seconds(published.read_cells(), published.read_one_host())
 
@@ -192,25 +175,6 @@ def test_what_dlio_takes_of_a_host_is_the_published() -> None:
         for name, (least, most) in found.items()
     }
     assert rounded == DLIO_CORE_SECONDS
-
-
-def test_results_on_drives_never_fitted_to() -> None:
-    """15 of 17; the misses are CosmoFlow, and predict doubts that these are the drive's."""
-    held_out = [result for result in published.read_one_host() if result.drive is not None]
-    alone = [result.predict(dlio=False) for result in held_out]
-
-    missed = [
-        result
-        for result, found in zip(held_out, alone, strict=True)
-        if found.high is None or not found.low <= result.accelerators <= found.high
-    ]
-
-    assert len(held_out) == 17 and len(missed) <= 2
-    for result in missed:
-        assert result.workload.name.startswith("cosmoflow")
-        assert result.predict(dlio=True).published_figure == "either"
-    figures = [result.predict(dlio=True).published_figure for result in held_out]
-    assert figures.count("drive") >= 10, "it does not doubt everything"
 
 
 def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:
@@ -279,21 +243,6 @@ def test_a_calibration_gives_its_own_runs_back() -> None:
     assert predict(replace(ample, accelerators=10), figures).au_percentage == pytest.approx(77.0)
 
 
-def test_calibrations_are_found_by_the_very_job() -> None:
-    file = CalibrationFile(host="host1", calibrations=(HOST,))
-
-    read = CalibrationFile.parse(file.model_dump_json(), path="host1.json")
-
-    assert read == file
-    assert read.find(workload="unet3d_h100", loader="pytorch", odirect=True) == HOST
-    with pytest.raises(WorkloadError) as error:
-        read.find(workload="unet3d_h100", loader="threads", odirect=True)
-    assert str(error.value) == (
-        "predict.calibration has nothing for unet3d_h100 with reader.data_loader=threads and "
-        "reader.odirect=true; measure it with dlemu calibrate"
-    )
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"host": "a", "calibrations": [{}]}', '{"hosts": 1}'])
 def test_what_is_no_calibration_gets_one_line(text: str) -> None:
     with pytest.raises(WorkloadError, match=r"^a\.json is not a calibration.*dlemu calibrate$"):
@@ -308,35 +257,3 @@ def test_every_drive_names_its_source() -> None:
     assert all(drive.source for drive in drives.values())
     job = load_workload("unet3d_h100", {"drives": 1})
     assert PredictionInput.of(job, drives["d7_ps1010"]) == UNET3D
-
-
-def test_published_cells_are_predicted() -> None:
-    cells = published.read_cells()
-    fitted = published.fit(cells)
-
-    score = published.score((cell, fitted) for cell in cells)
-
-    assert len(cells) == len(score.errors) == 36
-    assert fitted.num_parameters <= 7
-    assert score.close >= 30
-    left_out = published.score(
-        (cell, published.fit([other for other in cells if other is not cell])) for cell in cells
-    )
-    assert left_out.close >= 30
-
-
-def test_published_throughput_is_number_times_utilisation_times_demand() -> None:
-    valid = [cell for cell in published.read_cells() if cell.throughput is not None]
-
-    assert len(valid) == 32
-    for cell in valid:
-        assert cell.throughput == pytest.approx(cell.read_bytes_per_second, rel=0.022), cell.name
-
-
-@pytest.mark.parametrize(("accelerators", "supply"), [(1, 0.6), (8, 0.9), (8, 1.25)])
-def test_event_by_event_it_comes_to_the_same(accelerators: int, supply: float) -> None:
-    job = load_workload("unet3d_h100")
-
-    au = events.simulate(job, accelerators=accelerators, supply=supply)
-
-    assert au == pytest.approx(min(100, 100 * supply), abs=0.5)

@@ -31,12 +31,9 @@ from dlemu.results.metrics import measure
 from dlemu.results.outcome import Outcome
 from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
 from dlemu.results.summary import Summary
-from dlemu.sizing.measured import describe_event, point_of
-from dlemu.sizing.search import Event, Point
+from dlemu.sizing.measured import point_of
 from dlemu.sizing.start import describe_plan
 from dlemu.sizing.targets import find_targets
-from dlemu.sizing.unfinished import hold_search
-from dlemu.terminal import silent
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
@@ -241,25 +238,28 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     assert log.read_text().splitlines() == lines, "nothing was left to be measured"
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_runs_of_other_settings_are_not_mixed(job: Workload) -> None:
-    size_storage(job.with_keys({"size.confirm": 1}), Alone())
-
-    size_storage(job, Alone())  # more confirming runs are no other setting
-    with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=1, now it is 2"):
-        size_storage(job.with_keys({"reader.read_threads": 2}), Alone())
+EACH_RANK = """
+import sys, dlemu
+with dlemu.make_world() as world:
+    answer = dlemu.size(dlemu.load_workload(sys.argv[1]), world=world, say=lambda text: None)
+    found = world.gather((answer.num_accelerators, len(answer.confirmations)))
+    if world.rank == 0:
+        print(found)
+"""
 
 
 @pytest.mark.mpi
-def test_ranks_share_the_accelerators_evenly(job: Workload) -> None:
+def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
+    job: Workload, tmp_path: Path
+) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text(dump_workload(job.with_keys({"size.start": 1})))
     done = subprocess.run(
-        mpirun(2, *warm.command(), "size", *words(job, size__start=1)),
-        capture_output=True,
-        text=True,
+        mpirun(2, sys.executable, "-c", EACH_RANK, str(config)), capture_output=True, text=True
     )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done:") == 1, "one rank speaks"
+    assert done.stdout == "[(3, 2), (3, 2)]\n"
     seen = set()
     for folder in (results_of(job) / "runs").iterdir():
         by_rank = tuple(
@@ -269,18 +269,6 @@ def test_ranks_share_the_accelerators_evenly(job: Workload) -> None:
         seen.add(by_rank)
         assert len(read_steps(folder)) == 60 * sum(map(len, by_rank))
     assert {((0,), ()), ((0, 1), (2,))} <= seen, "fewer than ranks, and an odd number"
-
-
-@pytest.mark.mpi
-def test_one_rank_tells_of_a_refusal(job: Workload) -> None:
-    done = subprocess.run(
-        mpirun(2, *warm.command(), "size", *words(job, size__quick="false")),
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.returncode == 1
-    assert done.stderr.count("files are needed for") == 1
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -401,22 +389,6 @@ def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     assert not list(few.data_folder.glob(".dlemu-probe*"))
 
 
-def test_a_search_that_goes_on_and_fails_says_why(
-    job: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    unnamed = job.with_keys({"output.folder": None})
-    with hold_search(unnamed, Alone(), silent) as begun:
-        begun.begin()
-
-    with (
-        pytest.raises(WorkloadError, match="too many files"),
-        hold_search(unnamed, Alone(), silent) as again,
-    ):
-        assert again.folder == begun.folder
-        raise WorkloadError("too many files")
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     job: Workload,
@@ -497,14 +469,6 @@ def test_an_answer_that_cannot_be_written_is_said_before_the_search(job: Workloa
     assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"], "no run was made"
 
 
-def test_no_dataset_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    with pytest.raises(
-        DatasetError, match=r"here for 8 accelerators.* num_accelerators=8 .*=auto$"
-    ):
-        size_storage(tiny(tmp_path), Alone())
-
-
 def test_targets_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "data", tmp_path / "b" / "data"]
     for folder in folders:
@@ -517,16 +481,6 @@ def test_targets_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     named = workload.with_keys({"size.names": ["one", "two"], "size.drives": [4, 8]})
     told = find_targets(named, lambda text: None)
     assert [(t.name, t.num_drives) for t in told] == [("one", 4), ("two", 8)]
-
-
-@pytest.mark.parametrize(
-    ("number", "start"), [(1, "   1 accelerator: AU "), (12, "  12 accelerators")]
-)
-def test_a_line_of_a_search_counts_as_people_do(number: int, start: str) -> None:
-    event = Event(Point(number, 95.0, 10.0, 1e9, "storage", 30.0), None, "enough")
-    line, after = describe_event(event).split("\n")
-    assert line.startswith(start) and line.endswith("10.00 samples/s, 1 GB/s, limit: storage, 30 s")
-    assert after == "     done: enough"
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
@@ -565,25 +519,3 @@ def test_a_library_call_answers_one_question(job: Workload) -> None:
     for key in ("size.targets", "size.workloads"):
         with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
             dlemu.size(job.with_keys({key: ["a", "b"]}))
-
-
-EACH_RANK = """
-import sys, dlemu
-with dlemu.make_world() as world:
-    answer = dlemu.size(dlemu.load_workload(sys.argv[1]), world=world, say=lambda text: None)
-    found = world.gather((answer.num_accelerators, len(answer.confirmations)))
-    if world.rank == 0:
-        print(found)
-"""
-
-
-@pytest.mark.mpi
-def test_every_rank_gets_the_answer(job: Workload, tmp_path: Path) -> None:
-    config = tmp_path / "own.yaml"
-    config.write_text(dump_workload(job))
-    done = subprocess.run(
-        mpirun(2, sys.executable, "-c", EACH_RANK, str(config)), capture_output=True, text=True
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[(3, 2), (3, 2)]\n"

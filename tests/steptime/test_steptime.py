@@ -67,7 +67,7 @@ def test_the_users_own_step_becomes_a_workload(
 ) -> None:
     assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[1,7,4]"]) == 0
     shown = capsys.readouterr().out
-    assert "on the CPU: " in shown and "batch 4: out of memory, skipped" in shown
+    assert "on the CPU: " in shown and "out of memory, skipped: batch 4" in shown
     evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
     assert [each["batch"] for each in evidence["batches"]] == [1, 7]
     assert len(evidence["batches"][1]["step_seconds"]) == 3

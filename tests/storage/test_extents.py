@@ -201,9 +201,9 @@ def test_a_file_is_closed_before_another_is_opened(
         path.write_bytes(b"x")
     opened = []
 
-    def counted(path: str, flags: int) -> tuple[int, int]:
+    def counted(path: str, *, direct: bool) -> tuple[int, int]:
         opened.append(len(os.listdir("/proc/self/fd")))
-        return open_sized(path, flags)
+        return open_sized(path, direct=direct)
 
     monkeypatch.setattr("dlemu.storage.extents.open_sized", counted)
     reader = extent_reader(direct=False, piece_bytes=4096, max_open=2)

@@ -69,7 +69,7 @@ def test_what_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
     path = KINDS[kind](tmp_path / "img.npz")
     calls: list[Callable[[], object]] = [
         lambda: open_regular(path, error=RunError),
-        lambda: open_regular(path, os.O_DIRECT, error=RunError),
+        lambda: open_regular(path, direct=True, error=RunError),
         lambda: read_regular(path, error=RunError),
         lambda: check_regular(path, error=RunError),
     ]

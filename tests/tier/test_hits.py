@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.sizing.cached import profile
 from dlemu.tier.hits import EpochHits, PlannedCache
-from dlemu.tier.shares import profile
 from dlemu.workload.sections import CachePolicy
 
 TABLE = {

@@ -14,6 +14,11 @@ CASES: dict[str, dict[str, Any]] = {
     "one sample a file": {"dataset.format": "npz"},
     "hdf5, any sample": {"dataset.format": "hdf5", "dataset.num_samples_per_file": 5},
     "streams": {"dataset.format": "tfrecord", "dataset.num_samples_per_file": 5},
+    "streams of one batch": {
+        "dataset.format": "tfrecord",
+        "dataset.num_samples_per_file": 5,
+        "dataset.num_files_train": 4,
+    },
     "interleaved": {
         "dataset.format": "tfrecord",
         "dataset.num_samples_per_file": 5,

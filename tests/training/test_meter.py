@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 from dlemu import Meter
 from dlemu.errors import WorkloadError
+from dlemu.host.intervals import IntervalSummary
 from dlemu.loaders import Batch
 from dlemu.results.records import STEP
+from dlemu.training import watched_folder
 from dlemu.training.own_workload import own_workload_yaml
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
@@ -209,6 +212,64 @@ def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
         assert load_workload(file).reader.batch_size == samples
     with pytest.raises(WorkloadError, match="batch_size must be above 0, got 0"):
         Meter(WORKLOAD, batch_size=0)
+
+
+class Files:
+    """A loader of one's own: each batch is one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in "abc":
+            (folder / name).write_bytes(bytes(3000))
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
+        for file in sorted(self.folder.iterdir()):
+            yield np.fromfile(file, np.uint8).reshape(3, 1000)
+
+
+def test_the_folder_of_ones_own_loop_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive gave 9,000 of 12,000 bytes in the two epochs, by simulated counters."""
+    counts = (1.5, {"sim0": 0.5}, 4500, None, 4500, None, None, None, 2.0, *(None,) * 4)
+    seen = IntervalSummary(*counts, device_reads={"sim0": 4500})
+    monkeypatch.setattr(watched_folder, "summarize_interval", lambda observations: seen)
+    monkeypatch.setattr(watched_folder, "mount_under", lambda folder: None)
+    lines: dict[float | None, list[str]] = {}
+    for sample_bytes in (2000 / 3, None):
+        clock = VirtualClock()
+        meter = Meter(WORKLOAD, clock=clock, folder=tmp_path, sample_bytes=sample_bytes)
+        for epoch in (3, 4):  # any numbers
+            for _ in meter.epoch(Files(tmp_path), epoch):
+                clock.time += 1.0
+        document = meter.document()
+        assert document is not None and document["measured"]["device_read_bytes"] == 9000
+        assert all(row["lost"] == {} for row in document["per_epoch"]), "why is not known"
+        assert document["unlike"] == "", "a loop of one's own is like no published row"
+        share = document["measured"]["page_cache_share"]
+        assert share == (0.25 if sample_bytes else None)
+        lines[sample_bytes] = meter.report().splitlines()
+    with_share, without = lines.values()
+    told = "storage: gave 8.8 KiB while epochs ran, 3 kB/s; sim0 of host "
+    assert any(line.startswith(told) and "busy 50% of the time" in line for line in without)
+    assert any(line.endswith("; 25% of the bytes came from memory") for line in with_share)
+    assert with_share[0].startswith("NO VERDICT: ") and "25.0% of the bytes" in with_share[0]
+    assert "or drop the page cache before the loop" in with_share[0], "no key of a run's"
+    assert any("Meter(sample_bytes=) gives those" in line for line in without)
+
+
+def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
+    """Counted by the real kernel."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        meter = Meter(WORKLOAD, folder=folder, sample_bytes=1000)
+        for _ in meter.epoch(Files(Path(folder)), 0):
+            pass
+        document = meter.document()
+    assert document is not None and document["verdict"] == "NO VERDICT"
+    assert document["measured"]["page_cache_share"] == 1
+    assert "this one lies in memory" in meter.report().splitlines()[0]
+    with pytest.raises(WorkloadError, match=r"^Meter: folder /nowhere is no folder; name"):
+        Meter(WORKLOAD, folder="/nowhere")
 
 
 class _Marks:

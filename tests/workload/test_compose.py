@@ -69,7 +69,15 @@ def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
         assert by_library(name, {}) == by_words(name, {}), name
     own = str(tmp_path / "own.yaml")
     for keys in KEYS:
-        assert by_library(own, keys) == by_words(own, keys), keys
+        for file in (own, str(tmp_path / "shared.yaml")):
+            assert by_library(file, keys) == by_words(file, keys), (file, keys)
+
+
+def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> None:
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    changed = load_workload(tmp_path / "shared.yaml", {"reader.preprocess_time.stdev": 0.2})
+    assert changed.reader.preprocess_time.stdev == 0.2
+    assert changed.train.computation_time.stdev == 0.01
 
 
 def test_a_workload_is_made_from_another(tmp_path: Path) -> None:
@@ -131,3 +139,5 @@ def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
     group = "model" if name in compose.known_models() else "drive"
     with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
         compose_words([f"workload={name}"])
+    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
+        load_workload(name)

@@ -207,6 +207,8 @@ def test_the_peers_names_mean_what_they_mean_there() -> None:
 @pytest.mark.parametrize("model", ["bert", {"name": "bert", "type": "transformer"}])
 def test_a_model_names_a_workload_that_has_no_file(model: object) -> None:
     assert check_workload({**LEAST, "model": model}).name == "bert"
+    sized = check_workload({**LEAST, "model": {"name": "bert"}, "checkpoint": {"model_size": 7e6}})
+    assert sized.model.model_size_bytes == 7e6, "as MLPerf Storage v1.0 has it"
 
 
 SECONDS = 0.3

@@ -32,6 +32,7 @@ def test_a_launcher_that_says_no_number_is_named(key: str, value: str) -> None:
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # a batch script
         {"WORLD_SIZE": "8", "RANK": "3"},  # set by a user, not by torchrun
         {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
 def test_one_process_is_one_rank(environment: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dlemu.reports.noise import (
+from dlemu.report.noise import (
     Difference,
     Figure,
     difference,

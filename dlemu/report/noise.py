@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlemu.results.metrics import t95
 from dlemu.results.records import Steps
-from dlemu.results.student import t95
 from dlemu.results.sums import step_seconds
 from dlemu.units import ceil_div
 

@@ -8,28 +8,28 @@ Events are written in a stream, so memory does not grow with the number of steps
 import gzip
 import io
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
-from dlemu.host.intervals import Observation, read_observations, summarize_interval
-from dlemu.reports.foreign import Foreign
-from dlemu.reports.stored import Result, Stored
-from dlemu.results.records import Steps, map_steps
+from dlemu.errors import RunError, WorkloadError
+from dlemu.host.intervals import IntervalSummary
+from dlemu.report.foreign import read_leaf
+from dlemu.report.stored import Stored
+from dlemu.results.records import STEP, Steps, map_steps
+from dlemu.results.series import HostSeries, series_of
 from dlemu.results.sums import epoch_spans, step_seconds
 from dlemu.storage.atomic import create, replacing
 
-_HOST = re.compile(r"host\.(\d+)\.jsonl")
 _CHUNK = 8192
 """Steps that are turned into text at once."""
+_LEAST_SECONDS = 0.01
+"""Between two values of a host's counters."""
 _OTHER_CLOCK = 0.1
 """Ranks of one host leave a barrier within milliseconds. If more seconds lie between, their hosts
 have other clocks, and the records are shifted until the first barrier is at one time."""
@@ -50,31 +50,32 @@ class TracedRun:
     """Of several runs; "" for the only one."""
     ranks: Sequence[tuple[int, Steps]]
     """Each rank's number and records."""
-    host_files: Sequence[tuple[int, Path]] = ()
-    """For the first rank of each host, its number and the file of the host's counters."""
+    hosts: Iterable[HostSeries] = ()
+    """What each host did, on the clock of the first rank's host."""
 
 
-def traced(result: Result) -> list[TracedRun]:
+def traced(result: Stored) -> list[TracedRun]:
     """Return what a trace shows of a result.
 
     Raises:
         RunError: it has no steps, or its runs have no common time.
     """
-    if isinstance(result, Stored):
-        return [
-            TracedRun(name, map_steps(result.folder / name), _host_files(result.folder / name))
-            for name in result.outcomes
+    if "tool" not in result.document:
+        runs = [
+            TracedRun(name, map_steps(path), series_of(path, least=_LEAST_SECONDS))
+            for name in result.runs
+            for path in [result.folder / name]
         ]
-    if isinstance(result, Foreign) and len(result.runs) == 1 and result.runs[0].dlio is not None:
-        steps = result.runs[0].dlio.steps
+    else:
+        _, dlio = read_leaf(result.folder, {}) if "" in result.runs else ({}, None)
+        steps = np.empty(0, STEP) if dlio is None else dlio.steps
         ranks = np.unique(steps["accelerator"]).tolist()
-        return [TracedRun("", [(rank, steps[steps["accelerator"] == rank]) for rank in ranks])]
-    raise RunError(f"{result.folder}: --trace shows runs with steps; name the folder of one run")
-
-
-def _host_files(folder: Path) -> list[tuple[int, Path]]:
-    found = ((path, _HOST.fullmatch(path.name)) for path in folder.glob("host.*.jsonl"))
-    return sorted((int(match[1]), path) for path, match in found if match)
+        runs = [TracedRun("", [(r, steps[steps["accelerator"] == r]) for r in ranks])]
+    if not runs or not runs[0].ranks:
+        raise RunError(
+            f"{result.folder}: --trace shows runs with steps; name the folder of one run"
+        )
+    return runs
 
 
 def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
@@ -128,9 +129,9 @@ def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
                     yield _name("thread_name", rank, accelerator, f"accelerator {accelerator}")
             yield from _steps(rank, steps, shifts[rank])
         yield from _epochs(run, shifts, of_epochs)
-        for index, (rank, path) in enumerate(run.host_files, of_epochs + 1):
-            yield _name("process_name", index, 0, f"host of rank {rank}")
-            yield from _counters(index, path, shifts.get(rank, -zero))
+        for index, host in enumerate(run.hosts, of_epochs + 1):
+            yield _name("process_name", index, 0, f"host of rank {host.rank}")
+            yield from _counters(host, index, zero)
 
 
 def _name(kind: str, pid: int, tid: int, value: str | int) -> str:
@@ -210,33 +211,27 @@ def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]
         )
 
 
-def _counters(pid: int, path: Path, shift: float) -> Iterator[str]:
-    """Yield what a host did between two observations: a rate holds from the first of them on."""
-    try:
-        observations = read_observations(path)
-        for first, last in pairwise(observations):
-            if last.time > first.time:
-                for name, value in _rates(first, last):
-                    at = round(1e6 * (first.time + shift), 3)
-                    event = {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": at}
-                    yield json.dumps(event | {"args": {"value": round(value, 3)}})
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+def _counters(host: HostSeries, pid: int, zero: float) -> Iterator[str]:
+    """Yield what a host did: a rate holds from its interval's begin on."""
+    for each in host.intervals:
+        for name, value in _rates(each.seen):
+            at = round(1e6 * (each.begin - zero), 3)
+            event = {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": at}
+            yield json.dumps(event | {"args": {"value": round(value, 3)}})
 
 
-def _rates(first: Observation, last: Observation) -> Iterable[tuple[str, float]]:
-    """Yield the name and value of each counter between two observations."""
-    between = summarize_interval([first, last])
-    seconds = between.seconds
-    for name, read in between.device_reads.items():
-        yield f"drive {name} (MB/s)", max(0, read) / seconds / 1e6
-    if between.network_read_bytes is not None:
-        yield "network mount (MB/s)", max(0, between.network_read_bytes) / seconds / 1e6
-    if between.network is not None:
-        for name, nic in between.network.nics.items():
-            yield f"network {name} received (MB/s)", nic.received_bytes / seconds / 1e6
-            yield f"network {name} sent (MB/s)", nic.sent_bytes / seconds / 1e6
-    if between.host_cpu_share is not None:
-        yield "CPU of the host (%)", 100 * between.host_cpu_share
-    if between.process_cpu_share is not None:
-        yield "CPU of dlemu (%)", 100 * between.process_cpu_share
+def _rates(seen: IntervalSummary) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of each counter in an interval."""
+    megabytes = 1e6 * seen.seconds
+    for name, read in seen.device_reads.items():
+        yield f"drive {name} (MB/s)", read / megabytes
+    if seen.network_read_bytes is not None:
+        yield "network mount (MB/s)", seen.network_read_bytes / megabytes
+    if seen.network is not None:
+        for name, nic in seen.network.nics.items():
+            yield f"network {name} received (MB/s)", nic.received_bytes / megabytes
+            yield f"network {name} sent (MB/s)", nic.sent_bytes / megabytes
+    if seen.host_cpu_share is not None:
+        yield "CPU of the host (%)", 100 * seen.host_cpu_share
+    if seen.process_cpu_share is not None:
+        yield "CPU of dlemu (%)", 100 * seen.process_cpu_share

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
-from dlemu.reports import trace
-from dlemu.reports.trace import TracedRun, write_trace
+from dlemu.report import trace
+from dlemu.report.trace import TracedRun, write_trace
 from dlemu.results.records import STEP, Steps
-from tests.lab.commands import QUICK, generate
+from tests.lab.stored import observation, store_runs, write_host
 
 Event = dict[str, Any]
 
@@ -141,25 +141,27 @@ def test_times_that_are_no_numbers_make_no_trace(tmp_path: Path) -> None:
         write_trace(Path("/nosuch/t.json"), [TracedRun("", [(0, steps_of())])])
 
 
-def test_a_stored_run_is_traced_with_its_hosts_counters(
+def test_stored_runs_are_traced_with_their_hosts_counters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = generate(tmp_path)
-    assert run(["run", *QUICK, data, "runs=2", f"output.folder={tmp_path / 'out'}"]) in (0, 2)
-    capsys.readouterr()
+    store_runs(tmp_path / "runs")
+    for name in ("warmup.1", "run.1"):
+        seen = [observation(99.0 + seconds, 10 * seconds, 0) for seconds in range(3)]
+        write_host(tmp_path / "runs" / name, 0, seen, 0.0)
     trace = tmp_path / "trace.json.gz"
-    assert run(["report", str(tmp_path / "out"), "--json", "--trace", str(trace)]) in (0, 2)
+    assert run(["report", str(tmp_path / "runs"), "--json", "--trace", str(trace)]) == 2
     said = capsys.readouterr()
     assert json.loads(said.out)["runs"] and said.err.startswith(f"trace: {trace}, ")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    check_form([event for event in events if event["ph"] != "C"])
     epochs = [event["name"] for event in events if event.get("cat") == "EPOCH"]
-    assert epochs == ["run.1 epoch 1", "run.1 epoch 2", "run.2 epoch 1", "run.2 epoch 2"]
-    assert sum(event.get("cat") == "COMPUTE" for event in events) == 2 * 2 * 8
-    assert {event["name"] for event in events if event["ph"] == "C"} & {
-        "CPU of dlemu (%)",
-        "CPU of the host (%)",
-    }
+    names = ["warmup.1", "run.1", "run.2", "run.3"]
+    assert epochs == [f"{name} epoch {number}" for name in names for number in (1, 2)]
+    assert sum(event.get("cat") == "COMPUTE" for event in events) == 4 * 2 * 12 * 4
+    drive = [event for event in events if event["name"] == "drive sda (MB/s)"]
+    assert [event["args"]["value"] for event in drive] == [10.0] * 4
+    first = min(event["ts"] for event in events if event.get("cat") == "IO wait")
+    assert drive[0]["ts"] == pytest.approx(first - 1e6), "a second before the first step"
+    assert "CPU of dlemu (%)" in {event["name"] for event in events if event["ph"] == "C"}
 
 
 def test_a_trace_shows_one_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

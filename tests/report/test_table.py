@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.reports.table import append_rows, check_table
+from dlemu.report.table import append_rows, check_table
 
 COLUMNS = ("time", "label", "value", "flag")
 
@@ -86,6 +86,8 @@ def test_a_row_that_the_disk_does_not_take_is_taken_back(
 
 def test_what_cannot_be_appended_to_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for name, why in (("fifo", "is a FIFO"), (".", "a folder"), ("no/x.csv", "folder is missing")):
+    (tmp_path / "file").touch()
+    refused = {"fifo": "is a FIFO", ".": "a folder", "no/x.csv": "folder is missing"}
+    for name, why in (refused | {"file/x.csv": "folder is missing"}).items():
         with pytest.raises(WorkloadError, match=why):
             check_table(tmp_path / name, COLUMNS)

@@ -10,17 +10,16 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.report import png
 from dlemu.report.blocks import Verdict
-from dlemu.report.page import page_of
+from dlemu.report.page import page_of, section
 from dlemu.report.sizing import (
     draw,
     plots_of,
     present_answer,
-    section_of,
     sentence,
     write_tables,
 )
+from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
-from dlemu.reports.sizings import is_sizing, read_sizing
 from dlemu.results.facts import conditions_of
 from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.search import Goal, Point, search
@@ -73,26 +72,13 @@ def write(folder: Path, answers: list[Sized], unfinished: int = 0) -> Path:
     return folder
 
 
-def test_an_answer_passes_and_has_one_row(tmp_path: Path) -> None:
-    answer = sized(tmp_path)
-    sizing = read_sizing(write(tmp_path / "size", [answer]))
-    assert sizing.status == 0
-    (row,) = sizing.rows
-    assert (row.num_accelerators, row.verdict) == (4, "feeds 4")
-    assert row.au_percentage == pytest.approx(96.75)
-
-
-def test_json_is_what_the_sizing_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "size", [sized(tmp_path)])
-    assert run(["report", "--json", str(folder)]) == 0
-    found: Any = json.loads(capsys.readouterr().out)
-    stored = json.loads((folder / "sizing.json").read_text())
-    assert found == {"folder": str(folder), **stored, "unfinished": {}}
-
-
-def test_a_storage_that_feeds_none_fails(tmp_path: Path) -> None:
-    sizing = read_sizing(write(tmp_path / "size", [sized(tmp_path, feeds=0.5)]))
-    assert sizing.status == 2
+    found = read_result(folder)
+    assert found.status == 0
+    assert found.document == {**json.loads((folder / "sizing.json").read_text()), "unfinished": {}}
+    none = read_result(write(tmp_path / "none", [sized(tmp_path, feeds=0.5)]))
+    assert none.status == 2, "a storage that feeds none fails"
 
 
 def test_an_interrupted_search_shows_its_runs(
@@ -105,9 +91,10 @@ def test_an_interrupted_search_shows_its_runs(
     shown = text[text.index(head) :].splitlines()
     assert shown[4].split()[:2] == ["5", "77.40"] and shown[4].endswith("storage")
     alone = write(tmp_path / "alone", [], unfinished=1)
-    assert is_sizing(alone)
-    found = read_sizing(alone)
-    assert section_of(found.summary, found.folder).verdict.endswith("after 1 run")
+    assert section(read_result(alone)).verdict.endswith("after 1 run")
+    assert run(["compare", str(folder), str(alone)]) == 1
+    line = f"dlemu: {alone}: the search did not end, so nothing is compared\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(
@@ -301,15 +288,12 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> 
         confirmations=(),
         first=First(**FIRST, instead_of="pytorch", commands=(), full=""),
     )
-    folder = write(tmp_path / "try", [answer])
-    found = read_sizing(folder)
+    found = read_result(write(tmp_path / "try", [answer]))
     assert found.status == 0, "it is no verdict"
-    assert section_of(found.summary, found.folder).verdict == (
+    assert section(found).verdict == (
         "nvme cannot feed one H100 of 3D U-Net; one needs 2.86 GB/s, this storage gives 1.86 GB/s; "
         "read by threads, which take less CPU time than pytorch: that is not installed"
     )
-    (row,) = found.rows
-    assert (row.num_accelerators, row.au_percentage, row.verdict) == (0, None, "feeds 0")
-    page = page_of([found])
+    page = page_of([section(found)])
     assert "cannot feed one H100" in page and "<figure>" not in page
-    assert run(["compare", str(folder), str(folder)]) == 1
+    assert run(["compare", str(found.folder), str(found.folder)]) == 1

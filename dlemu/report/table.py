@@ -33,7 +33,7 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
             with path.open("a+b") as file:  # opened as for a row, and not changed
                 file.seek(0)
                 _columns_of(path, file.read(_MOST_HEADER), columns)
-        elif not os.access(path.absolute().parent, os.W_OK):
+        elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise OSError(0, "its folder is missing or read-only")
     except OSError as error:
         raise WorkloadError(

@@ -1,0 +1,269 @@
+"""Reads stored results back as documents, whichever command or tool has written them.
+
+The metrics of runs are computed from their steps again.
+"""
+
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.report.foreign import read_foreign
+from dlemu.results.facts import conditions_of
+from dlemu.results.judgement import EXIT_STATUS, describe_end
+from dlemu.results.metrics import measure_sums
+from dlemu.results.outcome import with_metrics
+from dlemu.results.records import (
+    CONFIG,
+    SUMMARY,
+    UNFINISHED,
+    map_steps,
+    read_config,
+    read_summary,
+)
+from dlemu.results.several import counting_rows, judge_runs, row_of
+from dlemu.results.summary import RunRow, RunsSummary, Summary
+from dlemu.results.sums import Rule, sum_all
+from dlemu.storage.regular import read_regular
+from dlemu.units import counted
+
+ANSWER = "sizing.json"
+_SEARCHES = "*.jsonl"
+_OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
+_OF_A_RUN = {"num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second"}
+"""Numbers of a search's run that are shown."""
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a folder holds."""
+
+    folder: Path
+    document: Document
+    """As `dlemu report --json` prints it. Its `kind` is "run", "runs", "sizing", "checkpoint", or
+    "foreign": what another tool has recorded, without the steps of a run."""
+    runs: Mapping[str, Document] = field(default_factory=dict)
+    """The document of each run by its folder in this one, "" for the only one."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the document."""
+        return str(self.document["kind"])
+
+    @property
+    def counting(self) -> Sequence[Document]:
+        """The runs that count: of several, those that ended, without warm-ups."""
+        if self.kind != "runs":
+            return list(self.runs.values())
+        return [self.runs[row["name"]] for row in counting_rows(self.document["runs"])]
+
+    @property
+    def status(self) -> int:
+        """As the command exits: 0 passed, 1 no verdict or no end, 2 under the threshold."""
+        if self.kind == "sizing":
+            by_rule = [answer for answer in self.document["answers"] if not answer["first"]]
+            none = any(answer["num_accelerators"] == 0 for answer in by_rule)
+            return 1 if self.document["unfinished"] else 2 if none else 0
+        judged = [self.document] if "verdict" in self.document else list(self.runs.values())
+        statuses = {EXIT_STATUS.get(each["verdict"], 0) for each in judged}
+        if self.document.get("incomplete"):
+            statuses.add(1)
+        return next(status for status in (1, 2, 0) if status in statuses)
+
+
+def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
+    """Return what a folder holds; `keys` are those of `metric`, for another definition.
+
+    Raises:
+        RunError: it holds no result, the run did not end, or a file is damaged.
+        WorkloadError: a key or value of `keys` is refused.
+    """
+    if is_sizing(folder):
+        return Stored(folder, read_sizing(folder))
+    if (foreign := read_foreign(folder, keys or {})) is not None:
+        return Stored(folder, *foreign)
+    document = read_summary(folder)
+    match document.get("kind"):
+        case "checkpoint":
+            if document["status"] in UNFINISHED:
+                error = document.get("error", "the command did not end")
+                raise RunError(f"{folder}: no result ({document['status']}): {error}")
+            return Stored(folder, document)
+        case "runs":
+            return _read_runs(folder, cast(RunsSummary, document), keys or {})
+        case _:
+            run = cast(Document, _read_run(folder, cast(Summary, document), keys or {}))
+            return Stored(folder, run, {"": run})
+
+
+def is_sizing(folder: Path) -> bool:
+    """Return whether a folder holds a sizing, ended or not."""
+    return (folder / ANSWER).is_file() or (
+        (folder / "runs").is_dir() and any(folder.glob(_SEARCHES))
+    )
+
+
+def read_sizing(folder: Path) -> Document:
+    """Return sizing.json, and as `unfinished` the searches that did not end.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    tree = _read_answers(folder / ANSWER) if (folder / ANSWER).exists() else {"answers": []}
+    known = {f"{answer['target']}.{answer['workload']}" for answer in tree["answers"]}
+    unfinished = {
+        path.stem: {"points": _read_points(path), "conditions": conditions_of(folder, path.stem)}
+        for path in sorted(folder.glob(_SEARCHES))
+        if path.stem not in known
+    }
+    if not tree["answers"] and not any(each["points"] for each in unfinished.values()):
+        raise RunError(f"{folder}: no answer, and no run of the search is complete")
+    return {"kind": "sizing", **tree, "unfinished": unfinished}
+
+
+def _read_answers(path: Path) -> Document:
+    try:
+        tree: Document = json.loads(read_regular(path, error=RunError))
+        assert tree.get("kind") == "sizing" and isinstance(tree["answers"], list)
+        assert all(map(_is_answer, tree["answers"])), "it holds no answers of dlemu size"
+    except (*DAMAGE, AssertionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    return tree
+
+
+def _is_answer(answer: object) -> bool:
+    return isinstance(answer, dict) and {"target", "workload", "num_accelerators"} <= answer.keys()
+
+
+def _read_points(path: Path) -> list[Document]:
+    """Return the runs of a search's log, without its first line and a last one that was cut."""
+    try:
+        lines = read_regular(path, error=RunError).splitlines(keepends=True)
+        points = [json.loads(line) for line in lines if line.endswith(b"\n")][1:]
+        for point in points:
+            assert all(math.isfinite(point[name]) for name in _OF_A_RUN)
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    return points
+
+
+def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -> Stored:
+    """Return several runs; their verdict is the stored one where `keys` change nothing."""
+    runs: dict[str, Summary] = {}
+    rows = []
+    for row in summary["runs"]:
+        name = row["name"]
+        inner = folder / name
+        if inner.parent != folder or inner.name == "..":
+            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {name!a:.80}")
+        runs[name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+        again = row_of(name, runs[name])
+        rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
+    counting = [runs[row["name"]] for row in counting_rows(rows)]
+    begun: dict[str, Summary] = {}
+    for inner in cut_runs(folder, rows):
+        with suppress(RunError):
+            begun[inner.name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+    if not counting:
+        error = _no_verdict(folder, summary, "run that counts")
+        shown = [str(folder / name) for name in (*runs, *begun)]
+        command = shlex.join(["dlemu", "report", *shown])
+        raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
+    every = cast(Mapping[str, Document], {**runs, **begun})
+    if summary.get("passed") is not None and not keys:
+        return Stored(folder, cast(Document, summary), every)
+    judged = judge_runs({**summary, "runs": rows}, counting)
+    if summary.get("passed") is None:
+        wanted = read_config(folder / next(iter(runs)), {}).runs
+        reason = describe_end(summary, f"after {len(counting)} of {counted(wanted, 'run')}")
+        judged["status"], judged["reasons"] = summary["status"], [reason]
+        judged["verdict"], judged["passed"], judged["remarks"] = "NO VERDICT", False, []
+    return Stored(folder, cast(Document, judged), every)
+
+
+def find_results(parent: Path) -> list[Path]:
+    """Return the folders of runs, series and sizings below a folder, the newest last."""
+    found = []
+    for folder, inner, files in os.walk(parent):
+        path = Path(folder)
+        if is_sizing(path) or SUMMARY in files:
+            inner.clear()  # its own runs are no results beside it
+            found.append(path)
+    return sorted(found, key=lambda path: (_written(path), path))
+
+
+def _written(folder: Path) -> float:
+    """Return when a result was written last."""
+    times = [0.0]
+    logs = folder.glob(_SEARCHES) if is_sizing(folder) else ()
+    for path in (folder / SUMMARY, folder / ANSWER, *logs):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def attempts_of(folder: Path) -> list[Path]:
+    """Return the folders that earlier runs of the same name have left, which did not end."""
+    try:
+        beside = sorted(folder.parent.iterdir())
+    except OSError:
+        return []
+    return [path for path in beside if path.name.startswith(f"{folder.name}.attempt-")]
+
+
+def cut_runs(folder: Path, rows: Sequence[RunRow]) -> list[Path]:
+    """Return the folders of those of several runs that did not end."""
+    ended = {row["name"] for row in rows}
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name not in ended and _OF_SEVERAL.fullmatch(path.name)
+    ]
+
+
+def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Summary:
+    """Return a run's document: the stored one if it ended and `keys` change nothing."""
+    ended = summary["status"] not in UNFINISHED
+    if ended and not summary["metric"]:
+        raise _no_verdict(folder, summary)
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder / CONFIG} is missing; is {folder} a run's folder?")
+    workload = read_config(folder, keys)
+    if not ended and not any(folder.glob("steps.*.npy")):
+        raise _no_verdict(folder, summary)
+    sums = sum_all(((str(rank), steps) for rank, steps in map_steps(folder)), Rule.of(workload))
+    if not ended:
+        sums = sums.of_all(summary["num_accelerators"])
+        if not sums.epochs:
+            raise _no_verdict(folder, summary)
+    metrics = measure_sums(sums)
+    if metrics.num_accelerators != summary["num_accelerators"]:
+        raise RunError(
+            f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
+            f"the run had {summary['num_accelerators']}; a steps.<rank>.npy is missing"
+        )
+    if ended and metrics.read_bytes != (told := summary["measured"]["read_bytes"]):
+        raise RunError(
+            f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
+            "records are missing, or are another run's"
+        )
+    if ended and not keys:
+        return summary
+    return with_metrics(summary, workload, metrics)
+
+
+def _no_verdict(
+    folder: Path, summary: Summary | RunsSummary, whole: str = "epoch of all accelerators"
+) -> RunError:
+    """Return the error for runs that did not end, and of which nothing is whole."""
+    error = summary.get("error", "the run did not end")
+    return RunError(f"{folder}: no verdict ({summary['status']}), no whole {whole}: {error}")

@@ -1,0 +1,273 @@
+"""Folders and files that dlemu makes: held by one command at a time, marked, and cleaned.
+
+held         a folder that one command uses until it ends
+OwnedFolder  such a folder with a mark, which says what dlemu has put there and may remove
+scratch      files that go at any end
+direct       whether files in a folder are written with O_DIRECT
+room         refuses what a drive has no room for
+disk_bytes   how large a drive is, and how much of it is free
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.storage.atomic import PARTIAL, create, write_atomically
+from dlemu.storage.locks import lock_folder, unlock_folder
+from dlemu.storage.regular import NO_DIRECT, read_regular
+from dlemu.units import format_bytes
+from dlemu.world.ending import last_act
+
+_TRIES = 20
+"""A folder may vanish while it is being locked: another command removes the empty ones it made."""
+_OF_THE_SYSTEM = "lost+found"
+
+
+@contextmanager
+def made(folder: Path, *, new: bool = False) -> Iterator[None]:
+    """Make a folder and those above it; in the end those are removed that stayed empty.
+
+    Raises:
+        OSError: it cannot be made; with `new` also where it is there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=not new)
+        yield
+    finally:
+        with suppress(OSError):  # it holds something, or is gone
+            for path in missing:
+                path.rmdir()
+
+
+@contextmanager
+def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False) -> Iterator[None]:
+    """Make a folder as `made` does, and keep every other process of this host from holding it.
+
+    The lock is the kernel's, on the folder itself: it needs no file, and ends with this process and
+    its children.
+
+    Raises:
+        WorkloadError: another process holds it, also after `seconds`; `key` stands before its name.
+        OSError: it cannot be made; with `new` also where it is there.
+    """
+    with ExitStack() as stack:
+        for left in reversed(range(_TRIES)):
+            attempt = ExitStack()
+            try:
+                attempt.enter_context(made(folder, new=new))
+                attempt.callback(unlock_folder, lock_folder(folder, seconds=seconds))
+            except BlockingIOError:
+                attempt.close()
+                raise WorkloadError(
+                    f"{key} {folder} is in use by another dlemu".lstrip(),
+                    remedy="wait for its end, or name another",
+                ) from None
+            except OSError:
+                attempt.close()
+                if not left or (new and os.path.lexists(folder)):
+                    raise
+            else:
+                stack.push(attempt)
+                break
+        yield
+
+
+@dataclass(frozen=True)
+class OwnedFolder:
+    """A folder in which dlemu writes and removes files, and which a mark makes its own."""
+
+    path: Path
+    mark: str
+    """Name of the mark: a JSON file in the folder."""
+    is_ours: Callable[[str], bool]
+    """Whether dlemu makes what has this path below the folder; a folder's path ends with "/"."""
+    key: str
+    """What messages call it: "cache.folder"."""
+    is_named: bool = True
+    """Whether a user named it. A symbolic link is followed then, and refused else."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make and hold it. Raises WorkloadError: it is in use, or cannot be made."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held(self.path, key=self.key))
+            except OSError as error:
+                raise self._unusable(error) from None
+            yield
+
+    def fields(self) -> dict[str, Any] | None:
+        """Return what the mark says; None: there is none.
+
+        Raises:
+            RunError: it is damaged, so nothing tells what may be removed.
+        """
+        path = self.path / self.mark
+        try:
+            return dict(json.loads(read_regular(path, error=RunError)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except DAMAGE as error:
+            raise RunError(
+                f"{path} is damaged ({in_short(error)})",
+                remedy=f"name another {self.key}, or remove this one",
+            ) from None
+
+    def write(self, fields: Mapping[str, Any]) -> None:
+        """Write the mark, whole or not at all. Raises OSError."""
+        write_atomically(self.path / self.mark, json.dumps(fields, indent=1).encode())
+
+    def entries(self) -> list[str]:
+        """Return the paths below the folder of what dlemu has made there, in order.
+
+        Without a mark nothing is dlemu's.
+
+        Raises:
+            WorkloadError: something else is there, the folder is a link that nobody named, or it
+                cannot be read; the line names it.
+        """
+        found = sorted(self._below())
+        own = {f"{self.mark}{suffix}" for suffix in ("", PARTIAL)}
+        is_marked = self.mark in found
+        for name in found:
+            if not (name in own or (is_marked and self._is_ours(name))):
+                raise WorkloadError(
+                    f"{self.key} {self.path} holds {name.rstrip('/')}, which dlemu has not written",
+                    remedy="name another folder",
+                )
+        return [name for name in found if name not in own]
+
+    def clean(self) -> None:
+        """Remove what is dlemu's in it, and the folder if nothing else is there.
+
+        The mark goes last, so that the next command knows what is left if this one is killed.
+        """
+        for name in self._below():
+            if self._is_ours(name):
+                with suppress(OSError):  # a folder with something foreign, or it is gone
+                    (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)
+        with suppress(OSError):
+            if {*os.listdir(self.path)} <= {self.mark}:
+                os.unlink(self.path / self.mark)
+            os.rmdir(self.path)
+
+    def _is_ours(self, name: str) -> bool:
+        return self.is_ours(name) or self.is_ours(name.removesuffix(PARTIAL))
+
+    def _below(self, start: str = "") -> Iterator[str]:
+        """Yield all paths below the folder, a folder behind what is in it. Links are not followed.
+
+        Raises WorkloadError as `entries` does.
+        """
+        if not (start or self.is_named) and self.path.is_symlink():
+            raise WorkloadError(f"{self.path} is a symbolic link, not made by dlemu; rename it")
+        try:
+            with os.scandir(self.path / start) as entries:
+                there = list(entries)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._unusable(error) from None
+        for entry in there:
+            if not entry.is_dir(follow_symlinks=False):
+                yield f"{start}{entry.name}"
+            elif start or entry.name != _OF_THE_SYSTEM:
+                yield from self._below(f"{start}{entry.name}/")
+                yield f"{start}{entry.name}/"
+
+    def _unusable(self, error: OSError) -> WorkloadError:
+        text = f"{self.key} {self.path} cannot be used ({error.strerror})"
+        return WorkloadError(text, remedy="name another")
+
+
+@contextmanager
+def scratch(folder: Path, files: Sequence[str]) -> Iterator[None]:
+    """Keep these files in a folder until the end, whatever ends it: they are gone then.
+
+    What a killed process left of them goes first. The folder is made if it is not there, and goes
+    as well if it is empty in the end and was made for them.
+
+    Raises:
+        OSError: the folder cannot be made, or a file that is there cannot be removed.
+    """
+
+    def remove(error: BaseException | None = None) -> int:
+        """Remove them; return how many there were."""
+        removed = 0
+        for name in files:
+            with suppress(FileNotFoundError):
+                os.unlink(folder / name)
+                removed += 1
+        return removed
+
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    is_new = remove() > 0 or is_new  # a killed process has made it
+    try:
+        with last_act(remove):
+            yield
+    finally:
+        remove()
+        if is_new:
+            with suppress(OSError):  # it holds something else
+                folder.rmdir()
+
+
+def direct(folder: Path) -> bool:
+    """Return whether files in a folder are opened with O_DIRECT: one is made there for a moment.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / f".dlemu-odirect.{secrets.token_hex(4)}"  # ranks may share the folder
+    try:
+        os.close(create(path, direct=True))
+    except OSError as error:
+        if error.errno not in NO_DIRECT:
+            raise
+        return False
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+    return True
+
+
+def disk_bytes(folder: Path) -> tuple[int, int]:
+    """Return the bytes of a folder's drive and how many are free. It need not be there yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    total, _, free = shutil.disk_usage(there)
+    return total, free
+
+
+def room(
+    folder: Path,
+    num_bytes: float,
+    remedy: str,
+    *,
+    what: str,
+    held_bytes: int = 0,
+    error: type[DlemuError] = RunError,
+) -> None:
+    """Refuse files of `num_bytes` together if there is no room for them in a folder.
+
+    `what`: what they are. `held_bytes`: of files that will be removed before. The folder need not
+    be there. `remedy` ends the line.
+
+    Raises:
+        DlemuError: there is too little room; the type is `error`.
+    """
+    free = disk_bytes(folder)[1] + held_bytes
+    if num_bytes > free:
+        raise error(
+            f"{folder} has {format_bytes(free)} free, too little for {what}, "
+            f"{format_bytes(num_bytes)}",
+            remedy=remedy,
+        )

@@ -1,0 +1,204 @@
+"""Folders that are dlemu's: made, held, marked and cleaned; what is somebody else's stays."""
+
+import os
+import re
+import shutil
+import signal
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.storage import owned, regular
+from dlemu.storage.atomic import create
+from dlemu.storage.locks import lock_folder
+from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, held, made, room, scratch
+from tests.lab.dataset import tree
+
+OURS = re.compile(r"step_\d+/(part_\d+)?")
+
+
+def of_steps(folder: Path, **more: Any) -> OwnedFolder:
+    def is_ours(name: str) -> bool:
+        return OURS.fullmatch(name) is not None
+
+    return OwnedFolder(folder, "mark.json", is_ours, "some.folder", **more)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> OwnedFolder:
+    """A folder with two steps, one of them not whole."""
+    folder = of_steps(tmp_path / "own")
+    for name in ("step_1/part_1", "step_2/part_1.partial"):
+        (folder.path / name).parent.mkdir(parents=True)
+        (folder.path / name).touch()
+    folder.write({"of": "a test"})
+    return folder
+
+
+def test_a_folder_is_held_by_one_and_stays_only_if_it_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with held(folder, key="some.folder"):
+        line = rf"^some.folder {folder} is in use by another dlemu; wait for its end, or name anot"
+        with pytest.raises(WorkloadError, match=line), held(folder, key="some.folder"):
+            pass
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError), held(folder):
+        (folder / "file").touch()
+        1 / 0  # noqa: B018
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with pytest.raises(FileExistsError), held(folder, new=True):
+        pass
+    with pytest.raises(NotADirectoryError), made(folder / "file" / "below"):
+        pass
+
+
+def test_a_folder_that_vanishes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, calls = tmp_path / "folder", list[Path]()
+
+    def late(path: Path, *, seconds: float) -> int:
+        calls.append(path)
+        if len(calls) < 5:
+            path.rmdir()
+        return lock_folder(path, seconds=seconds)
+
+    monkeypatch.setattr(owned, "lock_folder", late)
+    with held(folder):
+        assert folder.is_dir()
+    assert len(calls) == 5
+
+
+def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:
+    assert full.fields() == {"of": "a test"}
+    wanted = ["step_1/", "step_1/part_1", "step_2/", "step_2/part_1.partial"]
+    assert full.entries() == wanted
+    (full.path / "lost+found" / "1").mkdir(parents=True)
+    assert full.entries() == wanted, "it is the file system's"
+    (full.path / "lost+found" / "1").rmdir()
+    (full.path / "lost+found").rmdir()
+    full.clean()
+    assert not full.path.exists()
+    full.clean()
+    assert full.entries() == [] and full.fields() is None
+
+
+@pytest.mark.parametrize("name", ["mine", "step_1/mine", "step_9/part_1/", "step_x/", "link"])
+def test_what_is_foreign_is_refused_and_stays(full: OwnedFolder, name: str) -> None:
+    path = full.path / name
+    if name.endswith("/"):
+        path.mkdir(parents=True)
+    else:
+        path.symlink_to(full.path.parent) if name == "link" else path.touch()
+    with pytest.raises(WorkloadError) as error:
+        full.entries()
+    assert str(error.value) == (
+        f"some.folder {full.path} holds {name.rstrip('/')}, which dlemu has not written; name "
+        "another folder"
+    )
+    full.clean()
+    assert os.path.lexists(path) and full.fields() == {"of": "a test"}
+    assert not (full.path / "step_1" / "part_1").exists()
+
+
+def test_a_step_that_is_a_link_is_not_followed(full: OwnedFolder) -> None:
+    other = full.path.parent / "other"
+    (full.path / "step_1").rename(other)
+    (full.path / "step_1").symlink_to(other)
+    with pytest.raises(WorkloadError, match="holds step_1, which dlemu has not written"):
+        full.entries()
+    full.clean()
+    assert tree(other).keys() == {"part_1"}
+
+
+def test_without_a_mark_nothing_is_dlemus(full: OwnedFolder) -> None:
+    (full.path / "mark.json").unlink()
+    with pytest.raises(WorkloadError, match="holds step_1, which"):
+        full.entries()
+
+
+def test_a_link_is_dlemus_only_if_somebody_named_it(full: OwnedFolder) -> None:
+    link = full.path.parent / "link"
+    link.symlink_to(full.path)
+    assert of_steps(link).entries() == full.entries()
+    with pytest.raises(WorkloadError, match="link is a symbolic link, not made by dlemu; rename"):
+        of_steps(link, is_named=False).entries()
+
+
+def test_a_damaged_mark_says_nothing(full: OwnedFolder) -> None:
+    for content in ("", "[1, 2]", "3"):
+        (full.path / "mark.json").write_text(content)
+        with pytest.raises(RunError, match=r"mark.json is damaged \(.*name another some.folder"):
+            full.fields()
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder, line = of_steps(tmp_path / "file"), r"^some.folder .*file cannot be used \("
+    with pytest.raises(WorkloadError, match=line):
+        folder.entries()
+    with pytest.raises(WorkloadError, match=line), folder.held():
+        pass
+
+
+def test_scratch_files_go_at_any_end(tmp_path: Path) -> None:
+    for folder, mine in ((tmp_path / "new", False), (tmp_path / "new", True), (tmp_path, True)):
+        with ExitStack() as stack:
+            if mine:
+                folder.mkdir(exist_ok=True)
+                stack.callback((folder / "mine").unlink)
+                (folder / "mine").touch()
+            with pytest.raises(KeyboardInterrupt), scratch(folder, ["a", "b"]):
+                (folder / "a").touch()
+                raise KeyboardInterrupt
+            assert not (folder / "a").exists() and folder.exists() == mine
+
+
+def test_scratch_files_of_a_killed_process_go_first(tmp_path: Path) -> None:
+    def work() -> None:
+        with scratch(tmp_path / "new", ["a"]):
+            (tmp_path / "new" / "a").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    assert (tmp_path / "new" / "a").exists()
+    with scratch(tmp_path / "new", ["a"]):
+        assert not list((tmp_path / "new").iterdir())
+    assert not (tmp_path / "new").exists()
+
+
+def test_direct_is_what_the_file_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (*regular.NO_DIRECT, 0):
+
+        def opens(path: Path, *, direct: bool, number: int = number) -> int:
+            if number:
+                raise OSError(number, os.strerror(number))
+            return create(path)
+
+        monkeypatch.setattr(owned, "create", opens)
+        assert direct(tmp_path) == (number == 0)
+        assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError):
+        direct(tmp_path / "none")
+
+
+def test_what_has_no_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: (9000, 1, 3000))
+    folder = tmp_path / "not" / "there"
+    assert disk_bytes(folder) == (9000, 3000)
+    room(folder, 3000, "", what="")
+    room(folder, 3001, "", what="", held_bytes=1)
+    with pytest.raises(DatasetError) as error:
+        room(folder, 3001, "free space", what="a file", error=DatasetError)
+    assert str(error.value) == (
+        f"{folder} has 2.9 KiB free, too little for a file, 2.9 KiB; free space"
+    )
