@@ -131,13 +131,15 @@ class _Job:
 
         folder = self._folder(words)
         overrides = words.overrides
+        if self.name == "checkpoint" and folder is not None:
+            overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.find import find_workload
 
             overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        workload = check_workload(compose_words(overrides, words.path("--config-dir")))
+        workload = check_workload(compose_words(overrides, words.path("--config-dir")), self.name)
         model = words.values.get("model", "")
         if self.name not in _OF_MODELS and workload.made_from == model in known_models():
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
@@ -159,9 +161,8 @@ class _Job:
         if not words.others:
             return None
         word = words.others[0]
-        if self.name == "checkpoint":
-            key = "model" if word in known_models() else "checkpoint.checkpoint_folder"
-            raise WorkloadError(f"{word!r} is no override; write {key}={word}")
+        if self.name == "checkpoint" and word in known_models():
+            raise WorkloadError(f"{word!r} is no override; write model={word}")
         if "://" in word:
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
@@ -172,11 +173,21 @@ class _Job:
             raise WorkloadError(f"{word!r} is no override; write {wanted}")
         if len(words.others) > 1:
             raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
-        for key in ("dataset.data_folder", "storage.storage_root"):
+        if not (self.about.makes_folder or "workload" in words.values or Path(word).exists()):
+            raise WorkloadError(f"{word} is not there; create or mount it, or name another folder")
+        for key in self._keys_of_folder:
             other = words.values.get(key)
             if other is not None and Path(other).absolute() != Path(word).absolute():
-                raise WorkloadError(f"{word} is the data folder, and {key}={other}; keep one")
+                what = "folder of checkpoints" if self.name == "checkpoint" else "data folder"
+                raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         return Path(word)
+
+    @property
+    def _keys_of_folder(self) -> tuple[str, ...]:
+        """The keys that say the same as a folder alone."""
+        if self.name == "checkpoint":
+            return ("checkpoint.checkpoint_folder",)
+        return ("dataset.data_folder", "storage.storage_root")
 
     def _names_folder(self, word: str) -> bool:
         """Return whether a word that is no folder yet was meant as one."""

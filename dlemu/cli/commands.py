@@ -38,7 +38,7 @@ class Command:
     without_workload: bool = False
     """Whether a data folder alone is enough; the workload is then None."""
     makes_folder: bool = False
-    """Whether the data folder may be missing yet."""
+    """Whether the folder may be missing yet."""
     module: str = ""
     """Of a command without a workload, which rank 0 alone does: it has `main(words)`. Without it,
     all ranks call the function of the command's name in dlemu/cli/jobs.py."""
@@ -69,18 +69,19 @@ COMMANDS: dict[str, Command] = {
     ),
     "checkpoint": Command(
         aim="measure",
-        line="write a model's checkpoints, read them back, and say how long each takes",
-        words="model=NAME checkpoint.checkpoint_folder=FOLDER [key=value ...]",
+        line="write a model's checkpoints into a folder, read them back, and time each",
+        words="[FOLDER] model=NAME [key=value ...]",
         examples=(
-            "dlemu checkpoint model=unet3d checkpoint.checkpoint_folder=data/checkpoints "
+            "dlemu checkpoint data/checkpoints model=unet3d "
             "checkpoint.num_checkpoints_write=2 checkpoint.num_checkpoints_read=2",
-            "dlemu checkpoint model=llama3_8b checkpoint.checkpoint_folder=data/checkpoints "
+            "dlemu checkpoint data/checkpoints model=llama3_8b "
             "checkpoint.scale=0.001 checkpoint.time_between_checkpoints=0 checkpoint.mtbf=3h",
         ),
         keys="model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
         "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
         "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
         options=(DRY_RUN, "--verify", "--json"),
+        makes_folder=True,
     ),
     "paths": Command(
         aim="measure",

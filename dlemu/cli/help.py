@@ -135,6 +135,10 @@ _TERMS = {
     "threshold": "threshold: the AU that a run must reach to pass: metric.au.",
     "n*": "N*: the number of accelerators, with its fraction, at which AU meets the threshold. "
     "dlemu size and dlemu try compute it from their runs.",
+    "edition": "edition: the version of MLPerf Storage whose formulas apply: metric.edition.",
+    "loop rule": "loop rule: the benchmark's training loop, which asks for the next batch after "
+    "the barrier: train.loop=rule.",
+    "hand-over": "hand-over: putting a batch into one array for training: reader.hand_over.",
 }
 """Words of the reports that are no keys, in small letters."""
 
@@ -149,7 +153,7 @@ def help_on(words: Sequence[str]) -> str:
     keys = all_keys()
     if word in keys:
         return _whole(keys[word])
-    if term := _TERMS.get(word.lower()):
+    if term := _TERMS.get(" ".join(words).lower()):
         return textwrap.fill(term, _WIDTH)
     if word == "keys":
         parts = [f"{_heading(group)}\n" + "\n".join(_shown(own)) for group, own in by_group()]
@@ -162,6 +166,9 @@ def help_on(words: Sequence[str]) -> str:
         return _whole(keys[above])
     if word in ("workloads", "drives"):
         return ", ".join(keys[word[:-1]].choices)
+    of_commands = (key for name in COMMANDS for key in own_keys(name, f"{name}."))
+    if same := [key for key in (*keys.values(), *of_commands) if key.name.endswith(f".{word}")]:
+        return "\n\n".join(map(_whole, same))
     leaves = {name.rpartition(".")[2]: name for name in reversed([*keys])}
     known = [*keys, *COMMANDS, *groups, "keys", "workloads"]
     hint = did_you_mean(word, known) or did_you_mean(

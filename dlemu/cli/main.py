@@ -1,5 +1,6 @@
 """The commands of dlemu: read the words, call what does the work, print. An error is one line."""
 
+import errno
 import logging
 import os
 import sys
@@ -14,6 +15,15 @@ from dlemu.world.ending import Interrupts
 from dlemu.world.mpi import make_world
 from dlemu.world.world import PeerError, World
 
+_MEANT = {"version": "dlemu --version", "list": "workloads", "bench": "run", "benchmark": "run"}
+"""What others call a command."""
+_REMEDIES = {
+    errno.ENOENT: "; create it, or name another",
+    errno.EACCES: "; name a place that you may use",
+    errno.EPERM: "; name a place that you may use",
+    errno.EROFS: "; name a place that can be written to",
+    errno.ENOSPC: "; make room, or name a place with more",
+}
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 
@@ -58,7 +68,8 @@ def _line(error: Exception, world: World | None) -> str:
         return f"rank {world.rank} on host {world.host}: {error}"
     if isinstance(error, OSError):
         if error.filename is not None:
-            return f"{error.filename}: {error.strerror or error}"
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            return f"{error.filename}: {error.strerror or error}{remedy}"
         gone = isinstance(error, FileNotFoundError) and not _has_working_directory()
         return (
             "the working directory is gone; cd to another" if gone else error.strerror or f"{error}"
@@ -114,7 +125,8 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
     if name in COMMANDS:
         return call(name, words, world)
     if world.rank == 0:
-        hint = did_you_mean(name, COMMANDS)
+        meant = _MEANT.get(name)
+        hint = f"; did you mean {meant}?" if meant else did_you_mean(name, COMMANDS)
         known = f"unknown command {name}{hint} (dlemu --help lists them)"
         complain(refusal(name) or known)
     return 1

@@ -57,7 +57,13 @@ def _devices(path: Path | None) -> list[BlockDevice]:
     if path is None:
         return []
     if not path.exists():
-        raise WorkloadError(f"{path} is not there; name a folder or a drive such as /dev/nvme0n1")
+        here = sorted(disk.name for disk in Path("/sys/block").glob("[!lrz]*"))
+        drives = (
+            f"; this host has {', '.join(here)}" if here and path.parent == Path("/dev") else ""
+        )
+        raise WorkloadError(
+            f"{path} is not there; name a folder or a drive such as /dev/nvme0n1{drives}"
+        )
     devices = drives_of(path) if path.is_block_device() else devices_under(path)
     if not devices:
         mount = mount_under(path)

@@ -112,6 +112,8 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
     for word in left:
         if not word:
             raise WorkloadError("a word of the command line is empty: is a shell variable not set?")
+        if word == "=":
+            raise WorkloadError("= stands alone; write key=value, without blanks")
         if word == "--":
             parsed.others.extend(left)
         elif word.startswith("-"):
@@ -119,6 +121,10 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
             option = _SHORT.get(option, option)
             if option not in options:
                 hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
+                value = value or next(left, "")
+                if not hint and value and option not in OPTIONS:
+                    key = option.strip("-").replace("-", "_")
+                    hint = f"; a key has no dashes: {key}={value}"
                 hint = hint or " (dlemu --help lists them)"
                 raise WorkloadError(f"unknown option {word}{hint}")
             if option in _VALUED and not is_set:

@@ -249,7 +249,8 @@ def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | Non
     known, names = known_workloads(config_dir), named[key]
     if not any(names):
         raise WorkloadError(
-            f"workload= is not set; it is one of {', '.join(known)}, or a file.yaml"
+            "no job is named; write the folder of a dataset, or workload=NAME or FILE.yaml (dlemu "
+            "workloads lists the names)"
         )
     if len(names) > 1:
         raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")

@@ -6,15 +6,23 @@ effect here are accepted and listed in `Workload.ignored`.
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from dlemu.errors import WorkloadError
-from dlemu.units import unmistakable, with_unit
+from dlemu.units import parse_bytes, unmistakable, with_unit
 from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
     compose,
@@ -27,7 +35,7 @@ from dlemu.workload.compose import (
     set_key,
 )
 from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
-from dlemu.workload.refusal import describe, group_of, unknown_key
+from dlemu.workload.refusal import describe, group_of, known_keys, unknown_key
 from dlemu.workload.sections import (
     BARE,
     PLANS,
@@ -105,11 +113,26 @@ class Drive(Section):
         Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
         Use(by="datagen run checkpoint wear"),
     ] = None
-    """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
+    """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
+    years; for the line on wear."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
     source: str | None = None
     """Where the rates come from; for the reader only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _writes_per_day(cls, value: Any) -> Any:
+        """Take an endurance of 1DWPD as the bytes that it is in the five years of a warranty."""
+        found = value.get("endurance") if isinstance(value, dict) else None
+        if not (isinstance(found, str) and found.upper().endswith("DWPD")):
+            return value
+        if value.get("capacity") is None:
+            raise ValueError(f"drive.endurance={found} needs drive.capacity; set it, or write 14PB")
+        capacity = value["capacity"]
+        capacity = parse_bytes(capacity) if isinstance(capacity, str) else capacity
+        days = 5 * 365
+        return value | {"endurance": round(float(found[:-4]) * days * capacity)}
 
     @property
     def read_rate(self) -> int:
@@ -291,6 +314,18 @@ class Workload(Section):
         Raises:
             WorkloadError: a key is unknown or a value out of bounds.
         """
+        groups = {key.partition(".")[0] for key in keys}
+        # A drive may be a name, which only the whole takes.
+        own = {name: getattr(self, name, None) for name in groups - {"drive"}}
+        kinds = {name: type(value) for name, value in own.items() if isinstance(value, Section)}
+        if kinds.keys() == groups:
+            tree = self.model_dump(include=groups)
+            for key, value in keys.items():
+                set_key(tree, key, value)
+            with suppress(ValidationError):
+                changed = {name: kind.model_validate(tree[name]) for name, kind in kinds.items()}
+                return _checked(self.model_copy(update=changed))
+        # The whole tells which key of DLIO's is meant, or what is wrong with it.
         tree = self.model_dump(exclude={"ignored"})
         for key, value in keys.items():
             set_key(tree, key, value)
@@ -318,8 +353,15 @@ def read_by(key: str) -> list[str]:
     return (use_of(key).by or "").split()
 
 
-def check_workload(tree: Mapping[str, Any]) -> Workload:
-    """Return the workload that a tree of plain values describes: a composed config, a DLIO file."""
+def _keys_of(command: str) -> set[str]:
+    return {key for key in known_keys(Workload) if command in read_by(key)}
+
+
+def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
+    """Return the workload that a tree of plain values describes: a composed config, a DLIO file.
+
+    Where a key is unknown, those that `command` reads are named rather than others.
+    """
     raw = _plain(tree)
     known = {*_IGNORED}
     if "ignored" in raw:
@@ -330,10 +372,16 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
     try:
         workload = Workload.model_validate(raw)
     except ValidationError as error:
-        text, name = describe(error, Workload, known), str(raw["name"])
+        text = describe(error, Workload, known, lambda: _keys_of(command))
+        name = str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
+    return _checked(workload)
+
+
+def _checked(workload: Workload) -> Workload:
+    """Return a workload whose keys go together."""
     _check_dali(workload)
     _check_access(workload)
     _check_places(workload)
