@@ -47,8 +47,3 @@ class ReadTimes(Times):
     compare: float = 0.0
     """Making the bytes again and comparing them; with several threads, their mean."""
     close: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was read."""
-        return self.open + self.read + self.compare + self.close
