@@ -45,5 +45,5 @@ class ReadTimes(Times):
     read: float = 0.0
     """From the first to the last read call, without `compare`."""
     compare: float = 0.0
-    """Making the bytes again and comparing them; with several threads, their mean."""
+    """Making the bytes again and comparing them."""
     close: float = 0.0
