@@ -69,9 +69,10 @@ coverage: $(VENV)/test.done ## all tests, and the lines that none reaches
 bench: $(VENV)/test.done ## short benchmarks; `python -m benchmarks.NAME` runs any other
 	for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name || exit; done
 
-# A warning is an error.
+# A warning is an error; so is a page of results that a browser does not show as it should.
 docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/docs
+	$(BIN)/python -m docs.browser
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
 SECONDS ?= 600

@@ -21,10 +21,8 @@ the drive has it. DLIO's bytes are zeros, made once; ours are new and unique in 
 import contextlib
 import json
 import os
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +34,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.harness import (
+    Asked,
+    cpu_of_self,
+    describe_machine,
+    in_turn,
+    markdown,
+    ratios,
+    run_fio,
+    spread,
+    tell,
+)
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
@@ -76,12 +84,6 @@ def paths(folder: Path) -> list[Path]:
     return [folder / f"file.{number}" for number in range(FILES)]
 
 
-def used() -> float:
-    """Return the CPU seconds of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 class Unmade(Content):
     """Leaves the buffers as they are."""
 
@@ -103,14 +105,14 @@ def write_ours(
             (writer, path, next(sample))
             for writer, path in zip(writers, paths(folder), strict=True)
         ]
-        begin, cpu = time.perf_counter(), used()
+        begin, cpu = time.perf_counter(), cpu_of_self()
 
         def write(job: tuple[Writer, Path, int]) -> WriteTimes:
             writer, path, number = job
             return writer.write(path, FILE_BYTES, sample=number)
 
         times = list(pool.map(write, jobs))
-        seconds, cpu = time.perf_counter() - begin, used() - cpu
+        seconds, cpu = time.perf_counter() - begin, cpu_of_self() - cpu
     return Cost(seconds, cpu, sum(each.generation for each in times))
 
 
@@ -120,35 +122,46 @@ def read_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
             stack.enter_context(Reader(piece_bytes=PIECE, direct=direct)) for _ in range(FILES)
         ]
         pool = stack.enter_context(ThreadPoolExecutor(FILES))
-        begin, cpu = time.perf_counter(), used()
+        begin, cpu = time.perf_counter(), cpu_of_self()
         list(
             pool.map(
                 lambda pair: pair[0].read(pair[1], FILE_BYTES),
                 zip(readers, paths(folder), strict=True),
             )
         )
-        return Cost(time.perf_counter() - begin, used() - cpu)
+        return Cost(time.perf_counter() - begin, cpu_of_self() - cpu)
 
 
 def fio(way: str) -> Callable[[Path, bool, Iterator[int]], Cost]:
     """Return what lets fio write or read the files."""
 
     def move(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
-        command = [
-            *("fio", "--name=file", "--ioengine=psync", "--output-format=json", "--thread"),
+        jobs = run_fio(
+            *("--name=file", "--ioengine=psync", "--thread"),
             *(f"--rw={way}", f"--bs={PIECE}", f"--size={FILE_BYTES}", f"--numjobs={FILES}"),
             *(f"--directory={folder}", "--filename_format=file.$jobnum", "--fallocate=none"),
             *(f"--direct={int(direct)}", "--invalidate=0", f"--end_fsync={int(way == 'write')}"),
-        ]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        jobs = json.loads(out[out.index("{") :])["jobs"]
-        seconds = max(job["job_runtime"] for job in jobs) / 1e3
-        cpu = sum(
-            (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3 for job in jobs
+            way=way,
         )
-        return Cost(seconds, cpu)
+        return Cost(max(job.job_seconds for job in jobs), sum(job.cpu_seconds for job in jobs))
 
     return move
+
+
+def moved(
+    folder: Path,
+    direct: bool,
+    anew: bool,
+    samples: Iterator[int],
+    move: Callable[[Path, bool, Iterator[int]], Cost],
+) -> Cost:
+    """Move the files: from no files if `anew`, else from files that no cache holds."""
+    if anew:
+        for path in paths(folder):
+            path.unlink(missing_ok=True)
+    else:
+        drop(paths(folder))
+    return move(folder, direct, samples)
 
 
 def beside_fio(folder: Path, rounds: int) -> None:
@@ -162,30 +175,23 @@ def beside_fio(folder: Path, rounds: int) -> None:
         ("read", "read", read_ours),
     ):
         for direct in (False, True):
-            costs: tuple[list[Cost], list[Cost]] = ([], [])
-            for number in range(rounds):
-                sides = list(zip(costs, (ours, fio(way)), strict=True))
-                for found, move in sides if number % 2 == 0 else sides[::-1]:
-                    if way == "write":
-                        for path in paths(folder):
-                            path.unlink(missing_ok=True)
-                    else:
-                        drop(paths(folder))
-                    found.append(move(folder, direct, samples))
-            own, their = costs
-            pairs = list(zip(own, their, strict=True))
+            sides = {
+                name: partial(moved, folder, direct, way == "write", samples, move)
+                for name, move in (("ours", ours), ("fio", fio(way)))
+            }
+            own, their = in_turn(sides, rounds).values()
             made = [each.generation / (FILES * FILE_BYTES / 1e9) for each in own]
             rows.append(
-                (
+                [
                     f"{what}, {'O_DIRECT' if direct else 'page cache'}",
                     f"{statistics.median(each.rate for each in their):.2f}",
-                    spread([a.rate / b.rate for a, b in pairs]),
+                    spread(ratios(own, their, lambda cost: cost.rate)),
                     f"{statistics.median(each.cpu_per_gb for each in their):.3f}",
-                    spread([a.cpu_per_gb / b.cpu_per_gb for a, b in pairs]),
+                    spread(ratios(own, their, lambda cost: cost.cpu_per_gb)),
                     spread(made) if way == "write" else "",
-                )
+                ]
             )
-            print(rows[-1], file=sys.stderr, flush=True)
+            tell(rows[-1])
     head = ("", "fio GB/s", "rate, ratio", "fio CPU-s/GB", "CPU, ratio", "making bytes, CPU-s/GB")
     print(markdown(head, rows))
     shutil.rmtree(folder)
@@ -210,29 +216,33 @@ def held_writes(folder: Path, rate: int) -> Iterator[None]:
 def beside_dcp(rounds: int) -> None:
     """Print the durations of both writers on one held drive, and their ratio."""
     with own_drive(2 << 30) as drive, held_writes(drive, HELD):
-        seconds: dict[str, list[float]] = {"dlemu": [], "dcp": []}
-        for number in range(rounds):
-            for writer in ("dlemu", "dcp") if number % 2 == 0 else ("dcp", "dlemu"):
-                results = drive.parent / f"{writer}.{number}"
-                words = [
-                    *("checkpoint", "model=llama3_8b", "checkpoint.scale=0.002", "progress=off"),
-                    *("checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=0"),
-                    *(f"checkpoint.writer={writer}", "checkpoint.time_between_checkpoints=0"),
-                    *(f"checkpoint.checkpoint_folder={drive / 'ck'}", f"output.folder={results}"),
-                ]
-                done = warm.run([*warm.COMMAND, *words], cwd=drive.parent)
-                assert done.returncode == 0, done.stderr
-                told = json.loads((results / "summary.json").read_text())
-                seconds[writer].append(told["metric"]["save_checkpoint_duration_mean_seconds"])
-        size = told["checkpoint"]["num_bytes"]
-    ratios = [a / b for a, b in zip(seconds["dlemu"], seconds["dcp"], strict=True)]
+        results = drive.parent / "results"
+
+        def written(writer: str) -> tuple[float, int]:
+            words = [
+                *("checkpoint", "model=llama3_8b", "checkpoint.scale=0.002", "progress=off"),
+                *("checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=0"),
+                *(f"checkpoint.writer={writer}", "checkpoint.time_between_checkpoints=0"),
+                *(f"checkpoint.checkpoint_folder={drive / 'ck'}", f"output.folder={results}"),
+            ]
+            done = warm.run([*warm.COMMAND, *words], cwd=drive.parent)
+            assert done.returncode == 0, done.stderr
+            told = json.loads((results / "summary.json").read_text())
+            shutil.rmtree(results)
+            seconds = told["metric"]["save_checkpoint_duration_mean_seconds"]
+            return seconds, told["checkpoint"]["num_bytes"]
+
+        found = in_turn({each: partial(written, each) for each in ("dlemu", "dcp")}, rounds)
+    size = found["dcp"][0][1]
+    seconds = {writer: [each for each, _ in own] for writer, own in found.items()}
     ideal = size / HELD
     rows = [
         (writer, spread(each), spread([one / ideal for one in each]))
         for writer, each in seconds.items()
     ]
     print(markdown(("writer", "seconds", "to bytes / held rate"), rows))
-    print(f"\nours / dcp: {spread(ratios, '.3f')} (wanted: 0.95 to 1.05)")
+    shares = ratios(seconds["dlemu"], seconds["dcp"], float)
+    print(f"\nours / dcp: {spread(shares, '.3f')} (wanted: 0.95 to 1.05)")
 
 
 def beside_dlio(folder: Path, rounds: int, num_bytes: int = UNET3D) -> None:
@@ -245,10 +255,10 @@ def beside_dlio(folder: Path, rounds: int, num_bytes: int = UNET3D) -> None:
 
     def write_own(until: str) -> None:
         with Writer(content, piece_bytes=PIECE, fsync=until == "on the drive") as writer:
-            cpu = used()
+            cpu = cpu_of_self()
             times = writer.write(folder / "own.pt", num_bytes, sample=next(samples))
             made.append(times.generation / (num_bytes / 1e9))
-            own[until].append((times.seconds, used() - cpu - times.generation))
+            own[until].append((times.seconds, cpu_of_self() - cpu - times.generation))
         os.sync()
         (folder / "own.pt").unlink()
 
@@ -284,7 +294,10 @@ def beside_dlio(folder: Path, rounds: int, num_bytes: int = UNET3D) -> None:
     shutil.rmtree(folder)
 
 
-def main(rounds: int = 5, folder: str = "build/checkpoint", parts: str = "fio,dcp") -> None:
+def main(arguments: list[str]) -> None:
+    asked = Asked(arguments, "rounds", "folder", "parts")
+    rounds, folder = asked.value("rounds", 5), asked.value("folder", "build/checkpoint")
+    parts = asked.names("parts", ["fio", "dcp"])
     print(describe_machine(), flush=True)
     if "dlio" in parts and not is_there():
         sys.exit("DLIO is not here; make peers sets it up")
@@ -297,6 +310,4 @@ def main(rounds: int = 5, folder: str = "build/checkpoint", parts: str = "fio,dc
 
 
 if __name__ == "__main__":
-    given = dict(word.split("=", 1) for word in sys.argv[1:])
-    rounds = int(given.pop("rounds", "5"))
-    main(rounds, **given)
+    main(sys.argv[1:])

@@ -12,16 +12,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.harness import Asked, describe_machine, goal, markdown, scratch, spread, tell
 from benchmarks.step_cost import step_cost
 from dlemu.clock import WallClock, timer_error
 from dlemu.datagen import Recipe, read_manifest
@@ -100,16 +97,6 @@ ACCURACY = {
 """Many steps with little to read, to see how exactly they end."""
 
 
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """Yield a folder in tmpfs that is removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="dlemu-emulate.", dir="/dev/shm"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
 def dlemu(command: str, keys: dict[str, str], ranks: int = 1) -> None:
     """Run a dlemu command with these overrides; no verdict, or a FAIL, is no error here."""
     words = [sys.executable, "-m", "dlemu", command, *(f"{k}={v}" for k, v in keys.items())]
@@ -165,7 +152,7 @@ def measure_case(case: Case, rounds: int, folder: Path) -> list[str]:
     return [
         case.title,
         spread(au),
-        "" if case.goal is None else f"≥ {case.goal:g}: {yes(statistics.median(au) >= case.goal)}",
+        goal(au, least=case.goal),
         spread(dlio) if dlio else "-",
         spread([1e6 * float(np.median(one.late)) for one in seen], ".1f"),
         spread([one.pss / 1e6 for one in seen], ".0f"),
@@ -228,11 +215,11 @@ def render_dense(rounds: int) -> str:
                     [
                         f"{number}, computation_time × {scale}",
                         spread(au),
-                        f"≥ 98: {yes(statistics.median(au) >= 98)}",
+                        goal(au, least=98),
                         spread(pss, ".0f"),
-                        f"≤ 2000: {yes(statistics.median(pss) <= 2000)}" if number == 111 else "",
+                        goal(pss, most=2000) if number == 111 else "",
                         spread(beyond) if beyond else "",
-                        f"≤ 5: {yes(statistics.median(beyond) <= 5)}" if beyond else "",
+                        goal(beyond, most=5) if beyond else "",
                     ]
                 )
             )
@@ -258,8 +245,7 @@ def render_workers(rounds: int) -> str:
                 for number in (few, many)
             )
             each.append((large - small) / 1e6 / (many - few))
-    row = [f"ResNet-50, {many} workers against {few}", spread(each)]
-    row.append(f"≤ 60: {yes(statistics.median(each) <= 60)}")
+    row = [f"ResNet-50, {many} workers against {few}", spread(each), goal(each, most=60)]
     return markdown(["pytorch loader", "PSS of a worker (MB)", "goal"], [tell(row)])
 
 
@@ -276,7 +262,6 @@ def render_accuracy(rounds: int) -> str:
             # All but the last to finish end exactly, by arithmetic; so the last is what to look at.
             last = [one.reshape(-1, number).max(axis=1) for one in late]
             cost = [1e6 * step_cost(number) for _ in range(rounds)]
-            goal = goals.get(number)
             rows.append(
                 tell(
                     [
@@ -285,7 +270,7 @@ def render_accuracy(rounds: int) -> str:
                         spread([1e6 * float(np.median(one)) for one in last], ".1f"),
                         spread([1e6 * float(np.quantile(one, 0.99)) for one in last], ".0f"),
                         spread(cost, ".0f"),
-                        f"≤ {goal}: {yes(statistics.median(cost) <= goal)}" if goal else "",
+                        goal(cost, most=goals[number]) if number in goals else "",
                     ]
                 )
             )
@@ -312,22 +297,10 @@ def render_clock(rounds: int) -> str:
     return markdown(["sleep of a 3.5 ms step", "measured", "goal"], rows)
 
 
-def yes(reached: bool) -> str:
-    """Return how a table says that a goal is met."""
-    return "yes" if reached else "NO"
-
-
-def tell(row: list[str]) -> list[str]:
-    """Show a row while the others are measured; return it."""
-    print("  ".join(row), file=sys.stderr, flush=True)
-    return row
-
-
 def main(arguments: list[str]) -> None:
     """Run the cases and print the tables."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    rounds = int(given.get("rounds", 5))
-    names = given["cases"].split(",") if "cases" in given else list(CASES)
+    asked = Asked(arguments, "rounds", "cases", "tables")
+    rounds, names = asked.value("rounds", 5), asked.names("cases", CASES)
     tables = {
         "clock": lambda: render_clock(rounds),
         "accuracy": lambda: render_accuracy(rounds),
@@ -335,9 +308,8 @@ def main(arguments: list[str]) -> None:
         "workers": lambda: render_workers(rounds),
         "cases": lambda: render_cases(names, rounds),
     }
-    wanted = given["tables"].split(",") if "tables" in given else list(tables)
     machine = describe_machine()
-    shown = [tables[name]() for name in wanted]
+    shown = [tables[name]() for name in asked.names("tables", tables)]
     print(f"{machine}; {rounds} rounds, median (min–max)\n")
     print("\n\n".join(shown))
 

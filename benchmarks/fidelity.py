@@ -4,46 +4,56 @@
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
 
-Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4 and _jpeg12 (so many workers
-decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
-pipelined, or rule. The arms of a cell run one after the other, in every second repeat in the
-opposite order, from the same files, which are not in memory:
+Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
+workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
+pipelined, or rule. The arms of a cell:
 
 R   the real job (`fidelity_real`): np.load, h5py or PIL in a plain Dataset, a DataLoader, the
     network on the GPU. pipelined: pinned memory, copies on a stream of their own, at most one step
     ahead. rule: it copies, computes, waits for the step's end, and asks for the next batch.
-E   dlemu replays the loop with its pytorch loader: `computation_time` with mean and stdev of the
-    step that R's network has shown just before with its data on the GPU, `launch_time` as long as
-    the host took to queue one, and, for pictures, `preprocess_time` as `dlemu steptime` has it.
+E   dlemu replays the loop with its pytorch loader, in a process of its own: `computation_time` with
+    mean and stdev of the step that R's network has shown just before with its data on the GPU,
+    `launch_time` as long as the host took to queue one, and `preprocess_time` as `dlemu steptime`
+    finds it for what R's Dataset does with a file's bytes.
 L   E without `launch_time`. T: E with the threads loader. S: E with `reader.preprocess=sleep`.
+M   E with the computation and launch time that `dlemu.Meter` has found in R's loop, in a run whose
+    reads were not held.
+N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock.
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
+Each run's files are not in memory. The arms take turns, in every second repeat in the opposite
+order. Of unet3d, which asks for little of the drive, R and E run at the same time, each from files
+of its own and held by a cgroup of its own.
 
 Whole AU = n c / (time from the start of the loader to the end of the last of n steps). The rule's
 AU = (n - 1) c / (T - T1), from the end of the first step. Both arms use the same c: of R by CUDA
-events, of the others by the host's clock. Epochs have 10 times the batches that are in flight.
+events, of the others by the host's clock. Epochs have 10 times the batches that are in flight, and
+those that storage holds back last 14 s (CosmoFlow's 4 and 10 s).
 On a host without a GPU, small inputs are trained on the CPU, to try the program.
 """
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+import yaml
 
 import dlemu
-from benchmarks.fidelity_real import FOLDER, PIXELS, Net, Real, plain_loader, write_pictures
+from benchmarks.fidelity_real import FILES, Net, Real, plain_loader, write_pictures
 from benchmarks.fidelity_table import Cell, Run, draw, load, step_times, tables
-from benchmarks.machine import describe_machine
+from benchmarks.harness import describe_machine
 from dlemu.clock import WallClock, after_launch
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -52,7 +62,16 @@ from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
 from dlemu.steptime.preprocessing import time_preprocessing
 from tests.lab.cgroups import throttled_reads
 
-_DECODE_SECONDS = 3.0
+_DECODE_SECONDS = 2.0
+_LOAD_SECONDS = 0.5
+"""How long the workers' work on a sample is timed: that of decoding, and other work."""
+
+
+@cache
+def trained(name: str, batch: int, graph: bool) -> Real:
+    """Return a network on the device; jobs that differ in their files share it."""
+    found = [net for net in Net.all() if (net.name, net.batch, net.graph) == (name, batch, graph)]
+    return Real(found[0])
 
 
 @dataclass(frozen=True)
@@ -61,63 +80,102 @@ class Job:
 
     net: Net
     folder: Path
+    cells: Sequence[Cell]
 
-    @cached_property
+    @property
+    def at_once(self) -> bool:
+        """Whether R and E run at the same time: neither takes many cores or much of the drive."""
+        return self.net.name == "unet3d"
+
+    @property
     def real(self) -> Real:
-        return Real(self.net)
+        return trained(self.net.name, self.net.batch, self.net.graph)
 
     @cached_property
-    def workload(self) -> dlemu.Workload:
-        """The job's files, written if they are not there, and how dlemu reads them."""
+    def num_files(self) -> int:
+        if self.net.decodes:  # these jobs share their files
+            return max(each.batch * each.num_steps(0, 1) for each in Net.all() if each.decodes)
+        c = self.real.time_alone()[0]
+        # c varies: a tenth more than now is needed.
+        return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
+
+    def keys(self, arm: str) -> dict[str, object]:
+        """Return how dlemu reads the arm's files."""
         net = self.net
-        folder = self.folder / f"{net.form}.{net.sample_bytes}"
-        # Jobs that differ in their workers share the pictures.
-        num_files = (
-            net.num_samples
-            if not net.decodes
-            else max(
-                each.num_samples for each in Net.all() if each.sample_bytes == net.sample_bytes
-            )
-        )
-        keys: dict[str, object] = {
-            "dataset.data_folder": str(folder),
+        label = "pictures" if net.decodes else net.label
+        place = f"{label}.{'R' if arm in 'RN' or not self.at_once else 'E'}"
+        return {
+            "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
-            "dataset.num_files_train": num_files,
+            "dataset.num_files_train": self.num_files,
             "dataset.num_samples_per_file": 1,
             "dataset.record_length_bytes": net.sample_bytes,
             "dataset.record_length_bytes_stdev": 0,
-            "dataset.record_length_bytes_resize": PIXELS if net.name == "resnet50" else 2**21,
-            "reader.data_loader": "pytorch",
+            "dataset.record_length_bytes_resize": net.pixels,
             "reader.batch_size": net.batch,
             "reader.read_threads": net.workers,
-            "reader.prefetch_size": net.prefetch,
+            "reader.prefetch_size": net.workers * net.prefetch,
             "reader.file_shuffle": "seed",
+            "reader.hand_over": "batch",
             "train.epochs": 1,
-            "train.total_training_steps": net.num_steps,
         }
-        workload = dlemu.load_workload(net.workload, keys)
-        if not net.decodes:
-            dlemu.generate(workload, world=dlemu.Alone())
-        elif not (folder / "train").is_dir():
-            write_pictures(folder / "train", num_files, net.sample_bytes)
-        os.sync()
-        return workload
+
+    def workload(self, arm: str) -> dlemu.Workload:
+        return dlemu.load_workload(self.net.workload, self.keys(arm))
+
+    def files(self) -> list[tuple[str, dict[str, object]]]:
+        """Return the workloads whose files are to be written, by name and keys."""
+        return [(self.net.workload, self.keys(arm)) for arm in ("RE" if self.at_once else "R")]
 
     @cached_property
     def file_bytes(self) -> float:
         """Mean bytes of a file."""
-        return fmean(path.stat().st_size for path in files_of(self.workload))
+        return fmean(path.stat().st_size for path in files_of(self.workload("R")))
 
     @cached_property
-    def decode(self) -> Mapping[str, object]:
-        """`reader.preprocess_time` as `dlemu steptime` writes it; nothing where none decodes."""
-        if not self.net.decodes:
-            return {}
-        os.environ[FOLDER] = str(self.workload.data_folder)
+    def loading(self) -> Mapping[str, object]:
+        """`reader.preprocess_time` as `dlemu steptime` writes it."""
+        net = self.net
+        os.environ[FILES] = f"{net.form}:{net.pixels}:{self.workload('R').data_folder}"
         function = "benchmarks.fidelity_real:decoding"
-        found = time_preprocessing(function, self.net.workers, _DECODE_SECONDS)
-        print("; ".join(found.lines(0)), flush=True)
+        seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
+        found = time_preprocessing(function, net.workers, seconds)
+        print(f"{net.label}: {'; '.join(found.lines(0))}", flush=True)
         return {"reader.preprocess_time": found.key()}
+
+    def train(self, loop: str, steps: int, repeat: int, *, metered: bool) -> dict[str, Any]:
+        """Run R, or N; return its times, and what `Meter` says."""
+        real, workload = self.real, self.workload("R")
+        loader = plain_loader(self.net, workload.data_folder, steps, seed=repeat, pin=real.cuda)
+        synchronous = loop == "rule"
+        if not metered:
+            return real.train(loader, synchronous=synchronous)
+        sample_bytes = self.file_bytes
+        meter = dlemu.Meter(workload, batch_size=self.net.batch, sample_bytes=sample_bytes)
+        found = real.train(loader, synchronous=synchronous, meter=meter)
+        metrics = meter.metrics()
+        assert metrics is not None
+        train = yaml.safe_load(meter.workload_yaml())["train"]
+        names = ("computation_time", "launch_time")
+        keys = {f"train.{name}": train[name] for name in names if name in train}
+        return {**found, "meter_au": metrics.epochs[0].au_percentage, "keys": keys}
+
+    @cached_property
+    def metered(self) -> Mapping[str, object]:
+        """Computation and launch time of R's pipelined loop, by `dlemu.Meter`."""
+        keys: dict[str, object] = self.train("pipelined", 300, 0, metered=True)["keys"]
+        print(f"{self.net.label}, in the loop: {keys}", flush=True)
+        return keys
+
+
+def write(name: str, keys: Mapping[str, object]) -> None:
+    """Write the files of a workload."""
+    workload = dlemu.load_workload(name, keys)
+    dataset, folder = workload.dataset, workload.data_folder / "train"
+    if dataset.format != "jpeg":
+        dlemu.generate(workload, world=dlemu.Alone())
+    else:
+        write_pictures(folder, dataset.num_files_train, int(dataset.record_length_bytes))
 
 
 def files_of(workload: dlemu.Workload) -> list[Path]:
@@ -132,8 +190,8 @@ def forget(workload: dlemu.Workload) -> None:
         os.close(file)
 
 
-def run_emulated(job: dlemu.Workload) -> dict[str, Any]:
-    """Replay an epoch, as `dlemu run` does."""
+def run_emulated(job: dlemu.Workload, bytes_per_second: float, line: Any) -> dict[str, Any]:
+    """Replay an epoch, as `dlemu run` does, once the other side of the line says so."""
     dataset = find_dataset(job, dlemu.Alone())
     clock = WallClock.calibrate()
     launch = after_launch(job.train.launch_time, clock.sleep_until)
@@ -152,7 +210,12 @@ def run_emulated(job: dlemu.Workload) -> dict[str, Any]:
         seed=job.train.seed,
     )
     keep = int(job.reader.hands_over)
-    with closing(open_loader(dataset, accelerators=range(1), keep=keep)) as loader:
+    with (
+        held(job, bytes_per_second),
+        closing(open_loader(dataset, accelerators=range(1), keep=keep)) as loader,
+    ):
+        line.send("ready")
+        line.recv()
         begin = time.perf_counter()
         replay_epoch(
             loader.epoch(0, plan),
@@ -161,12 +224,20 @@ def run_emulated(job: dlemu.Workload) -> dict[str, Any]:
             clock=clock,
             compute=compute,
         )
+        wall = time.perf_counter() - begin
     return {
         "whole": ends[-1] - begin,
         "seconds": ends[-1] - ends[0],
-        "wall": time.perf_counter() - begin,
+        "wall": wall,
         "num_steps": len(ends),
     }
+
+
+def emulate(line: Any) -> None:
+    """Replay what comes through a line; run in a process of its own, which has no GPU."""
+    while True:
+        name, keys, bytes_per_second = line.recv()
+        line.send(run_emulated(dlemu.load_workload(name, keys), bytes_per_second, line))
 
 
 @contextlib.contextmanager
@@ -182,35 +253,59 @@ def held(workload: dlemu.Workload, bytes_per_second: float) -> Iterator[None]:
         raise SystemExit(f"no cgroup holds the reads: {reason}") from None
 
 
-def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]:
-    """Run the arms of a cell, one after the other."""
-    real, net, workload = job.real, job.net, job.workload
-    decode = job.decode
-    c, stdev = real.time_alone()
+def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -> list[Run]:
+    """Run the arms of a cell; `line` leads to `emulate`."""
+    real, net = job.real, job.net
+    if net.decodes:  # a host's cores change their speed within minutes
+        vars(job).pop("loading", None)
+    c, stdev = real.time_alone(synchronous=cell.loop == "rule")
     launch = real.launch_seconds()
     rate = cell.rate * net.batch * job.file_bytes / c
+    steps = min(net.num_steps(cell.rate, c), job.num_files // net.batch)
+    known: dict[str, Any] = {"c": c, "stdev": stdev, "launch": launch, "batch": net.batch}
     runs: list[Run] = []
-    for arm in arms[:: -1 if repeat % 2 else 1]:
-        keys: dict[str, object] = {
+
+    def ask(arm: str) -> None:
+        found = {
+            **job.keys(arm),
+            "train.total_training_steps": steps,
             "train.computation_time": {"mean": c, "stdev": stdev, "type": "normal"},
             "train.loop": cell.loop,
             "train.launch_time": 0.0 if arm == "L" else min(launch, c),
             "train.seed": 123 + repeat,
             "reader.data_loader": "threads" if arm == "T" else "pytorch",
-            "reader.hand_over": "batch",
             "reader.preprocess": "sleep" if arm == "S" else "cpu",
-            **decode,
+            **job.loading,
+            **(job.metered if arm == "M" else {}),
         }
-        emulated = workload.with_keys(keys)
-        forget(workload)
-        with held(workload, rate):
-            if arm == "R":
-                loader = plain_loader(net, workload.data_folder, seed=repeat, pin=real.cuda)
-                found = real.train(loader, synchronous=cell.loop == "rule")
-            else:
-                found = run_emulated(emulated)
-        known: dict[str, Any] = {"c": c, "stdev": stdev, "launch": launch, "batch": net.batch}
+        line.send((net.workload, found, rate))
+        line.recv()
+
+    def done(arm: str, found: dict[str, Any]) -> None:
+        found.pop("keys", None)
         runs.append(Run(cell=cell, arm=arm, repeat=repeat, **known, **found))
+
+    def train(arm: str) -> None:
+        with held(job.workload("R"), rate):
+            done(arm, job.train(cell.loop, steps, repeat, metered=arm == "N"))
+
+    for arm in arms[:: -1 if repeat % 2 else 1]:
+        together = job.at_once and {"R", "E"} <= set(arms)
+        if together and arm == "E":
+            continue
+        forget(job.workload(arm))
+        if together and arm == "R":
+            forget(job.workload("E"))
+            ask("E")
+            line.send("go")
+            train("R")
+            done("E", line.recv())
+        elif arm in "RN":
+            train(arm)
+        else:
+            ask(arm)
+            line.send("go")
+            done(arm, line.recv())
     return runs
 
 
@@ -239,25 +334,50 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     machine = f"{describe_machine()}; torch {torch.__version__}, {device}"
     print(machine, flush=True)
-    cells = [word.split("/") for word in keys["cells"].split(",")]
-    jobs = {net: Job(Net.named(net), folder) for net, *_ in cells}
-    runs: list[Run] = []
-    for repeat in range(int(keys["repeats"])):
-        for net, rate, loop, arms in cells:
-            if time.perf_counter() - begin > float(keys["limit_s"]):
-                break
-            cell = Cell(net=net, loop=loop, rate=float(rate))
-            found = measure(jobs[net], cell, arms.split("+"), repeat)
-            runs += found
-            told = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
-            print(
-                f"{time.perf_counter() - begin:.0f} s: {net} {rate} {loop}: {told}; "
-                f"c {1e3 * found[0].c:.2f} ms, launch {1e3 * found[0].launch:.2f} ms, "
-                f"in the loop {1e3 * max(run.busy for run in found):.2f} ms",
-                flush=True,
-            )
-            stored = {"machine": machine, "runs": [asdict(run) for run in runs]}
-            Path(keys["json"]).write_text(json.dumps(stored))
+    cells: list[tuple[Cell, list[str]]] = []
+    for word in keys["cells"].split(","):
+        net, rate, loop, arms = word.split("/")
+        cells.append((Cell(device=device, net=net, loop=loop, rate=float(rate)), arms.split("+")))
+    # CUDA does not survive a fork; and the emulation has a process of its own.
+    context = multiprocessing.get_context("spawn")
+    line, other = context.Pipe()
+    process = context.Process(target=emulate, args=(other,))
+    process.start()
+    try:
+        jobs = {
+            net: Job(Net.named(net), folder, [cell for cell, _ in cells if cell.net == net])
+            for net in dict.fromkeys(cell.net for cell, _ in cells)
+        }
+        wanted = {
+            str(keys["dataset.data_folder"]): (name, keys)
+            for job in jobs.values()
+            for name, keys in job.files()
+        }
+        print(f"{time.perf_counter() - begin:.0f} s: the networks are ready", flush=True)
+        with ProcessPoolExecutor(len(wanted), mp_context=context) as pool:
+            list(pool.map(write, *zip(*wanted.values(), strict=True)))
+        os.sync()
+        print(f"{time.perf_counter() - begin:.0f} s: the files are ready", flush=True)
+        assert all(job.loading for job in jobs.values() if not job.net.decodes)
+        runs: list[Run] = []
+        for repeat in range(int(keys["repeats"])):
+            for cell, arms in cells:
+                if time.perf_counter() - begin > float(keys["limit_s"]):
+                    break
+                found = measure(jobs[cell.net], cell, arms, repeat, line)
+                runs += found
+                aus = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
+                now = time.perf_counter() - begin
+                print(
+                    f"{now:.0f} s: {cell.net} {cell.rate} {cell.loop}: {aus}; "
+                    f"c {1e3 * found[0].c:.2f} ms, launch {1e3 * found[0].launch:.2f} ms, "
+                    f"in the loop {1e3 * max(run.busy for run in found):.2f} ms",
+                    flush=True,
+                )
+                stored = {"machine": machine, "runs": [asdict(run) for run in runs]}
+                Path(keys["json"]).write_text(json.dumps(stored))
+    finally:
+        process.kill()
     print(f"\n{tables(runs)}")
 
 

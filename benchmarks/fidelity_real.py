@@ -4,8 +4,10 @@ It shares no line with dlemu's readers and loaders: files are opened by np.load,
 torch.utils.data.DataLoader reads them. Only the network is that of `dlemu steptime`.
 """
 
+import contextlib
 import io
 import itertools
+import math
 import os
 import statistics
 import time
@@ -17,6 +19,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+import dlemu
+
 WARM_UP = 15
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
@@ -25,10 +29,14 @@ PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
 _NUM_PICTURES = 64
 """Different ones; the files are copies of them."""
-FOLDER = "FIDELITY_PICTURES"
-"""Environment variable: where the processes that time decoding find pictures."""
+FILES = "FIDELITY_FILES"
+"""Environment variable: format and folder of the files for the processes that time decoding."""
+Computing = Callable[[], contextlib.AbstractContextManager[None]]
+"""Marks what the loop queues for a step, as `Meter.computing` does."""
 _IN_FLIGHT = 10
 """An epoch has so many times the batches that the workers read ahead."""
+_EPOCH_SECONDS = 14.0
+"""Of an epoch that storage holds back, at least: a job's start takes a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,8 @@ class Net:
     workers: int = 4
     prefetch: int = 2
     """Batches that each worker reads ahead."""
-    steps: int = 0
-    """Of an epoch, if more than `_IN_FLIGHT` asks for."""
+    seconds: float = _EPOCH_SECONDS
+    """Of an epoch that storage holds back, at least."""
     side: int | None = None
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
@@ -65,13 +73,15 @@ class Net:
         return self.form == "jpeg"
 
     @property
-    def num_steps(self) -> int:
-        """Steps of an epoch: what is read ahead hides a tenth of it at most."""
-        return max(self.steps, _IN_FLIGHT * (self.workers * self.prefetch + 1))
+    def pixels(self) -> int:
+        """Bytes of a sample that the network takes, at most."""
+        return PIXELS if self.name == "resnet50" else 2**21
 
-    @property
-    def num_samples(self) -> int:
-        return self.num_steps * self.batch
+    def num_steps(self, rate: float, c: float) -> int:
+        """Return the steps of an epoch: what is read ahead hides a tenth of it at most."""
+        return max(
+            _IN_FLIGHT * (self.workers * self.prefetch + 1), math.ceil(self.seconds * rate / c)
+        )
 
     @staticmethod
     def all() -> "list[Net]":
@@ -90,16 +100,17 @@ ON_GPU = [
     # the benchmark's.
     Net("unet3d", 1, 16_000_000, "npz"),
     Net("resnet50", 200, PIXELS, "npy"),
-    Net("resnet50_jpeg4", 100, 120_000, "jpeg", workers=4),
-    Net("resnet50_jpeg12", 100, 120_000, "jpeg", workers=12),
-    Net("cosmoflow", 1, 2_828_486, "hdf5", steps=400),
-    Net("cosmoflow_graph", 1, 2_828_486, "hdf5", steps=400, graph=True),
+    Net("resnet50_jpeg4", 200, 120_000, "jpeg", workers=4, prefetch=1, seconds=0.0),
+    Net("resnet50_jpeg8", 200, 120_000, "jpeg", workers=8, prefetch=1, seconds=0.0),
+    Net("resnet50_jpeg12", 200, 120_000, "jpeg", workers=12, prefetch=1, seconds=0.0),
+    Net("cosmoflow", 1, 2_828_486, "hdf5", seconds=4.0),
+    Net("cosmoflow_graph", 1, 2_828_486, "hdf5", seconds=10.0, graph=True),
 ]
 ON_CPU = [
-    Net("unet3d", 1, 2_000_000, "npz", workers=1, prefetch=1, side=64),
-    Net("resnet50", 4, PIXELS, "npy", workers=1, side=32),
-    Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32),
-    Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32),
+    Net("unet3d", 1, 2_000_000, "npz", workers=1, prefetch=1, side=64, seconds=0.0),
+    Net("resnet50", 4, PIXELS, "npy", workers=1, side=32, seconds=0.0),
+    Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
+    Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32, seconds=0.0),
 ]
 
 
@@ -114,16 +125,19 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> Any:
+        return self.sample(self.paths[number])
+
+    def sample(self, file: Any) -> Any:
+        """Return the sample of a file, given by its path or as an open one."""
         import torch
 
-        path = self.paths[number]
         if self._form == "jpeg":
-            return torch.from_numpy(picture(path))
+            return torch.from_numpy(picture(file))
         if self._form == "hdf5":
-            with h5py.File(path) as file:
-                values = file["records"][...]
+            with h5py.File(file) as opened:
+                values = opened["records"][...]
         else:
-            values = np.load(path)
+            values = np.load(file)
             if self._form == "npz":
                 values = values[values.files[0]]
         return torch.from_numpy(values.ravel().view(np.uint8)[: self._most])
@@ -149,10 +163,20 @@ def picture(path: Any) -> Any:
 
 
 def decoding() -> Callable[[int], object]:
-    """Return the work of a worker on a sample whose bytes it has read, for `steptime`."""
-    found = Files(Path(os.environ[FOLDER]), "jpeg", PIXELS).paths[:_NUM_PICTURES]
-    contents = [Path(path).read_bytes() for path in found]
-    return lambda number: picture(io.BytesIO(contents[number % len(contents)]))
+    """Return the work of a worker on a sample whose bytes it has read, for `steptime`.
+
+    Its Dataset's, and its part of putting the batch together.
+    """
+    import torch
+
+    form, most, folder = os.environ[FILES].split(":", 2)
+    files = Files(Path(folder), form, int(most))
+    contents = [Path(path).read_bytes() for path in files.paths[:_NUM_PICTURES]]
+
+    def prepare(number: int) -> object:
+        return torch.stack([files.sample(io.BytesIO(contents[number % len(contents)]))])
+
+    return prepare
 
 
 def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
@@ -182,12 +206,12 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
         (folder / f"img_{each:07d}.jpeg").write_bytes(encoded[each % _NUM_PICTURES])
 
 
-def plain_loader(net: Net, folder: Path, *, seed: int, pin: bool) -> Any:
+def plain_loader(net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool) -> Any:
     """Return a DataLoader over the files of a folder, in an order of its own."""
     import torch
 
-    data = Files(folder, net.form, PIXELS if net.name == "resnet50" else 2**21)
-    order = np.random.default_rng(seed).permutation(len(data))[: net.num_samples]
+    data = Files(folder, net.form, net.pixels)
+    order = np.random.default_rng(seed).permutation(len(data))[: num_steps * net.batch]
     library: Any = torch.utils.data
     return library.DataLoader(
         data,
@@ -249,23 +273,17 @@ class Real:
         if self.cuda:
             self.torch.cuda.synchronize()
 
-    def time_alone(self, num_steps: int | None = None) -> tuple[float, float]:
-        """Return mean and stdev of a step's seconds, at most one step queued ahead.
+    def time_alone(self, *, synchronous: bool = False) -> tuple[float, float]:
+        """Return mean and stdev of a step's seconds as the loop makes it, its data on the device.
 
-        Several ranks must make the same number of steps.
+        A pipelined loop queues at most one step ahead, a synchronous one waits for each.
         """
         begin, marks = time.perf_counter(), [self.mark()]
-
-        def goes_on() -> bool:
-            if num_steps is not None:
-                return len(marks) <= num_steps
-            return len(marks) < 4 or time.perf_counter() - begin < ALONE_SECONDS
-
-        while goes_on():
+        while len(marks) < 4 or time.perf_counter() - begin < ALONE_SECONDS:
             self.step(self.alone)
             marks.append(self.mark())
             if self.cuda and len(marks) > 2:
-                marks[-2].synchronize()
+                marks[-1 if synchronous else -2].synchronize()
         self.finish()
         # The first step waits for its launch; in a loop, the launch is hidden.
         times = [self.between(a, b) for a, b in itertools.pairwise(marks[1:])]
@@ -281,13 +299,18 @@ class Real:
             found.append(time.perf_counter() - begin)
         return statistics.median(found) if self.cuda else 0.0
 
-    def train(self, loader: Any, *, synchronous: bool) -> dict[str, Any]:
+    def train(
+        self, loader: Any, *, synchronous: bool, meter: dlemu.Meter | None = None
+    ) -> dict[str, Any]:
         """Train on an epoch; return its seconds: whole, from the first step's end, in its steps."""
         self.finish()
         start = self.mark()
         begin = time.perf_counter()
         loop = self._synchronous if synchronous or not self.cuda else self._pipelined
-        begins, ends = loop(iter(loader))
+        computing: Computing = contextlib.nullcontext if meter is None else meter.computing
+        if meter is not None:
+            loader = meter.epoch(loader, 0, device=self.device if self.cuda else None)
+        begins, ends = loop(iter(loader), computing)
         self.finish()
         spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
         return {
@@ -298,7 +321,9 @@ class Real:
             "busy": statistics.fmean(spans),
         }
 
-    def _pipelined(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
+    def _pipelined(
+        self, batches: Iterator[Any], computing: Computing
+    ) -> tuple[list[Any], list[Any]]:
         """Copy on a stream of its own, one batch ahead; at most one step is queued ahead."""
         torch = self.torch
         copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -309,21 +334,25 @@ class Real:
             with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
                 data[number % 2] = batch.to(self.device, non_blocking=True)
             compute.wait_stream(copies)
-            begins.append(self.mark())
-            self.step(data[number % 2])
-            ends.append(self.mark())
+            with computing():
+                begins.append(self.mark())
+                self.step(data[number % 2])
+                ends.append(self.mark())
             if number:
                 ends[-2].synchronize()  # the step before has ended: the next batch is asked for
         return begins, ends
 
-    def _synchronous(self, batches: Iterator[Any]) -> tuple[list[Any], list[Any]]:
+    def _synchronous(
+        self, batches: Iterator[Any], computing: Computing
+    ) -> tuple[list[Any], list[Any]]:
         """Copy, compute, wait for the end, ask for the next batch: the benchmark's loop."""
         begins: list[Any] = []
         ends: list[Any] = []
         for batch in batches:
             data = batch.to(self.device, non_blocking=True)
-            begins.append(self.mark())
-            self.step(data)
-            ends.append(self.mark())
+            with computing():
+                begins.append(self.mark())
+                self.step(data)
+                ends.append(self.mark())
             self.finish()
         return begins, ends

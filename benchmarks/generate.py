@@ -1,4 +1,4 @@
-"""What generating costs, and how fast it is: python -m benchmarks.generate [--quick].
+"""What generating costs, and how fast it is: python -m benchmarks.generate.
 
 dlemu on 2 ranks and fio (1 MiB O_DIRECT writes, 2 jobs of 4 in flight) write the same number of
 bytes in turn, round after round; DLIO too, on 2 ranks, if `make peers` has set it up. A ratio is of
@@ -10,16 +10,27 @@ fio's own figures leave out its own; of DLIO it is the difference of two dataset
 
 import json
 import os
-import resource
-import shutil
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks.machine import Rate, describe_machine, markdown, spread
+from benchmarks.harness import (
+    Asked,
+    Rate,
+    cpu_of_children,
+    describe_machine,
+    goal,
+    in_turn,
+    markdown,
+    output_of,
+    ratios,
+    run_fio,
+    scratch,
+    spread,
+    tell,
+)
 from dlemu.datagen import generate
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.mpi import make_world
@@ -69,24 +80,19 @@ def write_as_rank(name: str, data: Path) -> None:
 def dlemu(name: str, data: Path) -> Rate:
     """Have dlemu generate a dataset."""
     words = [sys.executable, "-m", "benchmarks.generate", "--rank", name, str(data)]
-    done = subprocess.run(mpirun(NUM_RANKS, *words), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return Rate(*json.loads(done.stdout))
+    return Rate(*json.loads(output_of(mpirun(NUM_RANKS, *words))))
 
 
 def fio(num_bytes: float, data: Path) -> Rate:
     """Have fio write as much, and sync it."""
     data.mkdir(parents=True)
-    words = ["fio", "--output-format=json", "--name=write", "--rw=write", "--bs=1M", "--direct=1"]
+    words = ["--name=write", "--rw=write", "--bs=1M", "--direct=1"]
     words += ["--ioengine=libaio", "--iodepth=4", f"--numjobs={NUM_RANKS}", "--end_fsync=1"]
     words += [f"--size={int(num_bytes / NUM_RANKS)}", f"--directory={data}", "--group_reporting"]
     # Written into space that is not allocated before, as every generator does.
     words += ["--fallocate=none", "--refill_buffers=0"]
-    out = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-    one = out["jobs"][0]
-    cpu = (one["usr_cpu"] + one["sys_cpu"]) / 100 * one["job_runtime"] / 1e3
-    return Rate(one["write"]["io_bytes"], one["write"]["runtime"] / 1e3, cpu)
+    [one] = run_fio(*words, way="write")
+    return one.rate
 
 
 def dlio(name: str, data: Path) -> Rate:
@@ -99,11 +105,9 @@ def dlio(name: str, data: Path) -> Rate:
 def _dlio(name: str, data: Path, num_files: int) -> Rate:
     base, keys = DATASETS[name]
     keys = keys | {"workload": base, "dataset.num_files_train": num_files}
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    cpu, begin = cpu_of_children(), time.perf_counter()
     run_dlio(keys | {"dataset.data_folder": str(data)}, ranks=NUM_RANKS, generate=True)
-    seconds = time.perf_counter() - begin
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds, cpu = time.perf_counter() - begin, cpu_of_children() - cpu
     num_bytes = sum(path.stat().st_size for path in (data / "train").iterdir())
     return Rate(num_bytes, seconds, cpu)
 
@@ -119,30 +123,32 @@ def empty(data: Path) -> None:
 
 def rows_of(name: str, folder: Path, rounds: int) -> list[list[str]]:
     """Return the rows of a dataset: each writer in turn, round after round."""
-    writers: dict[str, Callable[[Path], Rate]] = {"dlemu": lambda data: dlemu(name, data)}
     num_bytes = dlemu(name, folder / f"{name}-first").num_bytes
     empty(folder / f"{name}-first")
-    writers["fio"] = lambda data: fio(num_bytes, data)
+    writers: dict[str, Callable[[Path], Rate]] = {"dlemu": partial(dlemu, name)}
+    writers["fio"] = partial(fio, num_bytes)
     if is_there():
-        writers["DLIO"] = lambda data: dlio(name, data)
-    rates: dict[str, list[Rate]] = {writer: [] for writer in writers}
-    for index in range(rounds):
-        for writer, write in writers.items():
-            data = folder / f"{name}-{writer}-{index}"
-            rates[writer].append(write(data))
-            empty(data)
-            os.sync()
+        writers["DLIO"] = partial(dlio, name)
+    count = iter(range(rounds * len(writers)))
+
+    def written(write: Callable[[Path], Rate]) -> Rate:
+        data = folder / f"{name}-{next(count)}"
+        rate = write(data)
+        empty(data)
+        os.sync()
+        return rate
+
+    rates = in_turn({each: partial(written, write) for each, write in writers.items()}, rounds)
     rows = []
     for writer, own in rates.items():
-        speeds = [a.speed / b.speed for a, b in zip(own, rates["fio"], strict=True)]
-        costs = [a.cost / b.cost for a, b in zip(own, rates["dlemu"], strict=True)]
-        goal = ""
+        speeds = ratios(own, rates["fio"], lambda rate: rate.speed)
+        costs = ratios(own, rates["dlemu"], lambda rate: rate.cost)
+        goals = ""
         if writer == "dlemu":
-            cost, speed = statistics.median([r.cost for r in own]), statistics.median(speeds)
-            goal = f"CPU ≤ {CPU_GOAL}: {'yes' if cost <= CPU_GOAL else 'NO'}, "
-            goal += f"speed ≥ {SPEED_GOAL}: {'yes' if speed >= SPEED_GOAL else 'NO'}"
+            goals = f"CPU {goal([rate.cost for rate in own], most=CPU_GOAL)}, "
+            goals += f"speed {goal(speeds, least=SPEED_GOAL)}"
         elif writer == "DLIO":
-            goal = f"≥ {DLIO_GOAL:g}×: {'yes' if statistics.median(costs) >= DLIO_GOAL else 'NO'}"
+            goals = goal(costs, least=DLIO_GOAL)
         rows.append(
             [
                 name,
@@ -151,30 +157,19 @@ def rows_of(name: str, folder: Path, rounds: int) -> list[list[str]]:
                 spread(costs),
                 spread([rate.speed for rate in own]),
                 spread(speeds),
-                goal,
+                goals,
             ]
         )
     return rows
 
 
 def main(arguments: list[str]) -> None:
-    options = {"rounds": "5", "folder": "build/generate", "datasets": ",".join(DATASETS)}
-    if "--quick" in arguments:
-        arguments.remove("--quick")
-        options["rounds"] = "2"
-    options |= dict(argument.split("=", 1) for argument in arguments)
-    folder = Path(options["folder"])
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    print(f"{describe_machine()}\n\n{options['rounds']} rounds: median (min–max)\n")
-    rows = []
-    try:
-        for name in options["datasets"].split(","):
-            new = rows_of(name, folder, int(options["rounds"]))
-            print("\n".join("  ".join(row) for row in new), file=sys.stderr, flush=True)
-            rows += new
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    asked = Asked(arguments, "rounds", "folder", "datasets")
+    rounds, rows = asked.value("rounds", 5), []
+    print(f"{describe_machine()}\n\n{rounds} rounds: median (min–max)\n")
+    with scratch(Path(asked.value("folder", "build/generate"))) as folder:
+        for name in asked.names("datasets", DATASETS):
+            rows += [tell(row) for row in rows_of(name, folder, rounds)]
     header = ["dataset", "writer", "CPU-s/GB", "CPU / dlemu's", "GB/s", "speed / fio's", "goal"]
     print(markdown(header, rows))
 

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fidelity_real import Net, Real
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 
 _NUM_READERS = 4
 _FILE_BYTES = 2**28

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.emulate import dlemu, scratch
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.emulate import dlemu
+from benchmarks.harness import Asked, describe_machine, markdown, scratch, spread, yes
 from dlemu.cli.progress import show_progress
 from dlemu.results.records import read_steps
 from dlemu.run.job import run_job
@@ -83,8 +83,8 @@ def measure(keys: dict[str, object], folder: Path, *, shown: bool) -> tuple[floa
 
 def main(arguments: list[str]) -> None:
     """Measure in turn and print the table."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    rounds, num_steps = int(given.get("rounds", 3)), int(given.get("steps", 1000))
+    asked = Asked(arguments, "rounds", "steps")
+    rounds, num_steps = asked.value("rounds", 3), asked.value("steps", 1000)
     rows = []
     with scratch() as folder:
         keys: dict[str, object] = KEYS | {"dataset.data_folder": str(folder / "data")}
@@ -100,12 +100,11 @@ def main(arguments: list[str]) -> None:
                     results.append(measure(keys, run, shown=shown))
             cpu, late = zip(*found[True], strict=True)
             without = [late for _, late in found[False]]
-            reached = "yes" if max(cpu) <= GOAL else "no"
             rows.append(
                 [
                     str(number),
                     spread(cpu, ".3f"),
-                    f"≤ {GOAL:g}: {reached}",
+                    f"≤ {GOAL:g}: {yes(max(cpu) <= GOAL)}",
                     spread(without, ".0f"),
                     spread(late, ".0f"),
                 ]

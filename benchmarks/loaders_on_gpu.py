@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 from benchmarks.read import cpu_of
 from dlemu.clock import WallClock
 from dlemu.datagen import generate

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 from dlemu.results.metrics import measure_sums
 from dlemu.results.sums import Sums
 from dlemu.run.gathering import gather_sums

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.machine import Rate, describe_machine, markdown, spread
+from benchmarks.harness import Rate, describe_machine, markdown, spread
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan

@@ -7,15 +7,23 @@ The same threads read the same files in pieces of 1 MiB, in turn, round after ro
 
 import mmap
 import os
-import resource
-import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks.machine import Rate, describe_machine, markdown, spread
+from benchmarks.harness import (
+    Asked,
+    Rate,
+    cpu_of_self,
+    describe_machine,
+    in_turn,
+    markdown,
+    ratios,
+    scratch,
+    spread,
+)
 from benchmarks.read import job
 from dlemu.datagen import generate
 from dlemu.storage.buffers import aligned_buffer
@@ -41,52 +49,40 @@ def read_all(paths: list[Path], buffers: list[memoryview]) -> Rate:
                 at += got
             os.close(file)
 
-    before, begin = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    before, begin = cpu_of_self(), time.perf_counter()
     threads = [threading.Thread(target=read, args=[number]) for number in range(len(buffers))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds, cpu = time.perf_counter() - begin, cpu_of_self() - before
     return Rate(sum(path.stat().st_size for path in paths), seconds, cpu)
 
 
 def main(arguments: list[str]) -> None:
     """Measure and print the table."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    folder = Path(given.get("folder", "build/pages"))
-    workload = job("unet3d", folder, "threads", True)
-    try:
+    asked = Asked(arguments, "rounds", "folder", "readers")
+    with scratch(Path(asked.value("folder", "build/pages"))) as folder:
+        workload = job("unet3d", folder, "threads", True)
         generate(workload, world=Alone())
         paths = sorted((workload.data_folder / "train").iterdir())
-        memory: dict[str, Callable[[int], memoryview]] = {
-            "4 KiB": small_pages,
-            "huge": aligned_buffer,
+        sides = {
+            name: partial(read_all, paths, [make(_PIECE) for _ in range(asked.value("readers", 4))])
+            for name, make in (("4 KiB", small_pages), ("huge", aligned_buffer))
         }
-        buffers = {
-            name: [make(_PIECE) for _ in range(int(given.get("readers", 4)))]
-            for name, make in memory.items()
-        }
-        rates: dict[str, list[Rate]] = {name: [] for name in memory}
-        for _ in range(int(given.get("rounds", 5))):
-            for name, own in rates.items():
-                own.append(read_all(paths, buffers[name]))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = []
-    for name, own in rates.items():
-        pairs = list(zip(own, rates["4 KiB"], strict=True))
-        rows.append(
-            [
-                name,
-                spread([rate.cost for rate in own], ".3f"),
-                spread([rate.cost / small.cost for rate, small in pairs]),
-                spread([rate.speed for rate in own]),
-                spread([rate.speed / small.speed for rate, small in pairs]),
-            ]
-        )
-    print(f"{describe_machine()}; {len(rates['huge'])} rounds, median (min–max)\n")
+        rates = in_turn(sides, asked.value("rounds", 5))
+    small = rates["4 KiB"]
+    rows = [
+        [
+            name,
+            spread([rate.cost for rate in own], ".3f"),
+            spread(ratios(own, small, lambda rate: rate.cost)),
+            spread([rate.speed for rate in own]),
+            spread(ratios(own, small, lambda rate: rate.speed)),
+        ]
+        for name, own in rates.items()
+    ]
+    print(f"{describe_machine()}; {len(small)} rounds, median (min–max)\n")
     print(markdown(["pages", "CPU-s/GB", "× 4 KiB", "GB/s", "× 4 KiB"], rows))
 
 

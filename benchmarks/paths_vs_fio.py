@@ -1,6 +1,6 @@
 """Compare `dlemu paths` with fio: the same blocks, workers and seconds, in turn, on one folder.
 
-    python -m benchmarks.paths_vs_fio FOLDER [seconds] [rounds]
+    python -m benchmarks.paths_vs_fio FOLDER [seconds=1] [rounds=10]
 
 fio runs with psync, which is what our workers do: one blocking call at a time. Rounds go A B, B A …
 with a pause before each measurement, because rented drives save up credit while idle. The ratio is
@@ -9,13 +9,21 @@ middle half of fio's own rounds lies further apart than that, the drive is too n
 the row says so. On tmpfs, where no drive hides it, the table shows the price of Python alone.
 """
 
-import json
 import statistics
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
+from benchmarks.harness import (
+    Asked,
+    describe_machine,
+    in_turn,
+    markdown,
+    middle_half,
+    ratios,
+    run_fio,
+    tell,
+)
 from dlemu.paths.blocks import DataPath, Pattern, Work, perform
 from dlemu.paths.random_files import write_random_file
 
@@ -45,28 +53,41 @@ def ours(work: Work) -> float:
 
 def fio(work: Work) -> float:
     """Return GiB/s of fio on the same files."""
-    command = [
-        *("fio", "--name=paths", "--ioengine=psync", "--output-format=json", "--group_reporting"),
+    [job] = run_fio(
+        *("--name=paths", "--ioengine=psync", "--group_reporting"),
         *(f"--rw={FIO_NAMES[work.pattern]}", f"--bs={work.io_size}", f"--size={work.file_bytes}"),
         *(f"--numjobs={len(work.files)}", f"--directory={Path(work.files[0]).parent}"),
         *("--filename_format=dlemu_paths.$jobnum", "--invalidate=1", "--fallocate=none"),
         *("--time_based", f"--runtime={work.seconds}", f"--direct={int('direct' in work.path)}"),
+        way="write" if work.writes else "read",
+    )
+    return job.num_bytes / job.seconds / 2**30
+
+
+def row_of(work: Work, rounds: int) -> list[str]:
+    """Return the row of a cell."""
+    found = in_turn({"ours": partial(ours, work), "fio": partial(fio, work)}, rounds, pause=PAUSE)
+    ratio = statistics.median(ratios(found["ours"], found["fio"], float))
+    noise = middle_half(found["fio"])
+    limit = 0.15 if work.io_size < 64 << 10 else 0.05
+    word = "" if abs(ratio - 1) <= limit else " (noise)" if noise > limit else " (OFF)"
+    return [
+        *(work.path, work.pattern, str(work.io_size >> 10), str(len(work.files))),
+        *(f"{statistics.median(each):.3f}" for each in found.values()),
+        f"{ratio:.3f}{word}",
+        f"{100 * noise:.0f} %",
     ]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    job = json.loads(out[out.index("{") :])["jobs"][0]
-    side = job["write" if work.writes else "read"]
-    return float(side["io_bytes"] / (side["runtime"] / 1e3) / 2**30)
 
 
-def main(folder: Path, seconds: float = 1.0, rounds: float = 10) -> None:
+def main(arguments: list[str]) -> None:
+    """Measure each cell and print the table."""
+    folder = Path(arguments[0])
+    asked = Asked(arguments[1:], "seconds", "rounds")
     files = tuple(str(folder / f"dlemu_paths.{index}") for index in range(4))
+    rows = []
     try:
         for seed, file in enumerate(files):
             write_random_file(file, seed, FILE_BYTES)
-        print(
-            "| path | pattern | KiB | workers | ours GiB/s | fio GiB/s | ratio | fio: middle half |"
-        )
-        print("|---|---|---|---|---|---|---|---|", flush=True)
         for path, pattern, io_size, workers in CELLS:
             work = Work(
                 path=path,
@@ -74,30 +95,16 @@ def main(folder: Path, seconds: float = 1.0, rounds: float = 10) -> None:
                 io_size=io_size,
                 files=files[:workers],
                 file_bytes=FILE_BYTES,
-                seconds=seconds,
+                seconds=asked.value("seconds", 1.0),
             )
-            a: list[float] = []
-            b: list[float] = []
-            for number in range(int(rounds)):
-                sides = [(a, ours), (b, fio)]
-                for results, measure in sides if number % 2 == 0 else sides[::-1]:
-                    time.sleep(PAUSE)
-                    results.append(measure(work))
-            ratio = statistics.median(our / their for our, their in zip(a, b, strict=True))
-            low, _, high = statistics.quantiles(b, n=4)
-            spread = (high - low) / statistics.median(b)
-            limit = 0.15 if io_size < 64 << 10 else 0.05
-            word = "" if abs(ratio - 1) <= limit else " (noise)" if spread > limit else " (OFF)"
-            print(
-                f"| {path} | {pattern} | {io_size >> 10} | {workers} "
-                f"| {statistics.median(a):.3f} | {statistics.median(b):.3f} "
-                f"| {ratio:.3f}{word} | {100 * spread:.0f} % |",
-                flush=True,
-            )
+            rows.append(tell(row_of(work, asked.value("rounds", 10))))
     finally:
         for file in files:
             Path(file).unlink(missing_ok=True)
+    print(f"{describe_machine()}\n")
+    head = ["path", "pattern", "KiB", "workers", "ours GiB/s", "fio GiB/s", "ratio"]
+    print(markdown([*head, "fio: middle half"], rows))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *(float(text) for text in sys.argv[2:4]))
+    main(sys.argv[1:])

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import dlemu
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 from benchmarks.preparing import Preparing
 from dlemu.loaders.preprocessing import block_seconds
 from dlemu.steptime.preprocessing import time_preprocessing

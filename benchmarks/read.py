@@ -1,4 +1,4 @@
-"""What reading costs the host, and how fast it is: python -m benchmarks.read [--quick].
+"""What reading costs the host, and how fast it is: python -m benchmarks.read.
 
 dlemu and fio read the same files in turn, round after round: from the page cache, from disk with
 O_DIRECT, and from tmpfs. dlemu reads through PyTorch's DataLoader (dropping the bytes, and handing
@@ -10,18 +10,27 @@ its own dataset. A ratio is of one round, so that a busy host weighs on both.
 
 import json
 import os
-import resource
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from benchmarks.machine import Rate, describe_machine, markdown, spread
+from benchmarks.harness import (
+    Asked,
+    Rate,
+    cpu_of_children,
+    describe_machine,
+    goal,
+    in_turn,
+    markdown,
+    output_of,
+    ratios,
+    run_fio,
+    scratch,
+    spread,
+    tell,
+)
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
@@ -117,24 +126,19 @@ def cpu_of(pids: list[int]) -> float:
 def read_apart(name: str, data: Path, loader: str, direct: bool) -> Rate:
     """Read in a process of its own, as a run would."""
     words = [sys.executable, "-m", "benchmarks.read", "--here", name, str(data), loader]
-    done = subprocess.run([*words, str(direct)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return Rate(*json.loads(done.stdout))
+    return Rate(*json.loads(output_of([*words, str(direct)])))
 
 
 def fio(name: str, data: Path, direct: bool) -> Rate:
     """Have fio read the same files in 1 MiB pieces, with as many jobs as there are workers."""
     jobs = load_workload(DATASETS[name][0]).reader.read_threads
-    words = ["fio", "--output-format=json", "--bs=1M", "--rw=read", "--ioengine=psync"]
-    words += [f"--direct={int(direct)}", "--invalidate=0", f"--loops={EPOCHS}"]
+    words = ["--bs=1M", "--rw=read", "--ioengine=psync", f"--direct={int(direct)}"]
+    words += ["--invalidate=0", f"--loops={EPOCHS}"]
     words += ["--file_service_type=sequential", "--group_reporting"]
     for number in range(jobs):
         words += [f"--name=job{number}", f"--opendir={data / 'jobs' / str(number)}"]
-    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    one = json.loads(out[out.index("{") :])["jobs"][0]
-    cpu = (one["usr_cpu"] + one["sys_cpu"]) / 100 * one["job_runtime"] / 1e3
-    return Rate(one["read"]["io_bytes"], one["read"]["runtime"] / 1e3, cpu)
+    [one] = run_fio(*words)
+    return one.rate
 
 
 def dlio(name: str, data: Path) -> Rate:
@@ -144,12 +148,11 @@ def dlio(name: str, data: Path) -> Rate:
 
 
 def _dlio_epochs(name: str, data: Path, epochs: int) -> tuple[float, float, float]:
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    cpu, begin = cpu_of_children(), time.perf_counter()
     _dlio(name, data, epochs=epochs)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds, cpu = time.perf_counter() - begin, cpu_of_children() - cpu
     size = sum(file.stat().st_size for file in (data / "dlio" / name / "train").iterdir())
-    return epochs * size, time.perf_counter() - begin, cpu
+    return epochs * size, seconds, cpu
 
 
 def _dlio(name: str, data: Path, *, epochs: int, generate: bool = False) -> None:
@@ -162,35 +165,25 @@ def _dlio(name: str, data: Path, *, epochs: int, generate: bool = False) -> None
 def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
     """Return the rows of a dataset: each reader in turn, round after round."""
     direct = way == "direct"
-    readers: dict[str, Callable[[], Rate]] = {
-        "fio": lambda: fio(name, data, direct),
-        "pytorch": lambda: read_apart(name, data, "pytorch", direct),
-        "pytorch, batch": lambda: read_apart(name, data, "pytorch batch", direct),
-        "threads": lambda: read_apart(name, data, "threads", direct),
-        "tensorflow": lambda: read_apart(name, data, "tensorflow", direct),
-    }
+    sides = {"fio": partial(fio, name, data, direct)}
+    for reader in ("pytorch", "pytorch batch", "threads", "tensorflow"):
+        sides[reader] = partial(read_apart, name, data, reader, direct)
     if way == "cache" and (data / "dlio" / name).exists():
-        readers["DLIO"] = lambda: dlio(name, data)
-    rates: dict[str, list[Rate]] = {reader: [] for reader in readers}
-    for _ in range(rounds):
-        for reader, read in readers.items():
-            rates[reader].append(read())
+        sides["DLIO"] = partial(dlio, name, data)
+    rates = in_turn(sides, rounds)
     rows = []
     for reader, own in rates.items():
-        costs = [a.cost / b.cost for a, b in zip(own, rates["fio"], strict=True)]
-        speeds = [a.speed / b.speed for a, b in zip(own, rates["fio"], strict=True)]
-        goal = ""
+        costs = ratios(own, rates["fio"], lambda rate: rate.cost)
+        speeds = ratios(own, rates["fio"], lambda rate: rate.speed)
+        goals = ""
         if reader == "pytorch" and way in CPU_GOALS:
-            limit = CPU_GOALS[way][name]
-            goal = f"CPU ≤ {limit}: {'yes' if statistics.median(costs) <= limit else 'NO'}"
-            if way == "direct":
-                goal += f"; speed ≥ 0.95: {'yes' if statistics.median(speeds) >= 0.95 else 'NO'}"
+            goals = f"CPU {goal(costs, most=CPU_GOALS[way][name])}"
+            goals += f"; speed {goal(speeds, least=0.95)}" if direct else ""
         if reader == "threads" and way == "tmpfs":
-            goal = f"speed ≥ 0.9: {'yes' if statistics.median(speeds) >= 0.9 else 'NO'}"
+            goals = f"speed {goal(speeds, least=0.9)}"
         if reader == "DLIO":
-            less = [a.cost / b.cost for a, b in zip(own, rates["pytorch"], strict=True)]
-            goal = f"pytorch {spread(less, '.1f')} × less, ≥ 5: "
-            goal += "yes" if statistics.median(less) >= 5 else "NO"
+            less = ratios(own, rates["pytorch"], lambda rate: rate.cost)
+            goals = f"pytorch {spread(less, '.1f')} × less, {goal(less, least=5)}"
         rows.append(
             [
                 name,
@@ -200,7 +193,7 @@ def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
                 spread(costs) if reader != "fio" else "",
                 spread([rate.speed for rate in own]),
                 spread(speeds) if reader != "fio" else "",
-                goal,
+                goals,
             ]
         )
     return rows
@@ -234,24 +227,14 @@ def main(arguments: list[str]) -> None:
         rate = read_here(job(name, Path(folder), loader, direct == "True"))
         print(json.dumps([rate.num_bytes, rate.seconds, rate.cpu_seconds]))
         return
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    quick = "--quick" in arguments
-    rounds = int(given.get("rounds", 1 if quick else 5))
-    names = given["datasets"].split(",") if "datasets" in given else list(DATASETS)
-    ways = given["ways"].split(",") if "ways" in given else ["cache", "direct", "tmpfs"]
-    rows = []
-    for way in ways:
-        for name in names:
-            above = Path("/dev/shm") if way == "tmpfs" else Path(given.get("folder", "build/read"))
-            above.mkdir(parents=True, exist_ok=True)
-            data = Path(tempfile.mkdtemp(prefix="dlemu-read.", dir=above))
-            try:
+    asked = Asked(arguments, "rounds", "folder", "datasets", "ways")
+    rounds, rows = asked.value("rounds", 5), []
+    for way in asked.names("ways", ["cache", "direct", "tmpfs"]):
+        above = Path("/dev/shm" if way == "tmpfs" else asked.value("folder", "build/read"))
+        for name in asked.names("datasets", DATASETS):
+            with scratch(above) as data:
                 prepare(name, data, way)
-                new = rows_of(name, data, way, rounds)
-            finally:
-                shutil.rmtree(data)
-            print("\n".join("  ".join(row) for row in new), file=sys.stderr, flush=True)
-            rows += new
+                rows += [tell(row) for row in rows_of(name, data, way, rounds)]
     print(f"{describe_machine()}; {rounds} rounds, median (min–max)\n")
     header = ["dataset", "from", "reader", "CPU-s/GB", "× fio", "GB/s", "× fio", "goal"]
     print(markdown(header, rows))

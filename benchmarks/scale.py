@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import describe_machine, markdown
 from dlemu.datagen import Recipe, read_manifest
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import MANIFEST, to_entries

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import describe_machine
 from benchmarks.held_drive import WORKLOADS, bytes_per_step, dataset, dlemu, rate_for, search
-from benchmarks.machine import describe_machine
 from tests.lab.cgroups import throttled_reads
 
 COLUMNS = (

@@ -8,16 +8,23 @@ that others use as well, root may give both sides `realtime=true` (SCHED_FIFO): 
 does not decide the ratio.
 """
 
-import json
 import os
 import statistics
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.machine import describe_machine, markdown
+from benchmarks.harness import (
+    Asked,
+    describe_machine,
+    in_turn,
+    markdown,
+    middle_half,
+    ratios,
+    run_fio,
+    tell,
+)
 from dlemu.paths.blocks import Work, perform
 from dlemu.paths.random_files import write_random_file
 from dlemu.paths.sweep import smallest_direct
@@ -41,43 +48,34 @@ def ours(work: Work) -> _Side:
 
 def fio(work: Work) -> _Side:
     """Measure with fio."""
-    command = [
-        *("fio", "--name=small", "--ioengine=io_uring", "--direct=1", "--rw=randread"),
+    [job] = run_fio(
+        *("--name=small", "--ioengine=io_uring", "--direct=1", "--rw=randread"),
         *(f"--filename={work.files[0]}", f"--bs={work.io_size}", f"--iodepth={work.depth}"),
-        *("--time_based", f"--runtime={work.seconds}", "--output-format=json"),
-    ]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    job = json.loads(out[out.index("{") :])["jobs"][0]
-    number, seconds = job["read"]["total_ios"], job["read"]["runtime"] / 1e3
-    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds
-    return _Side(number / seconds, cpu / number * 1e6)
+        *("--time_based", f"--runtime={work.seconds}"),
+    )
+    return _Side(job.num_ios / job.seconds, job.cpu_seconds / job.num_ios * 1e6)
 
 
 def compare(work: Work, rounds: int) -> list[str]:
     """Return a row of the table."""
-    found: dict[str, list[_Side]] = {"ours": [], "fio": []}
-    for number in range(rounds):
-        sides = [("ours", ours), ("fio", fio)]
-        for name, measure in sides if number % 2 == 0 else sides[::-1]:
-            time.sleep(_PAUSE)
-            found[name].append(measure(work))
-    ratios = [a.iops / b.iops for a, b in zip(found["ours"], found["fio"], strict=True)]
-    low, middle, high = statistics.quantiles([side.iops for side in found["fio"]], n=4)
+    sides = {"ours": partial(ours, work), "fio": partial(fio, work)}
+    found = in_turn(sides, rounds, pause=_PAUSE)
+    ratio = statistics.median(ratios(found["ours"], found["fio"], lambda side: side.iops))
     medians = [
         f"{statistics.median(side[field] for side in found[name]):{form}}"
         for field, form in ((0, ".0f"), (1, ".2f"))
-        for name in ("ours", "fio")
+        for name in sides
     ]
     size, depth = f"{work.io_size / 1024:g}", str(work.depth)
-    noise = f"{100 * (high - low) / middle:.0f} %"
-    return [size, depth, *medians, f"{statistics.median(ratios):.3f}", noise]
+    noise = middle_half([side.iops for side in found["fio"]])
+    return [size, depth, *medians, f"{ratio:.3f}", f"{100 * noise:.0f} %"]
 
 
 def main(arguments: list[str]) -> None:
     """Measure and print the table."""
     folder = Path(arguments[0])
-    given = dict(argument.split("=", 1) for argument in arguments[1:])
-    if given.get("realtime") == "true":
+    asked = Asked(arguments[1:], "seconds", "rounds", "realtime")
+    if asked.value("realtime", "false") == "true":
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     print(describe_machine(), flush=True)
     file, rows = str(folder / "dlemu_paths.0"), []
@@ -91,10 +89,10 @@ def main(arguments: list[str]) -> None:
                     io_size=io_size,
                     files=(file,),
                     file_bytes=_FILE_BYTES,
-                    seconds=float(given.get("seconds", 1)),
+                    seconds=asked.value("seconds", 1.0),
                     depth=depth,
                 )
-                rows.append(compare(work, int(given.get("rounds", 10))))
+                rows.append(tell(compare(work, asked.value("rounds", 10))))
     finally:
         Path(file).unlink(missing_ok=True)
     head = ["KiB", "depth", "IOPS", "fio IOPS", "CPU-s/M I/O", "fio's", "ratio", "fio: middle half"]

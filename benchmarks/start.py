@@ -4,13 +4,15 @@
 commands that only compute. Python itself, started with NumPy, stands beside them.
 """
 
+import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from benchmarks.emulate import dlemu, scratch
-from benchmarks.machine import describe_machine, markdown, spread
+from benchmarks.emulate import dlemu
+from benchmarks.harness import Asked, describe_machine, in_turn, markdown, ratios, scratch, spread
 from dlemu.results.records import read_steps
 
 KEYS = {
@@ -26,7 +28,13 @@ COMMANDS = {
     "dlemu --help": ["-m", "dlemu", "--help"],
     "dlemu datasize": ["-m", "dlemu", "datasize", "workload=unet3d_h100"],
 }
-GOALS = {"dlemu --help": 0.4, "dlemu datasize": 0.4}
+GOALS = {
+    "dlemu --help": 0.4,
+    "dlemu datasize": 0.4,
+    "dlemu run until the first step, threads": 1.0,
+    "dlemu run until the first step, pytorch": 3.0,
+}
+"""Seconds on a quiet host."""
 
 
 def time_command(words: list[str]) -> float:
@@ -36,9 +44,9 @@ def time_command(words: list[str]) -> float:
     return time.perf_counter() - begin
 
 
-def time_first_step(loader: str, folder: Path, number: int) -> float:
+def time_first_step(loader: str, folder: Path) -> float:
     """Return the seconds from the command's start until the first step begins to compute."""
-    run = folder / f"{loader}{number}"
+    run = folder / "run"
     keys = KEYS | {
         "dataset.data_folder": str(folder / "data"),
         "reader.data_loader": loader,
@@ -47,32 +55,27 @@ def time_first_step(loader: str, folder: Path, number: int) -> float:
     begin = time.perf_counter()  # CLOCK_MONOTONIC, which the records use as well
     dlemu("run", keys)
     first = read_steps(run)[0]
+    shutil.rmtree(run)
     return float(first["start"] + first["wait"]) - begin
 
 
 def main(arguments: list[str]) -> None:
     """Measure in turn and print the table."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    rounds = int(given.get("rounds", 5))
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    loaders = {"threads": 1.0, "pytorch": 3.0}
-    titles = {loader: f"dlemu run until the first step, {loader}" for loader in loaders}
-    times |= {title: [] for title in titles.values()}
-    goals = GOALS | {titles[loader]: goal for loader, goal in loaders.items()}
+    rounds = Asked(arguments, "rounds").value("rounds", 5)
     with scratch() as folder:
         dlemu("datagen", KEYS | {"dataset.data_folder": str(folder / "data")})
-        for number in range(rounds):
-            for name, words in COMMANDS.items():
-                times[name].append(time_command(words))
-            for loader in loaders:
-                times[titles[loader]].append(time_first_step(loader, folder, number))
+        sides = {name: partial(time_command, words) for name, words in COMMANDS.items()}
+        for loader in ("threads", "pytorch"):
+            title = f"dlemu run until the first step, {loader}"
+            sides[title] = partial(time_first_step, loader, folder)
+        times = in_turn(sides, rounds)
     base = times[next(iter(COMMANDS))]
     rows = [
         [
             name,
             spread(values),
-            f"≤ {goals[name]:g}" if name in goals else "-",
-            spread([value / one for value, one in zip(values, base, strict=True)], ".1f"),
+            f"≤ {GOALS[name]:g}" if name in GOALS else "-",
+            spread(ratios(values, base, float), ".1f"),
         ]
         for name, values in times.items()
     ]

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ from tests.lab.bench import dataset, folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import own_drive
-from tests.lab.hosts import Hosts, hosts
+from tests.lab.hosts import Hosts, hosts, ip
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import until
 
 Measured = tuple[str, str, bool]
 """The bound, what was measured, and whether that holds."""
@@ -203,17 +204,63 @@ def barrier() -> Measured:
     return _at_most("median, ms", float(median), 2.0)
 
 
+def _limit_rate(lab: Hosts, name: str, bits_per_second: int) -> None:
+    """Hold what a host sends to a rate, and what is sent to it."""
+    shape = ["root", "tbf", "rate", str(bits_per_second), "burst", "256kb", "latency", "50ms"]
+    outer = f"{lab.prefix}{lab.names.index(name)}"
+    for space, link in ((lab.prefix + name, "eth0"), (lab.prefix + "br", outer)):
+        ip("netns", "exec", space, "tc", "qdisc", "add", "dev", link, *shape)
+
+
 @contextmanager
-def _held_link(folder: Path) -> Iterator[Hosts]:
-    with hosts(folder / "hosts", 2) as lab:
-        lab.limit_rate("h0", 12_000_000)
-        yield lab
+def _in_network(lab: Hosts, name: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of this machine in the network of a host, until left."""
+    enter = ["nsenter", f"--net=/run/netns/{lab.prefix}{name}", *command]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(enter, stdin=pipe, stdout=pipe, stderr=nothing)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@contextmanager
+def _bucket(lab: Hosts, folder: Path) -> Iterator[str]:
+    """Serve a folder from the first host as any bucket; yield the URL."""
+    words = ["-m", "tests.lab.object_server", str(folder), "8080", "10.77.0.1"]
+    with _in_network(lab, "h0", sys.executable, *words) as serving:
+        assert serving.stdout is not None
+        yield serving.stdout.readline().decode().strip()
+
+
+@contextmanager
+def _mounted(lab: Hosts, folder: Path, point: Path) -> Iterator[None]:
+    """Mount on the second host a folder that the first one serves, by HTTP and FUSE."""
+    rclone = ("rclone", "--config", os.devnull, "--quiet")
+    where = "10.77.0.1:8080"
+    point.mkdir()
+    with _in_network(lab, "h0", *rclone, "serve", "http", "--addr", where, str(folder)) as serving:
+        listening = Path(f"/proc/{serving.pid}/net/tcp")
+        until(lambda: ":1F90 " in listening.read_text(), "port 8080")
+        words = ("mount", "--read-only", "--http-url", f"http://{where}", ":http:", str(point))
+        with _in_network(lab, "h1", *rclone, *words):
+            until(point.is_mount, "the mount")
+            try:
+                yield
+            finally:
+                subprocess.run(["fusermount3", "-u", "-z", point], check=False)
 
 
 def held_link(*, objects: bool) -> Measured:
     """Run on a host whose files another one serves over 12 Mb/s, headers included."""
-    with tempfile.TemporaryDirectory() as name, _held_link(Path(name)) as lab:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        hosts(Path(name) / "hosts", 2) as lab,
+        ExitStack() as served,
+    ):
         folder = Path(name)
+        _limit_rate(lab, "h0", 12_000_000)
         words = [*QUICK, "dataset.record_length_bytes=50000", "dataset.num_files_train=112"]
         # One worker: else most files are there when the first step ends, which does not count.
         words += ["train.epochs=1", "reader.read_threads=1", "reader.prefetch_size=1"]
@@ -221,11 +268,11 @@ def held_link(*, objects: bool) -> Measured:
         data = f"dataset.data_folder={folder / 'data'}"
         subprocess.run([*dlemu, "datagen", *words, data], check=True, stdout=subprocess.DEVNULL)
         if objects:
-            words += [f"storage.endpoint_url={lab.serve_objects('h0', folder)}"]
+            url = served.enter_context(_bucket(lab, folder))
+            words += [f"storage.endpoint_url={url}"]
             data = "dataset.data_folder=s3://any/data"
         else:
-            (folder / "mounted").mkdir()
-            lab.mount_from("h1", "h0", folder / "data", folder / "mounted")
+            served.enter_context(_mounted(lab, folder / "data", folder / "mounted"))
             data = f"dataset.data_folder={folder / 'mounted'}"
         words += [data, f"output.folder={folder / 'run'}", "client.nic_gbps=0.012"]
         subprocess.run(

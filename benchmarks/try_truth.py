@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import describe_machine
 from benchmarks.held_drive import WORKLOADS, Scaled, bytes_per_step, dataset, dlemu, rate_for
-from benchmarks.machine import describe_machine
 from tests.lab.cgroups import throttled_reads
 
 SECONDS = 60

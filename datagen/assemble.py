@@ -1,18 +1,20 @@
 """The bytes of a file, in pieces: the format decides what comes next, the content fills it."""
 
+import functools
 from collections.abc import Callable
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.content import Content
-from dlemu.formats import Crc, FileSamples, Sink
+from dlemu.formats import Crc, FileSamples, Sink, crc32c
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES
 
 PIECE_BYTES = 1 << 20
 """Bytes that are made, checked and written at once: many for a drive, few for the CPU's cache."""
+_JOINED_BYTES = 1 << 18
+"""From so many bytes on, two checksums are joined faster than the second one is computed."""
 
 Put = Callable[[NDArray[np.uint8], int], None]
 """`put(piece, offset)` writes or compares a piece at an offset, a multiple of PAGE_BYTES."""
@@ -33,7 +35,7 @@ class Assembly(Sink):
         self._content, self._buffer, self._put = content, buffer, put
         self._offset = 0  # in the file, of the buffer's start
         self._used = 0  # bytes of the buffer
-        self._crc = 0
+        self._crc, self._checked = 0, 0  # of the file up to so many bytes of the buffer
         self._reserved = 0
         self._head = b""
 
@@ -41,13 +43,21 @@ class Assembly(Sink):
         self._copy(np.frombuffer(data, np.uint8))
 
     def payload(self, sample: int, num_bytes: int, crc: Crc | None = None, value: int = 0) -> int:
-        done = 0
+        done, seed = 0, value
+        # The payload's own CRC-32C is also most of the file's; to read it twice takes longer.
+        joins = crc is crc32c and num_bytes >= _JOINED_BYTES
+        if joins:
+            self._check()
         while done < num_bytes:
             part = self._room(num_bytes - done)
             self._content.fill(part, sample, done)
             if crc is not None:
                 value = crc(part, value)
+            if joins:
+                self._checked = self._used
             done += len(part)
+        if joins:
+            self._crc = joined_crc(self._crc ^ seed, value, num_bytes)
         return value
 
     def interleaved(self, file: FileSamples, crc: Crc | None = None, value: int = 0) -> int:
@@ -99,12 +109,16 @@ class Assembly(Sink):
         self._used += len(part)
         return part
 
+    def _check(self) -> None:
+        """Extend the file's CRC-32C by what is in the buffer and not in it yet."""
+        self._crc = crc32c(self._buffer[self._checked : self._used], self._crc)
+        self._checked = self._used
+
     def _hand_over(self) -> None:
-        piece = self._buffer[: self._used]
-        self._crc = google_crc32c.extend(self._crc, piece)
-        self._put(piece, self._offset)
+        self._check()
+        self._put(self._buffer[: self._used], self._offset)
         self._offset += self._used
-        self._used = 0
+        self._used = self._checked = 0
 
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli; the highest bit is the lowest power
@@ -116,13 +130,23 @@ def joined_crc(first: int, second: int, num_bytes: int) -> int:
 
     A CRC is a remainder: `first` times x^(8 num_bytes), plus `second` (as in zlib's crc32_combine).
     """
-    shift, power = _ONE, _X8
-    while num_bytes:
-        if num_bytes & 1:
-            shift = _product(shift, power)
-        power = _product(power, power)
-        num_bytes >>= 1
-    return _product(shift, first) ^ second
+    return _product(_shift(num_bytes), first) ^ second
+
+
+@functools.lru_cache(maxsize=4096)
+def _shift(num_bytes: int) -> int:
+    """Return the polynomial x^(8 num_bytes)."""
+    shift = _ONE
+    for number in range(num_bytes.bit_length()):
+        if num_bytes >> number & 1:
+            shift = _product(shift, _power(number))
+    return shift
+
+
+@functools.cache
+def _power(number: int) -> int:
+    """Return the polynomial x^(8 2^number)."""
+    return _product(_power(number - 1), _power(number - 1)) if number else _X8
 
 
 def _product(left: int, right: int) -> int:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "datagen": "dataset formats host objects storage workload world",
     "tier": "dataset formats host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
-    "results": "dataset host objects storage workload",
+    "results": "dataset host objects storage workload world",
     "report": "checkpoint host paths results storage training workload",
     "library": "report run sizing workload world",
     "checkpoint": "datagen dataset host results storage workload world",
@@ -45,7 +45,16 @@ MAY_IMPORT = {
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 
-SPEAKERS = {"cli", "library", "run", "sizing", "world.ending", "__main__"}
+SPEAKERS = {
+    "cli",
+    "library",
+    "results.lifecycle",
+    "run",
+    "sizing",
+    "world.ending",
+    "world.watchdog",
+    "__main__",
+}
 """Who may say something on the terminal; everybody else returns or raises it."""
 
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow", "obstore"}

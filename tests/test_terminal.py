@@ -8,16 +8,18 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from dlemu import terminal
 from dlemu.cli.main import run
 from dlemu.cli.words import is_key_value
 from dlemu.errors import RunError, WorkloadError
-from dlemu.terminal import shown, shown_line, terminal_width
+from dlemu.terminal import shown, shown_line, terminal_width, turn
 from dlemu.workload.commands import command
 from dlemu.workload.compose import refuse_tilde
 from dlemu.workload.model import load_workload
@@ -85,6 +87,22 @@ def test_what_acts_on_a_terminal_is_written_out() -> None:
     )
     assert shown_line("a\nb\r") == "a\\x0ab\\x0d"
     assert shown("größe µ ≥ … 数据 🙂") == "größe µ ≥ … 数据 🙂"
+
+
+def test_others_write_when_a_turn_ends() -> None:
+    with turn():
+        pass
+    taken: list[bool] = []
+
+    def take() -> None:
+        taken.append(terminal._turn.acquire(timeout=0))
+        if taken == [True]:
+            terminal._turn.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    assert taken == [True]
 
 
 @pytest.mark.parametrize(
@@ -316,3 +334,18 @@ def test_a_terminal_without_a_size_is_a_launchers_and_gets_plain_text(
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 1)))
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
     assert terminal_width() == width
+
+
+def test_a_turn_to_write_ends() -> None:
+    with terminal.turn():
+        pass
+    taken = []
+
+    def take() -> None:
+        taken.append(terminal._turn.acquire(blocking=False))
+        terminal._turn.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    assert taken == [True]

@@ -1,124 +1,155 @@
-"""The accelerators of one rank at work: a thread each, started together, stopped together."""
+"""One checkpoint on its way: a thread for each accelerator of a rank, begun, watched and timed."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
 
 from dlemu.checkpoint.writer import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
+from dlemu.units import format_bytes, format_rate
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
 
 T = TypeVar("T")
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.05, 1.0, 0.02
 """Seconds between two meetings of the ranks, and their share of the time so far: the end is seen at
 the next meeting, and `Entry.between_barriers_seconds` lasts until then."""
-
-
-class Watch(Protocol):
-    """What is used of run.watchdog.Watchdog."""
-
-    record: Callable[[BaseException], object]
-
-    def phase(
-        self, name: str, where: Callable[[], str] | None = None
-    ) -> AbstractContextManager[None]: ...
-
-    def at(self, path: str) -> None: ...
-
-    def longest_at(self) -> str: ...
-
-    def barrier(self) -> None: ...
+_LOOK_SECONDS = 0.25
+"""Between two looks of a rank that meets no others."""
 
 
 class Tool(Protocol):
     """A Writer or a Reader."""
 
-    bytes_done: int
+    @property
+    def bytes_done(self) -> int: ...
 
     def stop(self) -> None: ...
 
 
 class Crew(Generic[T]):
-    """Lets each tool work in a thread, and tells how far all ranks are.
+    """The accelerators of a rank. Each has a tool, and a thread in which it works.
 
-    All ranks call `run`. They meet at least once a second: so a rank that fails ends the others
-    soon.
+    `now` is the clock of all times. After an error the `with` waits for no thread: one may be in a
+    call to a drive that never returns.
     """
 
-    def __init__(self, tools: Sequence[Tool], folder: Path, world: World, watch: Watch) -> None:
-        self._tools, self._world, self._watch = tools, world, watch
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        folder: Path,
+        world: World,
+        watch: Watchdog,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.tools, self.now = tools, now
+        self._world, self._watch = world, watch
         self._movement = Movement(tools, folder)
         self._pool = ThreadPoolExecutor(max(1, len(tools)), thread_name_prefix="accelerator")
         self.bytes_done = 0
-        """By all ranks, since the crew was made."""
+        """By all ranks that meet, since the crew was made."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        for tool in self._tools:
-            tool.stop()
-        # After an error a thread may be in a call to a drive that never returns.
+        self._stop()
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def run(self, act: Callable[[int], T]) -> list[tuple[float, T]]:
-        """Call `act(n)` for each tool at once; return seconds and result of each.
+    def begin(self, act: Callable[[int], T]) -> "Shot[T]":
+        """Call `act(n)` for each tool, all at once."""
+        return Shot(self.tools, act, self._pool, self.now)
+
+    def wait(self, shot: "Shot[T]", pause: float = _LOOK_SECONDS) -> bool:
+        """Wait so many seconds, or until the shot has ended on this rank; return whether it has.
 
         Raises what the first `act` that failed has raised, after all others were stopped.
         """
-        begin = time.perf_counter()
+        done, pending = wait(shot.futures, pause, FIRST_EXCEPTION)
+        errors = [error for future in done if (error := future.exception()) is not None]
+        # One that only says that a tool was stopped is not the cause.
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            self._stop()
+            raise error
+        if self._movement.seen():
+            self._watch.at("")
+        return not pending
 
-        def timed(number: int) -> tuple[float, T]:
-            result = act(number)
-            return time.perf_counter() - begin, result
+    def run(self, act: Callable[[int], T]) -> list[tuple[float, T]]:
+        """Let all ranks work; return seconds and result of each of this rank's accelerators.
 
-        futures = [self._pool.submit(timed, number) for number in range(len(self._tools))]
+        All ranks call it. They meet at least once a second: so one that fails ends the others soon.
+        Raises as `wait` does.
+        """
         try:
-            self._wait(futures)
+            shot, finished = self.begin(act), False
+            while not finished:
+                pause = _PAUSE_SHARE * (self.now() - shot.begun)
+                pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+                due = self.now() + pause
+                ended = self.wait(shot, pause)
+                if self._world.num_ranks > 1 and ended:
+                    time.sleep(max(0.0, due - self.now()))
+                states = self._world.all_gather((self._movement.bytes_done, ended))
+                self.bytes_done = sum(num_bytes for num_bytes, _ in states)
+                finished = all(ended for _, ended in states)
         except BaseException:
-            for tool in self._tools:
-                tool.stop()
+            self._stop()
             raise
-        return [future.result() for future in futures]
+        seconds = [end - shot.begun for end in shot.ends]
+        return list(zip(seconds, shot.results(), strict=True))
 
-    def _wait(self, futures: Sequence[Future[tuple[float, T]]]) -> None:
-        """Wait until all ranks have ended, or one has failed."""
-        begin = time.perf_counter()
-        finished = False
-        while not finished:
-            pause = _PAUSE_SHARE * (time.perf_counter() - begin)
-            pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
-            due = time.perf_counter() + pause
-            done, pending = wait(futures, pause, FIRST_EXCEPTION)
-            _raise_first(done)
-            if self._movement.seen():
-                self._watch.at("")
-            own = self._movement.bytes_done
-            if self._world.num_ranks == 1:
-                finished, self.bytes_done = not pending, own
-                continue
-            if not pending:
-                time.sleep(max(0.0, due - time.perf_counter()))
-            states = self._world.all_gather((own, not pending))
-            self.bytes_done = sum(num_bytes for num_bytes, _ in states)
-            finished = all(ended for _, ended in states)
+    def _stop(self) -> None:
+        for tool in self.tools:
+            tool.stop()
 
 
-def _raise_first(done: set[Future[tuple[float, T]]]) -> None:
-    """Raise a failure; one that only says that a tool was stopped is not the cause."""
-    errors = [error for future in done if (error := future.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
-        raise error
+class Shot(Generic[T]):
+    """A checkpoint that the accelerators of a rank write or read. Any thread may ask for it."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        act: Callable[[int], T],
+        pool: ThreadPoolExecutor,
+        now: Callable[[], float],
+    ) -> None:
+        self._tools, self._before = tools, sum(tool.bytes_done for tool in tools)
+        self.begun = now()
+        self.ends = [math.inf] * len(tools)
+        """Of each accelerator; infinite as long as it works."""
+
+        def timed(number: int) -> T:
+            try:
+                return act(number)
+            finally:
+                self.ends[number] = now()
+
+        self.futures: list[Future[T]] = [pool.submit(timed, n) for n in range(len(tools))]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """From its begin to its end on this rank; infinite as long as one accelerator works."""
+        return self.begun, max(self.ends, default=self.begun)
+
+    @property
+    def bytes_done(self) -> int:
+        """Bytes of it that this rank has written or read."""
+        return sum(tool.bytes_done for tool in self._tools) - self._before
+
+    def results(self) -> list[T]:
+        """Return what `act` returned for each accelerator."""
+        return [future.result() for future in self.futures]
 
 
 class Movement:
-    """Tells whether tools get on: they move bytes, or in a long fsync the drive takes some.
+    """Whether tools make progress: they move bytes, or in a long fsync the drive takes some.
 
-    The drives under the folder tell the latter. Where none is seen (a network file system) it is
+    The drives under the folder count the latter. Where none is seen (a network file system) it is
     what the host's page cache holds that is not written yet, whoever wrote it.
     """
 
@@ -147,3 +178,26 @@ def _unwritten_bytes() -> int:
     words = read_text(PROC / "meminfo").split()
     known = dict(pairwise(words))
     return 1024 * sum(int(known.get(name, "0")) for name in ("Dirty:", "Writeback:"))
+
+
+class Progress:
+    """How far `dlemu checkpoint` is, for the thread that shows it; `str` is the line."""
+
+    def __init__(self) -> None:
+        self.does("starting")
+
+    def does(self, doing: str, crew: Crew[T] | None = None, num_bytes: int = 0) -> None:
+        """Show this from now on; `num_bytes` are those that the crew works through."""
+        self._before = 0 if crew is None else crew.bytes_done
+        self._num_bytes, self._begun = num_bytes, time.perf_counter()
+        self._doing, self._crew = doing, crew
+
+    def __str__(self) -> str:
+        seconds = time.perf_counter() - self._begun
+        if self._crew is None or seconds < 1:
+            return self._doing
+        done = max(0, self._crew.bytes_done - self._before)
+        return (
+            f"{self._doing}, {format_bytes(done)} of {format_bytes(self._num_bytes)}, "
+            f"{format_rate(done / seconds)}"
+        )

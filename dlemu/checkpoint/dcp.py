@@ -37,12 +37,13 @@ def find_dcp() -> Any:
     return dcp
 
 
-def check_memory(num_bytes: int) -> None:
+def check_dcp(num_bytes: int) -> None:
     """Refuse tensors of a host for which this one has too little memory.
 
     Raises:
-        WorkloadError: it has less than `num_bytes`.
+        WorkloadError: it has less than `num_bytes`, or torch is missing.
     """
+    find_dcp()
     memory, _ = host_memory_bytes()
     if num_bytes > memory:
         raise WorkloadError(

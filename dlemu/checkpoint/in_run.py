@@ -6,19 +6,17 @@ next checkpoint waits for the one before.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
-from dlemu.checkpoint.crew import Movement, Watch
-from dlemu.checkpoint.folder import remove, step_folder
-from dlemu.checkpoint.opening import Opened, Say, folder_of, opened
-from dlemu.checkpoint.plan import Files, Plan
+from dlemu.checkpoint.crew import Crew, Shot
+from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, remove, step_folder
+from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.shares import Share, share_of, total_bytes
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
@@ -32,20 +30,8 @@ from dlemu.results.sums import step_seconds
 from dlemu.units import counted, format_bytes
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
-
-_LOOK_SECONDS = 0.25
-"""Between two looks at how far a checkpoint is."""
-
-
-class RunWatch(Watch, Protocol):
-    """The part of a run's watchdog that is needed here."""
-
-    def barrier(self, *, patient: bool = False) -> None: ...
-
-    def computing(
-        self, wait_until: Callable[[float], None], clock: Clock
-    ) -> Callable[[float], None]: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,7 @@ class Place:
 
     world: World
     clock: Clock
-    watch: RunWatch
+    watch: Watchdog
     own: range
     """This rank's accelerators, of `num_accelerators`."""
     num_accelerators: int
@@ -125,6 +111,16 @@ def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) ->
     )
 
 
+def examine_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> None:
+    """Raise what `open_checkpoints` would raise, without making the folder."""
+    number = _number(workload, [num_steps] * workload.train.epochs)
+    if number:
+        everyone = range(num_accelerators)
+        share = _share(workload, num_accelerators)
+        job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
+        examine(job, Plan.over(workload, share, [(0, everyone)], everyone))
+
+
 def _number(workload: Workload, num_steps: Sequence[int]) -> int:
     """Return the checkpoints of a run, from the steps of each epoch."""
     due = (
@@ -183,11 +179,11 @@ class RunCheckpoints:
         self, section: CheckpointSection, place: Place, plan: Plan, folder: Opened | None
     ) -> None:
         self._section, self._plan, self._folder = section, plan, folder
-        self._clock, self._watch = place.clock, place.watch
+        self._place, self._clock, self._watch = place, place.clock, place.watch
         self._devices: Sequence[BlockDevice] = ()
-        self._writers: dict[int, Writer] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self._under_way: _Write | None = None
+        self._writing: Sequence[int] = ()
+        """The accelerators of this rank that have files to write."""
+        self._under_way: tuple[Path, Shot[WriteTimes]] | None = None
         self._spans: list[tuple[float, float]] = []
         self._ended: list[Path] = []
         self._number = 0
@@ -198,25 +194,25 @@ class RunCheckpoints:
         section, folder, enter = self._section, self._folder, self._until_left.enter_context
         assert folder is not None
         content = Content(folder.record.seed)
-        for accelerator in self._plan.accelerators:
-            if self._plan.written_by(accelerator, 0):
-                writer = Writer(
+        self._writing = [a for a in self._plan.accelerators if self._plan.written_by(a, 0)]
+        self._writers = [
+            enter(
+                Writer(
                     content,
                     piece_bytes=section.piece_bytes,
                     io_depth=section.io_depth,
                     direct=folder.direct,
                     fsync=section.fsync,
                 )
-                self._writers[accelerator] = enter(writer)
-        self._movement = Movement(list(self._writers.values()), folder.path)
-        if self._writers:
-            self._pool = enter(ThreadPoolExecutor(len(self._writers), "checkpoint"))
-        for writer in self._writers.values():  # they stop before the pool waits for them
-            self._until_left.callback(writer.stop)
+            )
+            for _ in self._writing
+        ]
+        world, watch, now = self._place.world, self._watch, self._clock.now
+        self._crew = enter(Crew[WriteTimes](self._writers, folder.path, world, watch, now))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._until_left.close()
+    def __exit__(self, *error: Any) -> None:
+        self._until_left.__exit__(*error)
 
     def count(self, devices: Sequence[BlockDevice]) -> None:
         """Count what these drives read and write in the epochs to come."""
@@ -261,7 +257,7 @@ class RunCheckpoints:
                 self._report.read_bytes += last.read_bytes - first.read_bytes
                 self._report.written_bytes += last.written_bytes - first.written_bytes
         if self._section.asynchronous:
-            newest = [] if self._under_way is None else [self._under_way.span]
+            newest = [] if self._under_way is None else [self._under_way[1].span]
             mark_writing(steps, [*self._spans, *newest])
 
     def finish(self) -> RankCheckpoints:
@@ -276,19 +272,21 @@ class RunCheckpoints:
     @property
     def doing(self) -> str:
         """What is being written, for another thread: "checkpoint 2: 31%"; "" for nothing."""
-        write = self._under_way
-        if write is None or write.span[1] < math.inf:
+        if self._under_way is None or self._under_way[1].span[1] < math.inf:
             return ""
-        return f"checkpoint {self._number}: {100 * write.share:.0f}%"
+        share = self._under_way[1].bytes_done / max(1, sum(self._sizes))
+        return f"checkpoint {self._number}: {100 * share:.0f}%"
 
     @property
     def _staging_seconds(self) -> float:
         """Seconds until the accelerator with the most has copied its state to memory."""
-        sizes = [
-            sum(size for _, size, _ in self._plan.written_by(accelerator, 0))
-            for accelerator in self._writers
-        ]
-        return max(sizes, default=0) / self._section.staging_bandwidth
+        return max(self._sizes, default=0) / self._section.staging_bandwidth
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Bytes of a checkpoint that each accelerator of this rank writes."""
+        shares = (self._plan.written_by(accelerator, 0) for accelerator in self._writing)
+        return [sum(size for _, size, _ in files) for files in shares]
 
     def _begin_write(self, path: Path) -> None:
         self._number += 1
@@ -296,38 +294,26 @@ class RunCheckpoints:
             path.mkdir(exist_ok=True)
         except OSError as error:
             raise _unwritable(path, error) from None
-        self._under_way = write = _Write(path, self._clock.now(), list(self._writers.values()))
-        for accelerator, writer in self._writers.items():
-            assert self._pool is not None
-            files = self._plan.written_by(accelerator, self._number)
-            write.total += sum(size for _, size, _ in files)
-            write.futures.append(self._pool.submit(self._write_share, writer, write, files))
-
-    def _write_share(self, writer: Writer, write: "_Write", files: Files) -> WriteTimes:
-        """Return the times of an accelerator's files."""
-        try:
-            return writer.write_share(write.path, files)
-        finally:
-            write.ends.append(self._clock.now())
+        files = [self._plan.written_by(a, self._number) for a in self._writing]
+        shot = self._crew.begin(lambda n: self._writers[n].write_share(path, files[n]))
+        self._under_way = path, shot
 
     def _end_write(self) -> None:
         """Wait for what is being written."""
-        write = self._under_way
-        if write is None:
+        if self._under_way is None:
             return
-        with self._watch.phase("while writing a checkpoint", lambda: str(write.path)):
-            while wait(write.futures, _LOOK_SECONDS).not_done:
-                if self._movement.seen():
-                    self._watch.at("")
-        for future in write.futures:
+        path, shot = self._under_way
+        with self._watch.phase("while writing a checkpoint", lambda: str(path)):
             try:
-                self._report.times += future.result()
+                while not self._crew.wait(shot):
+                    pass
             except OSError as error:
-                raise _unwritable(write.path, error) from None
-        begin, end = write.span
+                raise _unwritable(path, error) from None
+        self._report.times = sum(shot.results(), self._report.times)
+        begin, end = shot.span
         self._report.durations.append(end - begin)
-        self._spans.append((begin, end))
-        self._ended.append(write.path)
+        self._spans.append(shot.span)
+        self._ended.append(path)
         self._under_way = None
 
     def _delete_old(self) -> None:
@@ -341,38 +327,6 @@ class RunCheckpoints:
         for path in old if self._folder.keeps else ():
             remove(path, self._folder.record)
         self._watch.barrier(patient=True)
-
-
-@dataclass
-class _Write:
-    """A checkpoint that a rank writes."""
-
-    path: Path
-    begin: float
-    writers: list[Writer]
-    futures: list[Future[WriteTimes]] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
-    """When the accelerators that have ended did so."""
-    total: int = 0
-    """Bytes of this rank's files."""
-
-    def __post_init__(self) -> None:
-        self._before = self._bytes_done()
-
-    def _bytes_done(self) -> int:
-        return sum(writer.bytes_done for writer in self.writers)
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """From its begin to its end on this rank; infinite as long as one accelerator writes."""
-        if len(self.ends) < len(self.writers):
-            return self.begin, math.inf
-        return self.begin, max(self.ends, default=self.begin)
-
-    @property
-    def share(self) -> float:
-        """Share (0-1) that is written."""
-        return (self._bytes_done() - self._before) / max(1, self.total)
 
 
 def mark_writing(steps: Steps, spans: Sequence[tuple[float, float]]) -> None:

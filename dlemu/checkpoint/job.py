@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
-from typing import TypeVar
+from typing import Any
 
-from dlemu.checkpoint.crew import Crew, Watch
+from dlemu.checkpoint.crew import Crew, Progress, Tool
 from dlemu.checkpoint.dcp import DcpWriter
-from dlemu.checkpoint.folder import forget, remove_steps, step_folder
-from dlemu.checkpoint.opening import Opened
-from dlemu.checkpoint.outcome import Entry, RankReport, Worked, entry_of
+from dlemu.checkpoint.folder import Opened, clean, remove, step_folder
+from dlemu.checkpoint.outcome import Entry, Kind, RankReport, Worked, entry_of
 from dlemu.checkpoint.plan import Plan
-from dlemu.checkpoint.progress import Progress
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.checkpoint.writer import Writer
@@ -31,10 +29,10 @@ from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import format_rate, format_seconds
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
 
 Say = Callable[[str], None]
-T = TypeVar("T", WriteTimes, ReadTimes)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -48,12 +46,12 @@ class CheckpointJob:
         folder: Opened,
         *,
         world: World,
-        watch: Watch,
+        watch: Watchdog,
     ) -> None:
+        self.world, self.watch = world, watch
         self._checkpoint, self._output = workload.checkpoint, workload.output
         self._folder, self._keeps, self._direct = folder.path, folder.keeps, folder.direct
         self._plan, self._record = plan, folder.record
-        self._world, self._watch = self._all = world, watch
         self._content = Content(folder.record.seed)
         mount = mount_under(folder.path)
         self._file_system = mount.kind if mount else ""
@@ -75,11 +73,11 @@ class CheckpointJob:
         with ExitStack() as stack:
             stack.enter_context(self._removed_on_failure())
             writers = [self._writer(a, stack) for a in self._plan.accelerators]
-            crew = stack.enter_context(Crew[WriteTimes](writers, self._folder, *self._all))
+            crew = stack.enter_context(self._crew(writers))
             for step in range(1, number + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
-                with self._watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
+                with self.watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
                     if self._keeps:
                         folder.mkdir(exist_ok=True)
                         sync_folder(self._folder)
@@ -87,14 +85,11 @@ class CheckpointJob:
                         writer.prepare([(sample, size) for _, size, sample in own])
 
                 def act(number: int) -> WriteTimes:
-                    self._watch.at(str(folder))  # noqa: B023 (called in this turn)
+                    self.watch.at(str(folder))  # noqa: B023 (called in this turn)
                     return writers[number].write_share(folder, files[number])  # noqa: B023
 
-                found = self._timed(f"writing checkpoint {step}", step, crew, act)
+                entries += self._shot("save", step, number, step, crew, act)
                 self._note(step)
-                if found is not None:
-                    entries.append(found)
-                    self._tell("save", step, number, found)
         return entries
 
     def read(self) -> list[Entry]:
@@ -107,25 +102,18 @@ class CheckpointJob:
         entries: list[Entry] = []
         with ExitStack() as stack:
             readers = [stack.enter_context(self._reader()) for _ in self._plan.accelerators]
-            crew = stack.enter_context(Crew[ReadTimes](readers, self._folder, *self._all))
+            crew = stack.enter_context(self._crew(readers))
             for turn in range(number):
                 step = steps[turn % len(steps)]
                 if turn >= len(steps):  # it was read before, and is in memory again
                     self.make_cold([step])
+                folder = step_folder(self._folder, step)
                 files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
 
                 def act(number: int) -> ReadTimes:
-                    total = ReadTimes()
-                    for name, size, sample in files[number]:  # noqa: B023 (called in this turn)
-                        path = step_folder(self._folder, step) / name  # noqa: B023
-                        self._watch.at(str(path))
-                        total += readers[number].read(path, size, sample=sample)
-                    return total
+                    return readers[number].read_share(folder, files[number], at=self.watch.at)  # noqa: B023
 
-                found = self._timed(f"reading checkpoint {turn + 1}", step, crew, act)
-                if found is not None:
-                    entries.append(found)
-                    self._tell("load", turn + 1, number, found)
+                entries += self._shot("load", turn + 1, number, step, crew, act)
         return entries
 
     def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
@@ -133,7 +121,7 @@ class CheckpointJob:
 
         With output.drop_caches=false it only looks.
         """
-        world, output = self._world, self._output
+        world, output = self.world, self._output
         own = [
             file.name
             for file in self._plan.files
@@ -145,19 +133,18 @@ class CheckpointJob:
             for step in (self._record.steps if steps is None else steps)
             for name in names
         ]
-        with self._watch.phase("in the cold start"):
+        with self.watch.phase("in the cold start"):
             if output.drop_all_caches and world.local_rank == 0:
                 drop_all_caches()
             world.barrier()
             act = drop if output.drop_caches and not output.drop_all_caches else look
-            own_pages = act([path for path in paths if path.exists()], at=self._watch.at)
+            own_pages = act([path for path in paths if path.exists()], at=self.watch.at)
         everyone = world.gather(astuple(own_pages))
         return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
 
     def clean(self, error: BaseException | None = None) -> None:
         """Remove all that was written, and the record."""
-        remove_steps(self._folder, self._record)
-        forget(self._folder)
+        clean(self._folder, self._record)
 
     def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
         key = self._checkpoint
@@ -182,17 +169,29 @@ class CheckpointJob:
             content=self._content if key.verify else None,
         )
 
-    def _timed(self, doing: str, step: int, crew: Crew[T], act: Callable[[int], T]) -> Entry | None:
-        """Let all accelerators work between two barriers; return the fields on rank 0."""
+    def _crew(self, tools: Sequence[Tool]) -> Crew[Any]:
+        return Crew(tools, self._folder, self.world, self.watch)
+
+    def _shot(
+        self,
+        kind: Kind,
+        turn: int,
+        number: int,
+        step: int,
+        crew: Crew[Any],
+        act: Callable[[int], WriteTimes | ReadTimes],
+    ) -> list[Entry]:
+        """Let all accelerators work between two barriers; return the fields of that on rank 0."""
+        doing = f"{'writing' if kind == 'save' else 'reading'} checkpoint {turn}"
         time.sleep(self._checkpoint.time_between_checkpoints)
         self.progress.does(doing, crew, self._plan.num_bytes)
-        with self._watch.phase(f"while {doing}", self._watch.longest_at):
+        with self.watch.phase(f"while {doing}", self.watch.longest_at):
             if self.observer is not None:
                 self.observer.mark(f"{doing} start")
-            self._watch.barrier()
+            self.watch.barrier()
             begin = time.perf_counter()
             worked = crew.run(act)
-            self._watch.barrier()
+            self.watch.barrier()
             between = time.perf_counter() - begin
             interval = stored = None
             if self.observer is not None:
@@ -202,30 +201,31 @@ class CheckpointJob:
                 stored = stored_bytes(interval, self._file_system)
         own = zip(self._plan.accelerators, worked, strict=True)
         report = RankReport(
-            self._world.rank,
-            self._world.host,
+            self.world.rank,
+            self.world.host,
             [Worked(accelerator, *each) for accelerator, each in own],
             interval,
             stored,
         )
-        reports = self._world.gather(report)
-        return None if reports is None else entry_of(step, reports, between)
+        reports = self.world.gather(report)
+        if reports is None:
+            return []
+        entry = entry_of(step, reports, between)
+        rate = format_rate(entry["num_bytes"] / entry["seconds"])
+        self.say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
+        return [entry]
 
     def _note(self, step: int) -> None:
         """Enter a whole checkpoint in the record, and remove those that are not to be kept."""
         steps = (*self._record.steps, step)
         keep = self._checkpoint.keep or len(steps)
         gone, kept = steps[:-keep], steps[-keep:]
-        with self._watch.phase(f"while removing checkpoints below {self._folder}"):
+        with self.watch.phase(f"while removing checkpoints below {self._folder}"):
             self._record = replace(self._record, steps=kept)
             if self._keeps:
                 self._record.write(self._folder)
-                remove_steps(self._folder, self._record, gone)
-
-    def _tell(self, kind: str, turn: int, number: int, entry: Entry) -> None:
-        seconds = entry["seconds"]
-        rate = format_rate(entry["num_bytes"] / seconds)
-        self.say(f"{kind} {turn} of {number}: {format_seconds(seconds)}, {rate}")
+                for each in gone:
+                    remove(step_folder(self._folder, each), self._record)
 
     @contextmanager
     def _removed_on_failure(self) -> Iterator[None]:

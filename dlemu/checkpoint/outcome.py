@@ -1,7 +1,7 @@
 """What the checkpoints of a command say: durations, rates, limits, fields of summary.json."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypedDict
@@ -152,32 +152,37 @@ class Conditions:
 
 def find_limit(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
     """Return `name`, `evidence` and `advice` of what decided the durations."""
-    suspects = (_memory, _generation, _host_cpu, _one_rank, _others_on_cpu)
-    for suspect in suspects:
-        found = suspect(kind, entries, conditions)
-        if found is not None:
-            return found
-    return _limit("storage", _storage(kind, entries), "")
+    suspects = _suspects(kind, entries, conditions)
+    return dict(zip(("name", "evidence", "advice"), next(suspects), strict=True))
 
 
-def _limit(name: str, evidence: str, advice: str) -> dict[str, str]:
-    return {"name": name, "evidence": evidence, "advice": advice}
-
-
-def _memory(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str] | None:
+def _suspects(
+    kind: Kind, entries: Sequence[Entry], conditions: Conditions
+) -> Iterator[tuple[str, str, str]]:
+    """Yield what may have decided, the first to be named first; at last the storage."""
     if conditions.file_system in ("tmpfs", "ramfs"):
         evidence = f"the folder lies in memory ({conditions.file_system}): there is no drive"
-        return _limit(IN_MEMORY, evidence, "")
+        yield IN_MEMORY, evidence, ""
     if kind == "save":
-        if conditions.fsync or conditions.bypasses:
-            return None
-        evidence = "without fsync the writes ended in memory, before the drive had them"
-        return _limit(IN_MEMORY, evidence, "checkpoint.fsync=true")
-    share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)
-    if conditions.bypasses or share <= _CACHED:
-        return None
-    evidence = f"{100 * share:.1f}% of what was read lay in memory"
-    return _limit(IN_MEMORY, evidence, "checkpoint.odirect=true reads past it")
+        if not (conditions.fsync or conditions.bypasses):
+            evidence = "without fsync the writes ended in memory, before the drive had them"
+            yield IN_MEMORY, evidence, "checkpoint.fsync=true"
+        if (share := waited_share(entries)) > _WAITED:
+            yield (
+                "generation",
+                f"writers waited {100 * share:.1f}% of the time for bytes that were not made yet",
+                "more CPUs, or fewer accelerators on a host: the drive can take more than was "
+                "measured",
+            )
+    elif not conditions.bypasses:
+        share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)
+        if share > _CACHED:
+            evidence = f"{100 * share:.1f}% of what was read lay in memory"
+            yield IN_MEMORY, evidence, "checkpoint.odirect=true reads past it"
+    yield from _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, "")
+    yield from _one_rank(entries)
+    yield from _busy_cpus(entries, conditions, ", most of it not by dlemu's own threads")
+    yield "storage", _storage(kind, entries), ""
 
 
 def from_memory(loads: Sequence[Entry]) -> float | None:
@@ -191,51 +196,25 @@ def from_memory(loads: Sequence[Entry]) -> float | None:
     return float(cached) / max(1, sum(read))
 
 
-def _generation(
-    kind: Kind, entries: Sequence[Entry], conditions: Conditions
-) -> dict[str, str] | None:
-    if kind == "load":
-        return None
-    share = waited_share(entries)
-    if share <= _WAITED:
-        return None
-    return _limit(
-        "generation",
-        f"writers waited {100 * share:.1f}% of the time for bytes that were not made yet",
-        "more CPUs, or fewer accelerators on a host: the drive can take more than was measured",
-    )
-
-
 def waited_share(entries: Sequence[Entry]) -> float:
     """Return the share (0-1) of the writing time that was spent waiting for bytes."""
     waited = sum(entry["parts"]["waited"] for entry in entries)
     return waited / max(1e-9, sum(entry["mean_seconds"] for entry in entries))
 
 
-def _host_cpu(
-    kind: Kind, entries: Sequence[Entry], conditions: Conditions
-) -> dict[str, str] | None:
-    return _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, "")
-
-
-def _others_on_cpu(
-    kind: Kind, entries: Sequence[Entry], conditions: Conditions
-) -> dict[str, str] | None:
-    return _busy_cpus(entries, conditions, ", most of it not by dlemu's own threads")
-
-
-def _busy_cpus(entries: Sequence[Entry], conditions: Conditions, by: str) -> dict[str, str] | None:
+def _busy_cpus(
+    entries: Sequence[Entry], conditions: Conditions, by: str
+) -> Iterator[tuple[str, str, str]]:
     shares: dict[str, list[float]] = {}
     for entry in entries:
         for host, counted in entry["counted"].items():
             if counted["host_cpu_share"] is not None:
                 shares.setdefault(host, []).append(counted["host_cpu_share"])
     busy = max(((fmean(each), host) for host, each in shares.items()), default=(0.0, ""))
-    if busy[0] < _CPU_BUSY:
-        return None
-    evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time{by}"
-    less = "" if conditions.bypasses else ", or checkpoint.odirect=true, which copies less"
-    return _limit("host cpu", evidence, f"more CPUs{less}")
+    if busy[0] >= _CPU_BUSY:
+        evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time{by}"
+        less = "" if conditions.bypasses else ", or checkpoint.odirect=true, which copies less"
+        yield "host cpu", evidence, f"more CPUs{less}"
 
 
 def _needs_cpu(entry: Entry) -> bool:
@@ -250,12 +229,10 @@ def _needs_cpu(entry: Entry) -> bool:
     return spent >= entry["seconds"] / 2
 
 
-def _one_rank(
-    kind: Kind, entries: Sequence[Entry], conditions: Conditions
-) -> dict[str, str] | None:
+def _one_rank(entries: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
     excess = fmean(entry["seconds"] / max(1e-9, entry["mean_seconds"]) - 1 for entry in entries)
     if excess <= _SLOWER or len(entries[0]["hosts"]) == 1:  # threads of one host: chance decides
-        return None
+        return
     latest = max(entries, key=lambda entry: float(entry["seconds"]))
     slowest = latest["slowest"]
     uneven = slowest["bytes_to_mean"] > 1 + _SLOWER / 2
@@ -265,8 +242,7 @@ def _one_rank(
         f"{format_seconds(latest['seconds'])}{why}, the mean of all "
         f"{format_seconds(latest['mean_seconds'])}"
     )
-    advice = "" if uneven else "look at that host's path to the storage"
-    return _limit("one rank", evidence, advice)
+    yield "one rank", evidence, "" if uneven else "look at that host's path to the storage"
 
 
 def _storage(kind: Kind, entries: Sequence[Entry]) -> str:

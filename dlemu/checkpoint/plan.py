@@ -13,9 +13,13 @@ from dlemu.checkpoint.shares import (
     total_bytes,
 )
 from dlemu.dataset.rule import accelerators_of
+from dlemu.errors import WorkloadError
 from dlemu.workload.model import Workload
-from dlemu.world.world import World
+from dlemu.world.world import Alone, World
 
+RATE_ERROR = 0.36
+"""Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);
+writes were not compared with published ones."""
 Files = Sequence[tuple[str, int, int]]
 """Name, bytes and sample (the number of the bytes) of each file of an accelerator."""
 
@@ -141,4 +145,45 @@ def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
             "max_seconds": key.max_seconds,
             "mtbf_seconds": key.mtbf,
         },
+    }
+
+
+def predict_checkpoint(workload: Workload) -> dict[str, Any]:
+    """Return the document of a prediction from the rates of drives, without any storage.
+
+    `save` and `load` have the `seconds` of one checkpoint, their range from `low` to `high`, and
+    `bytes_per_second`. They follow from `drive` and `drives`; `save` is None where the write rate
+    is not known.
+
+    Raises:
+        WorkloadError: no drive is given, or the accelerators do not fit the model.
+    """
+    drive, plan = workload.drive, Plan.of(workload, Alone())
+    if drive is None or drive.read_bandwidth is None:
+        raise WorkloadError(
+            f"{'drive' if drive is None else 'drive.read_bandwidth'} is not set; name a datasheet "
+            "(drive=d7_ps1010) or give its rates "
+            "(drive.read_bandwidth=7GB drive.write_bandwidth=3GB)"
+        )
+
+    def duration(each: int | None) -> dict[str, float] | None:
+        if not each:
+            return None
+        rate = workload.drives * each
+        seconds = plan.num_bytes / rate
+        return {
+            "seconds": seconds,
+            "low": seconds / (1 + RATE_ERROR),
+            "high": seconds / (1 - RATE_ERROR),
+            "bytes_per_second": rate,
+        }
+
+    return {
+        "kind": "checkpoint prediction",
+        **planned(workload, plan),
+        "drive": drive.name,
+        "drives": workload.drives,
+        "relative_error": RATE_ERROR,
+        "save": duration(drive.write_bandwidth),
+        "load": duration(drive.read_bandwidth),
     }

@@ -18,9 +18,15 @@ _SEARCH_RUNS = 6
 def dry_run(command: str, workload: Any, world: World) -> int:
     """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
     tell = say if world.rank == 0 else silent
-    commands = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
-    commands[command](workload, world, tell)
-    tell(f"dlemu {command} would be accepted; nothing was written")
+    commands: dict[str, Any] = {
+        "datagen": _datagen,
+        "run": _run,
+        "size": _size,
+        "checkpoint": _checkpoint,
+    }
+    missing = commands[command](workload, world, tell)
+    more = f" with {missing}" if missing else ""
+    tell(f"dlemu {command} would be accepted{more}; nothing was written")
     return 0
 
 
@@ -50,15 +56,18 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.run.forecast import forecast_run
+    from dlemu.run.forecast import check_run, forecast_run
 
     if workload.workflow.generate_data:
         _datagen(workload, world, tell)
-    if not workload.workflow.train:
-        return
-    found = forecast_run(workload, world)
-    if world.rank != 0:
-        return
+    if workload.workflow.train:
+        found = forecast_run(workload, world)
+        if world.rank == 0:
+            _run_facts(found, world, tell)
+        check_run(workload, found, world)
+
+
+def _run_facts(found: Any, world: World, tell: Any) -> None:
     _introduce(found.workload, world, tell, found.layout.num_files)
     tell(
         f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
@@ -81,7 +90,7 @@ def _run(workload: Any, world: World, tell: Any) -> None:
 
 def _size(workload: Any, world: World, tell: Any) -> None:
     from dlemu.dataset.rule import SizeCheck, measure_memory
-    from dlemu.run.forecast import forecast_run
+    from dlemu.run.forecast import check_run, forecast_run
     from dlemu.sizing.measured import settle
     from dlemu.sizing.targets import find_jobs
 
@@ -92,6 +101,7 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         alone = {"num_accelerators": world.num_ranks, "output.folder": None}
         one = forecast_run(settled.with_keys(alone), world, num_readers=_READERS)
         if world.rank != 0:
+            check_run(settled.with_keys(alone), one, world)
             continue
         rate = one.bytes_per_second or 0.0
         expected = rate / settled.demand / settled.metric.au
@@ -112,6 +122,7 @@ def _size(workload: Any, world: World, tell: Any) -> None:
 
             tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
         _judge(one.size, layout.num_files, world, tell)
+        check_run(settled.with_keys(alone), one, world)
         enough.check(first, expected=expected)
 
 
@@ -156,28 +167,35 @@ def _cache(cache: Any, tell: Any) -> None:
         tell(f"note:     {note}")
 
 
-def _checkpoint(workload: Any, world: World, tell: Any) -> None:
+def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
+    from dlemu.checkpoint.folder import examine, probe
     from dlemu.checkpoint.plan import Plan, planned
     from dlemu.report.checkpoint import present_plan
     from dlemu.report.text import render_text
+    from dlemu.results.header import place_fields
 
     plan = Plan.of(workload, world)
     if world.rank != 0:
-        return
-    fields, folder = planned(workload, plan), workload.checkpoint.checkpoint_folder
-    rate, source = None, "name a drive (drive=d7_ps1010), or checkpoint.checkpoint_folder"
-    if workload.drive is not None and workload.drive.write_bandwidth:
-        rate = workload.drives * workload.drive.write_bandwidth
-        source = f"at {format_rate(rate)}, {workload.drives} x {workload.drive.name}"
-    elif folder:
-        from dlemu.checkpoint.opening import examine
-        from dlemu.results.header import place_fields
-
+        return None
+    fields, drive, rate = planned(workload, plan), workload.drive, None
+    folder = workload.checkpoint.checkpoint_folder
+    if folder:
         fields["place"] = place_fields(Path(folder), host=world.host, num_hosts=world.num_hosts)
-        rate = examine(workload, plan, world.host)
+    text = render_text(present_plan(fields))
+    tell(text)
+    if folder:
+        examine(workload, plan)
+    if drive is not None and drive.write_bandwidth:
+        rate = workload.drives * drive.write_bandwidth
+        source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
+    elif folder:
+        rate = probe(Path(folder))
         source = f"{format_rate(rate)} were written in a probe of one second"
-    tell(render_text(present_plan(fields)))
-    tell(f"time:    {_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
+    else:
+        source = "name a drive (drive=d7_ps1010), or checkpoint.checkpoint_folder"
+    name = "time:".ljust(text.index(workload.model.name))
+    tell(f"{name}{_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
+    return None if folder else "checkpoint.checkpoint_folder=/path/on/the/storage"
 
 
 def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:

@@ -22,7 +22,6 @@ from dlemu.cli.scripts import (
     predict_row,
     run_document,
     run_row,
-    runs_row,
     size_row,
 )
 from dlemu.cli.words import Words
@@ -195,7 +194,7 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
 
         def tell(folder: Any, summary: Any, outcomes: Any) -> None:
             show(folder, summary)
-            row = runs_row(workload, folder, summary, outcomes)
+            row = run_row(workload, folder, summary, [each.summary for each in outcomes])
             script.tell(run_document(folder, summary), [row])
 
         with show_progress("run", live.now, on=shows(workload, world)):
@@ -207,7 +206,10 @@ def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     status = 0
     if outcome is not None:
         show(outcome.folder, outcome.summary)
-        script.tell(run_document(outcome.folder, outcome.summary), [run_row(workload, outcome)])
+        script.tell(
+            run_document(outcome.folder, outcome.summary),
+            [run_row(workload, outcome.folder, outcome.summary)],
+        )
         status = EXIT_STATUS[outcome.summary["verdict"]]
     return world.broadcast(status)
 
@@ -286,7 +288,7 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:
-    from dlemu.checkpoint.predict import predict_checkpoint
+    from dlemu.checkpoint.plan import predict_checkpoint
     from dlemu.report.checkpoint import present_predicted_checkpoint
     from dlemu.report.text import answer_of
 
@@ -316,47 +318,44 @@ def calibrate(workload: Workload, world: World, words: Words) -> int:
 def checkpoint(workload: Workload, world: World, words: Words) -> int:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
-    from dlemu.checkpoint.progress import Progress
+    from dlemu.checkpoint.crew import Progress
     from dlemu.report.checkpoint import present_checkpoint, present_plan
     from dlemu.report.text import answer_of, render_text
     from dlemu.results.judgement import EXIT_STATUS
-    from dlemu.run.summary import versions
-    from dlemu.run.watchdog import Watchdog
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
     progress = Progress()
-    with (
-        Watchdog(workload.output.stall_seconds, world) as watchdog,
-        show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)),
-    ):
+    with show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)):
         found = run_checkpoints(
             workload,
             world=world,
-            watch=watchdog,
             say=say,
             on_begin=lambda summary: say(
                 render_text(present_plan(summary), width=terminal_width())
             ),
-            versions=versions(),
             progress=progress,
         )
     if found is None:
         return 0
-    say(answer_of(present_checkpoint(found.summary), apart=True))
-    say(f"results: {found.folder}")
+    folder, summary = found
+    say(answer_of(present_checkpoint(summary), apart=True))
+    say(f"results: {folder}")
     if "--json" in words.options:
-        answer(json_text(run_document(found.folder, found.summary)))
-    return EXIT_STATUS.get(found.summary["verdict"], 0)
+        answer(json_text(run_document(folder, summary)))
+    return EXIT_STATUS.get(summary["verdict"], 0)
 
 
 def steptime(workload: Workload, world: World, words: Words) -> int:
     """time real training steps on this host's GPU; write a workload with their times"""
+    from dlemu.report.blocks import Command
+    from dlemu.report.steptime import present_steptime
+    from dlemu.report.text import answer_of
     from dlemu.steptime.job import measure_steps
 
-    measured, path = measure_steps(workload, say)
-    say("\n" + "\n".join(measured.lines()))
-    say(f"\nresults: {path.parent}: {path.name}, {path.with_suffix('.json').name}")
+    document, path = measure_steps(workload, say)
     folder = workload.dataset.data_folder or "/path/on/the/storage"
-    say(f"use it: dlemu run workload={path} {word('dataset.data_folder', folder)}")
+    use = f"dlemu run workload={path} {word('dataset.data_folder', folder)}"
+    blocks = [Command("results", str(path.parent)), Command("use it", use)]
+    say(answer_of([*present_steptime(document), *blocks], apart=True))
     return 0

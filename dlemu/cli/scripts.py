@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
@@ -23,8 +21,6 @@ from dlemu.workload.commands import value_of
 
 if TYPE_CHECKING:
     from dlemu.dataset.rule import DatasetSize
-    from dlemu.results.outcome import Outcome
-    from dlemu.results.summary import RunsSummary, Summary
     from dlemu.sizing.answers import Sized
     from dlemu.sizing.predict import Predicted
     from dlemu.workload.model import Workload
@@ -102,46 +98,32 @@ def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"folder": str(folder)} | dict(summary)
 
 
-def run_row(workload: "Workload", outcome: "Outcome") -> Row:
-    """Return a run's row."""
-    return _run_row(workload, outcome.folder, outcome.summary, [outcome])
-
-
-def runs_row(
-    workload: "Workload", folder: Path, summary: "RunsSummary", outcomes: Sequence["Outcome"]
+def run_row(
+    workload: "Workload",
+    folder: Path,
+    document: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]] = (),
 ) -> Row:
-    """Return the row of several runs: the means of those that count."""
-    limits = dict.fromkeys(outcome.summary["limit"]["name"] for outcome in outcomes)
-    first: Summary = {
-        **outcomes[0].summary,
-        "start": summary["start"],
-        "verdict": summary["verdict"],
-        "limit": {"name": ", ".join(limits)},
-    }
-    return _run_row(workload, folder, first, outcomes)
+    """Return the row of a run, or of several: `runs` that count, of which it has the means."""
+    runs = runs or [document]
 
+    def over(path: str) -> list[float]:
+        return [cast(float, value_of(run, path)) for run in runs]
 
-def _run_row(
-    workload: "Workload", folder: Path, summary: "Summary", outcomes: Sequence["Outcome"]
-) -> Row:
-    """Return the row of the runs that count; what they share is taken from `summary`."""
-    metrics = [outcome.metrics for outcome in outcomes]
-    # Of each run and accelerator the mean over epochs.
-    au = [np.mean([epoch.accelerator_au for epoch in each.epochs], axis=0) for each in metrics]
     return {
-        **_common(workload, folder.resolve(), summary["start"]),
-        "time": summary["start"],
-        "num_accelerators": summary["num_accelerators"],
-        "au_percent": fmean(each.au_percentage for each in metrics),
-        "min_accelerator_au_percent": min(float(each.min()) for each in au),
-        "samples_per_second": fmean(each.samples_per_second for each in metrics),
-        "read_MB_per_second": fmean(each.read_bytes_per_second for each in metrics) / 1e6,
-        "verdict": summary["verdict"],
-        "limit": summary["limit"]["name"],
-        "host": summary["hostname"],
-        "drive_model": drive_models(summary.get("system", ())),
+        **_common(workload, folder.resolve(), document["start"]),
+        "time": document["start"],
+        "num_accelerators": runs[0]["num_accelerators"],
+        "au_percent": fmean(over("metric.train_au_mean_percentage")),
+        "min_accelerator_au_percent": min(over("metric.train_au_min_accelerator_percentage")),
+        "samples_per_second": fmean(over("metric.train_throughput_mean_samples_per_second")),
+        "read_MB_per_second": fmean(over("measured.read_bytes_per_second")) / 1e6,
+        "verdict": document["verdict"],
+        "limit": ", ".join(dict.fromkeys(run["limit"]["name"] for run in runs)),
+        "host": runs[0]["hostname"],
+        "drive_model": drive_models(runs[0].get("system", ())),
         "folder": folder,
-        "runs": len(outcomes),
+        "runs": len(runs),
     }
 
 

@@ -8,7 +8,7 @@ how to add one.
 from typing import Protocol
 
 from dlemu.formats import hdf5, npy, npz, raw, tfrecord
-from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink
+from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink, crc32c
 from dlemu.formats.parquet import Parquet
 from dlemu.workload.sections import BARE, ColumnSection, FormatName
 
@@ -50,5 +50,6 @@ __all__ = [
     "Places",
     "Read",
     "Sink",
+    "crc32c",
     "format_of",
 ]

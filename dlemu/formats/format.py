@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +12,11 @@ Read = Callable[[int, int], bytes]
 """`read(offset, length)` returns `length` bytes of a file from `offset`; fewer only at its end."""
 Crc = Callable[[NDArray[np.uint8], int], int]
 """`crc(data, value)` extends the checksum `value` by `data`, and returns it."""
+
+
+def crc32c(data: NDArray[np.uint8], value: int) -> int:
+    """Extend a CRC-32C. Whoever takes a file may compute that of its content from this one."""
+    return google_crc32c.extend(value, data)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

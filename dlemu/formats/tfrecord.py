@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Places, Read, Sink, varint
+from dlemu.formats.format import FileSamples, Places, Read, Sink, crc32c, varint
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
 FRAME_BYTES = _LENGTH.size + 4
@@ -113,17 +113,13 @@ def write(sink: Sink, file: FileSamples) -> None:
         length = struct.pack("<Q", len(head) + size)
         # One call writes everything between two payloads.
         sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
-        tail = masked_crc(sink.payload(sample, size, _crc32c, google_crc32c.value(head)))
+        tail = masked_crc(sink.payload(sample, size, crc32c, google_crc32c.value(head)))
     sink.write(tail)
 
 
 def masked_crc(crc: int) -> bytes:
     """Return a CRC-32C as TFRecord writes it: masked, because a CRC of CRCs is a weak checksum."""
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
-
-
-def _crc32c(data: NDArray[np.uint8], value: int) -> int:
-    return google_crc32c.extend(value, data)  # type: ignore[no-any-return]
 
 
 class _Span(NamedTuple):

@@ -1,8 +1,8 @@
 """What a report is made of. `present` makes blocks of a document; a renderer knows only blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from dlemu.report.plot import Plot
 
@@ -54,6 +54,40 @@ class Table:
     """Heads of columns to leave out where the terminal is too narrow, in this order."""
     links: Sequence[str] = ()
     """Targets in the page, one a row, for the first cell."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table of equal things."""
+
+    head: str
+    value: str | Callable[[Any], Any]
+    """A thing's value: by its key, or what this returns for the thing. None is shown as "-"."""
+    form: str | Callable[[Any], str] = ""
+    """The value as text: by a format such as ".2f", or what this returns for the value."""
+    text: bool = False
+    """As `Table.texts`."""
+    spare: int = 0
+    """From 1: when it is left out, as `Table.spare`."""
+
+    def cell(self, thing: Any) -> str:
+        """Return the cell of a thing."""
+        value = thing[self.value] if isinstance(self.value, str) else self.value(thing)
+        if value is None:
+            return "-"
+        return format(value, self.form) if isinstance(self.form, str) else self.form(value)
+
+
+def table_of(things: Iterable[Any], *columns: Column, title: str = "") -> Table:
+    """Return a table with a row for each thing."""
+    spare = sorted((each for each in columns if each.spare), key=lambda each: each.spare)
+    return Table(
+        title=title,
+        heads=[each.head for each in columns],
+        rows=[[each.cell(thing) for each in columns] for thing in things],
+        texts=[each.head for each in columns if each.text],
+        spare=[each.head for each in spare],
+    )
 
 
 @dataclass(frozen=True)

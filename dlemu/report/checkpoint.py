@@ -6,7 +6,7 @@ from typing import Any
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
 from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
-from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
+from dlemu.report.in_run import plot_seconds
 from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.header import header
 from dlemu.results.summary import limit_name
@@ -16,8 +16,8 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 Document = Mapping[str, Any]
 """summary.json, or what it will begin with."""
 _MINUTES = (5, 15, 30, 60)
-_KINDS: Sequence[tuple[str, str, Look]] = (("save", "saves", "first"), ("load", "loads", "second"))
-"""Its name, its key in the document, and how a plot shows it."""
+_KINDS = (("save", "saves"), ("load", "loads"))
+"""Its name, and its key in the document."""
 
 
 def present_plan(document: Document) -> list[Block]:
@@ -27,11 +27,11 @@ def present_plan(document: Document) -> list[Block]:
     share = f"{least if least == most else f'{least} to {most}'} per accelerator"
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
-    folder = f", in {key['folder']}" if key["folder"] else ""
+    size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
     _, *place = header({"place": document.get("place")}).splitlines()
     pairs = [
-        ("model", f"{document['model']['name']}, {document['shape']}"),
-        ("writes", f"{_written(document)} in {counted(key['num_files'], 'file')}{folder}"),
+        ("model", f"{_part(document)}, {document['shape']}"),
+        ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),
         ("share", share),
         *((name, text.lstrip()) for name, _, text in (line.partition(":") for line in place)),
     ]
@@ -43,13 +43,14 @@ def present_checkpoint(document: Document) -> list[Block]:
     key, saves = document["checkpoint"], document["checkpoint"]["saves"]
     blocks: list[Block] = [
         _verdict(document),
-        Lines([_headline(document), *_limits(document), *_notes(document)]),
+        Lines([_job(document), *_limits(document), *_notes(document)]),
         Table(heads=("", "mean", "min", "max", "stdev"), rows=list(_durations(key))),
     ]
     if saves:
         blocks += _costs(_mean(saves), key.get("mtbf_seconds"))
     if saves or key["loads"]:
-        blocks.append(plot_of(key))
+        found = {kind: _seconds(key[name]) for kind, name in _KINDS}
+        blocks.append(plot_seconds("duration of each checkpoint", found))
     advice = [limit["advice"] for _, limit in _known_limits(document) if limit["advice"]]
     return [
         *blocks,
@@ -77,15 +78,10 @@ def checkpoint_section(folder: str, document: Document) -> Section:
 
 
 def present_predicted_checkpoint(document: Document) -> list[Block]:
-    """Return size, durations with their ranges, and costs, from `checkpoint.predict`."""
-    rows, save = [], document["save"]
-    for name, found in (("save", save), ("load", document["load"])):
-        if found is None:
-            rows.append((name, "unknown", "", "set drive.write_bandwidth"))
-            continue
-        low, high = (format_seconds(found[end]) for end in ("low", "high"))
-        rate = format_rate(found["bytes_per_second"])
-        rows.append((name, format_seconds(found["seconds"]), f"{low} to {high}", rate))
+    """Return size, durations with their ranges, and costs, from `checkpoint.plan`."""
+    save = document["save"]
+    unknown = ("save", "unknown", "", "set drive.write_bandwidth")
+    rows = [*([] if save else [unknown]), *_predicted(document)]
     seconds = document["save" if save else "load"]["seconds"]
     verb = "takes" if save else "is read in"
     drives = f"{document['drives']} x {document['drive']}"
@@ -104,21 +100,14 @@ def present_predicted_checkpoint(document: Document) -> list[Block]:
     ]
 
 
-def plot_of(checkpoint: Document) -> Plot:
-    """Return the duration of each checkpoint that was written or read."""
-    found = [(kind, look, _seconds(checkpoint[name])) for kind, name, look in _KINDS]
-    series = [
-        dotted(name, look, range(1, len(seconds) + 1), seconds, joined=False)
-        for name, look, seconds in found
-        if seconds
-    ]
-    highest = max(max(seconds) for _, _, seconds in found if seconds)
-    return Plot(
-        title="duration of each checkpoint",
-        x=axis_of_numbers("checkpoint", 1, max(len(seconds) for _, _, seconds in found)),
-        y=Axis(name="seconds", low=0.0, high=1.05 * highest or 1.0),
-        series=series,
-    )
+def _predicted(document: Document) -> Iterator[Sequence[str]]:
+    """Yield a row for each kind whose rate is known."""
+    for kind, _ in _KINDS:
+        if found := document[kind]:
+            seconds, low, high = (
+                format_seconds(found[name]) for name in ("seconds", "low", "high")
+            )
+            yield kind, seconds, f"{low} to {high}", format_rate(found["bytes_per_second"])
 
 
 def _verdict(document: Document) -> Verdict:
@@ -159,32 +148,18 @@ def _part(document: Document) -> str:
     return name if key["scale"] == 1 else f"{name} at scale {key['scale']:g}"
 
 
-def _headline(document: Document) -> str:
+def _job(document: Document) -> str:
     """Return who wrote how much."""
     return (
         f"{document['workload']}: {counted(document['num_accelerators'], 'emulated accelerator')} "
         f"on {counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
-        f"{_written(document)}"
+        f"{format_bytes(document['checkpoint']['num_bytes'])}"
     )
-
-
-def _written(document: Document) -> str:
-    """Return what is written: "104.7 GiB", with the part of the model and the scale."""
-    key = document["checkpoint"]
-    size = format_bytes(key["num_bytes"])
-    own, whole = document["num_accelerators"], document["num_accelerators_of_model"]
-    if own < whole:
-        share = 100 * key["num_bytes"] / key["num_bytes_of_model"]
-        size = (
-            f"{own} of {counted(whole, 'accelerator')}: {size} of "
-            f"{format_bytes(key['num_bytes_of_model'])}, {share:.3g}%"
-        )
-    return size if key["scale"] == 1 else f"{size}, each file at {key['scale']:g} of its size"
 
 
 def _durations(checkpoint: Document) -> Iterator[list[str]]:
     """Yield the rows of the table: a title; mean, min, max and stdev."""
-    for kind, name, _ in _KINDS:
+    for kind, name in _KINDS:
         entries = checkpoint[name]
         rates = [entry["num_bytes"] / entry["seconds"] for entry in entries]
         alone = [entry["rank0_seconds"] for entry in entries]
@@ -256,7 +231,7 @@ def _notes(document: Document) -> Iterator[str]:
 
 def _details(document: Document) -> Iterator[str]:
     key = document["checkpoint"]
-    for kind, name, _ in _KINDS:
+    for kind, name in _KINDS:
         if entries := key[name]:
             each = ", ".join(map(format_seconds, _seconds(entries)))
             yield f"each {kind}: {each}"

@@ -17,16 +17,10 @@ from typing import Any
 
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.report.blocks import Block, Lines, Table
-from dlemu.report.noise import (
-    Figure,
-    difference,
-    enough,
-    figure_of,
-    figure_of_interval,
-    parts_of_steps,
-)
+from dlemu.report.noise import Figure, difference, figure_of, figure_of_interval
 from dlemu.report.stored import ANSWER, Stored, read_result
-from dlemu.results.records import SUMMARY, read_config, read_steps, read_summary
+from dlemu.results.metrics import t95
+from dlemu.results.records import SUMMARY, read_config, read_summary
 from dlemu.results.summary import limit_name
 from dlemu.units import counted, each_once
 from dlemu.workload.compose import PATH_KEYS
@@ -287,7 +281,7 @@ def _runs(stored: Stored) -> Document:
     if len(counting) > 1:
         figures, basis = _over(list(map(_of_run, counting))), counted(len(counting), "run")
     else:
-        figures, basis = _of_one(stored.folder / name, counting[0])
+        figures, basis = _of_one(counting[0])
     return {
         "folder": str(stored.folder),
         "kind": "run",
@@ -352,24 +346,22 @@ def _over(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Figure]:
     return figures
 
 
-def _of_one(folder: Path, run: Document) -> tuple[dict[str, Figure], str]:
-    """Return the figures of one run, and what their noise is taken from."""
-    epochs = run["per_epoch"]
-    shares = run.get("measured", {}).get("page_cache_share_per_epoch", ())
-    if enough(epochs):
-        spread = {name: [epoch[name] for epoch in epochs] for name in _OF_A_RUN[:3]}
-        spread["page_cache_share"] = [share for share in shares if share is not None]
-        basis = f"{counted(len(epochs), 'epoch')} of one run"
-    else:
-        spread = parts_of_steps(read_steps(folder))
-        num = len(spread.get("au_percentage", ()))
-        basis = f"{num} parts of the steps of one run" if num else "nothing: the run is too short"
-    figures = {
-        name: figure_of(spread.get(name, ()), mean=mean, of_one_run=True)
-        for name, mean in _of_run(run).items()
-        if mean is not None
-    }
-    return figures, basis
+def _of_one(run: Document) -> tuple[dict[str, Figure], str]:
+    """Return the figures of one run, and what their noise is taken from.
+
+    Rates vary as the AU does: each step is asked to compute alike.
+    """
+    means, interval = _of_run(run), run["metric"].get("train_au_interval_percentage")
+    au = run["metric"]["train_au_mean_percentage"]
+    figures = {}
+    for name, mean in means.items():
+        if mean is not None:
+            figures[name] = Figure(mean, of_one_run=True)
+            if interval is not None and name != "page_cache_share":
+                half = max(interval[1] - au, au - interval[0]) / au * mean
+                figures[name] = Figure(mean, half / t95(math.inf), of_one_run=True)
+    source = "nothing: the run is too short"
+    return figures, source if interval is None else "parts of the steps of one run"
 
 
 def _sizing(folder: Path, answer: Document) -> Document:

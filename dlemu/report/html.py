@@ -74,6 +74,8 @@ path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-sca
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
 .band { fill: currentColor; stroke: none; opacity: .16; }
 """
+_SHORT = 12
+"""Characters of a cell that stays on one line."""
 _MARK = "MLPerf-Storage-style, not an MLPerf result"
 
 
@@ -139,6 +141,7 @@ def _table(table: Table) -> str:
     lines = []
     for number, row in enumerate(table.rows):
         cells = [escaped(cell) for cell in row]
+        cells = [c.replace(" ", "&nbsp;") if len(c) <= _SHORT else c for c in cells]
         if table.links:
             name = cells[0].replace("/", "/<wbr>")  # a path may break at each folder
             cells[0] = f'<a href="#{escaped(table.links[number])}">{name}</a>'

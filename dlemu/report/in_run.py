@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
+from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
 from dlemu.results.objects import latencies
 from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -209,11 +209,9 @@ def plot_seconds(title: str, found: Mapping[str, Sequence[float]]) -> Plot:
         for look, (name, seconds) in zip(looks, found.items(), strict=True)
         if seconds
     ]
-    most = max(len(seconds) for seconds in found.values())
-    highest = max(second for seconds in found.values() for second in seconds)
     return Plot(
         title=title,
-        x=axis_of_numbers("checkpoint", 1, most),
-        y=Axis(name="seconds", low=0.0, high=1.05 * highest or 1.0),
+        x=axis_of_numbers("checkpoint", 1, max(map(len, found.values()))),
+        y=axis_from_zero("seconds", series),
         series=series,
     )

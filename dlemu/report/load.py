@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dlemu.report.blocks import Block, Command, Lines, Table, Verdict, folded
+from dlemu.report.blocks import Block, Column, Command, Lines, Verdict, folded, table_of
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Document = Mapping[str, Any]
@@ -15,17 +15,12 @@ def present_load(document: Document) -> list[Block]:
     size = f"{format_bytes(document['model_bytes'])} in {counted(document['num_files'], 'file')}"
     about = f", {document['datatype']} ({document['source']})" if document["model"] else ""
     what = Lines([f"{name}: {size}{about}"])
-    sheets = Table(
+    sheets = table_of(
+        document["by_datasheet"],
+        Column("drives", _drives),
+        Column("read rate", "read_bytes_per_second", format_rate),
+        Column("load", "seconds", format_seconds),
         title="by datasheet, without a measurement",
-        heads=("drives", "read rate", "load"),
-        rows=[
-            (
-                f"{row['drives']} x {row['drive']}",
-                format_rate(row["read_bytes_per_second"]),
-                format_seconds(row["seconds"]),
-            )
-            for row in document["by_datasheet"]
-        ],
     )
     once = Lines(
         ["A loaded model stays in memory and reads nothing more: only loading uses storage."]
@@ -44,7 +39,15 @@ def present_load(document: Document) -> list[Block]:
         _verdict(name, document),
         what,
         Lines([_cold(document)]),
-        _reads(document),
+        table_of(
+            document["cells"],
+            Column("way", "way"),
+            Column("readers", "readers"),
+            Column("seconds", "seconds", format_seconds),
+            Column("rate", "bytes_per_second", format_rate),
+            Column("of the drive", "share_of_drive", ".0%"),
+            Column("CPU-s per GB", lambda c: 1e9 * c["cpu_seconds"] / c["num_bytes"], ".2f"),
+        ),
         *folded("datasheets", [sheets, once]),
     ]
 
@@ -72,20 +75,3 @@ def _cold(document: Document) -> str:
     if all(cell["pages_before"] == 0 for cell in document["cells"]):
         return f"{read}; cold: 0 of {document['num_pages']} pages in the page cache before each"
     return f"{read}; not shown to be cold: the kernel does not say what the page cache holds"
-
-
-def _reads(document: Document) -> Table:
-    return Table(
-        heads=("way", "readers", "seconds", "rate", "of the drive", "CPU-s per GB"),
-        rows=[
-            (
-                cell["way"],
-                str(cell["readers"]),
-                format_seconds(cell["seconds"]),
-                format_rate(cell["bytes_per_second"]),
-                f"{cell['share_of_drive']:.0%}",
-                f"{cell['cpu_seconds'] / cell['num_bytes'] * 1e9:.2f}",
-            )
-            for cell in document["cells"]
-        ],
-    )

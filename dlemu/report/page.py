@@ -80,9 +80,11 @@ def page_of(sections: Sequence[Section]) -> str:
     """Return the HTML of one page about results; it needs no other file."""
     if len(sections) > 1:
         return render_page(f"dlemu: {len(sections)} results", sections, across(sections))
-    row = sections[0].rows[0]
-    about = [sections[0].title, row.get("storage"), row.get("measured")]
-    return render_page(f"dlemu: {each_once(about)}", sections)
+    title, row = sections[0].title, sections[0].rows[0]
+    about = [
+        each for each in (row.get("storage"), row.get("measured")) if each and each not in title
+    ]
+    return render_page(f"dlemu: {', '.join([title, *about])}", sections)
 
 
 def section(stored: Stored) -> Section:

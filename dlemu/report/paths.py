@@ -1,11 +1,12 @@
 """`dlemu paths`: the cells of a sweep as tables and plots."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from dlemu.paths.blocks import PROCESSES_BELOW
-from dlemu.report.blocks import Block, Lines, Table, Verdict
-from dlemu.report.plot import Axis, Look, Plot, Series, axis_of_names
+from dlemu.report.blocks import Block, Column, Lines, Table, Verdict, table_of
+from dlemu.report.plot import Look, Plot, Series, axis_from_zero, axis_of_names
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Cell = Mapping[str, Any]
@@ -43,7 +44,7 @@ def present_paths(document: Mapping[str, Any]) -> list[Block]:
     by_depth = any(cell["queue_depth"] > 1 for cell in cells)
     fields = ("pattern", "workers", *(("io_size",) if by_depth else ()))
     for group in _grouped(cells, *fields):
-        blocks.append(_by_depth(group, name) if by_depth else _by_size(group, name))
+        blocks.append(_table(group, name, by_depth=by_depth))
         if lines := list(_own_code(group)):
             blocks.append(Lines(lines))
     return [*blocks, *plots_of(cells)]
@@ -92,72 +93,49 @@ def _rate(cell: Cell) -> float:
     return float(cell["gib_per_second"]) * 2**30
 
 
-def _p99(cell: Cell) -> str:
-    return format_seconds(cell["latency_p99"])
-
-
 def _load(cell: Cell) -> str:
     depth = cell["queue_depth"]
     return counted(cell["workers"], "worker") + (f", queue depth {depth}" if depth > 1 else "")
 
 
-def _by_size(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
-    return Table(
-        title=f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}",
-        heads=("I/O size", "path", "rate", "CPU user", "p99 latency"),
-        texts=("path",),
-        rows=[
-            (
-                format_bytes(cell["io_size"]),
-                name(cell),
-                format_rate(_rate(cell)),
-                f"{cell['cpu_user_percentage']:.2f}%",
-                _p99(cell),
-            )
-            for cell in _sorted(cells, "io_size")
-        ],
-    )
+def _table(cells: Sequence[Cell], name: Callable[[Cell], str], *, by_depth: bool) -> Table:
+    """Return the cells of one pattern and number of workers, by I/O size or by queue depth."""
 
+    def path(cell: Cell) -> str:
+        small = cell["path"] == "host_direct" and cell["io_size"] < PROCESSES_BELOW
+        return f"{name(cell)}, processes" if by_depth and small else name(cell)
 
-def _by_depth(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
-    size, workers = cells[0]["io_size"], counted(cells[0]["workers"], "worker")
-    rows = []
-    for cell in _sorted(cells, "queue_depth"):
-        small = cell["path"] == "host_direct" and size < PROCESSES_BELOW
-        cpu = cell["cpu_seconds_per_million_ios"]
-        rows.append(
-            (
-                str(cell["queue_depth"]),
-                f"{name(cell)}, processes" if small else name(cell),
-                f"{cell['iops']:,.0f}",
-                format_rate(_rate(cell)),
-                "unknown" if cpu is None else f"{cpu:.2f}",
-                _p99(cell),
-            )
-        )
-    return Table(
-        title=f"{_PATTERNS[cells[0]['pattern']]}, {workers}, blocks of {format_bytes(size)}",
-        heads=("queue depth", "path", "IOPS", "rate", "CPU-s per million I/Os", "p99 latency"),
-        texts=("path",),
-        spare=("CPU-s per million I/Os",),
-        rows=rows,
+    cpu = (
+        Column("CPU-s per million I/Os", "cpu_seconds_per_million_ios", ".2f", spare=1)
+        if by_depth
+        else Column("CPU user", lambda cell: cell["cpu_user_percentage"] / 100, ".2%")
     )
+    columns = [
+        Column("queue depth", "queue_depth")
+        if by_depth
+        else Column("I/O size", "io_size", format_bytes),
+        Column("path", path, text=True),
+        Column("IOPS", "iops", ",.0f"),
+        Column("rate", _rate, format_rate),
+        cpu,
+        Column("p99 latency", "latency_p99", format_seconds),
+    ]
+    workers = counted(cells[0]["workers"], "worker")
+    of_size = f", blocks of {format_bytes(cells[0]['io_size'])}" if by_depth else ""
+    ordered = _sorted(cells, "queue_depth" if by_depth else "io_size")
+    title = f"{_PATTERNS[cells[0]['pattern']]}, {workers}{of_size}"
+    return table_of(ordered, *columns, title=title)
 
 
 def _sorted(cells: Sequence[Cell], field: str) -> list[Cell]:
     """Return cells by a field; among equals, targets as asked and paths in their order."""
-    order = list(_NAMES)
-    targets = list(dict.fromkeys(cell["target"] for cell in cells))
-    return sorted(
-        cells,
-        key=lambda c: (
-            c[field],
-            c["io_size"],
-            targets.index(c["target"]),
-            order.index(c["path"]),
-            c["queues"] or 0,
-        ),
-    )
+    paths, targets = list(_NAMES), [cell["target"] for cell in cells]
+
+    def order(cell: Cell) -> tuple[int, ...]:
+        place = targets.index(cell["target"]), paths.index(cell["path"]), cell["queues"] or 0
+        return cell[field], cell["io_size"], *place
+
+    return sorted(cells, key=order)
 
 
 def _grouped(cells: Sequence[Cell], *fields: str) -> list[list[Cell]]:
@@ -197,18 +175,14 @@ def _plot(cells: Sequence[Cell], what: str, value: Callable[[Cell], float]) -> P
         lines.setdefault(name(cell), {})[cell["io_size"]] = value(cell)
     series = []
     for number, (label, found) in enumerate(lines.items()):
-        pieces: list[list[tuple[float, float]]] = [[]]
-        for place, size in enumerate(sizes):
-            if size in found:
-                pieces[-1].append((place, found[size]))
-            else:
-                pieces.append([])
-        look = _LOOKS[number % len(_LOOKS)]
-        series.append(Series(label, look, list(filter(None, pieces)), marked=True))
-    highest = max(max(found.values()) for found in lines.values())
+        known = groupby(enumerate(sizes), key=lambda each: each[1] in found)  # a gap ends a piece
+        pieces = [
+            [(place, found[size]) for place, size in each] for is_known, each in known if is_known
+        ]
+        series.append(Series(label, _LOOKS[number % len(_LOOKS)], pieces, marked=True))
     return Plot(
         title=f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}",
         x=axis_of_names("I/O size", list(map(format_bytes, sizes))),
-        y=Axis(name=what, low=0.0, high=1.05 * highest or 1.0),
+        y=axis_from_zero(what, series),
         series=series,
     )

@@ -87,6 +87,12 @@ def axis_of_numbers(name: str, least: int, most: int) -> Axis:
     return Axis(name=name, low=least - 0.5, high=most + 0.5, whole=True)
 
 
+def axis_from_zero(name: str, series: Sequence[Series], *, whole: bool = False) -> Axis:
+    """Return an axis from 0 to a bit above the largest value."""
+    most = max((y for each in series for piece in each.pieces for _, y in piece), default=0.0)
+    return Axis(name=name, low=0.0, high=1.1 * most or 1.0, whole=whole)
+
+
 def axis_of_names(name: str, names: Sequence[str]) -> Axis:
     """Return an axis of names, one beside the other."""
     return Axis(name=name, low=-0.5, high=len(names) - 0.5, names=names)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dlemu.report.blocks import Block, Facts, Lines, Table, Verdict
-from dlemu.report.sizing import REAL
+from dlemu.report.blocks import Block, Column, Facts, Lines, Table, Verdict, table_of
+from dlemu.report.sizing import REAL, range_of
 from dlemu.units import counted, format_rate, format_seconds
 
 Document = Mapping[str, Any]
@@ -56,10 +56,7 @@ def present_prediction(found: Document) -> list[Block]:
 def _most(found: Document) -> tuple[str, str, str]:
     """Return the row of how many pass: as a number, or with its fraction where one was asked."""
     least = "at least " if found["at_least"] else ""
-    band = (
-        f"{found['low']} or more" if found["high"] is None else f"{found['low']} to {found['high']}"
-    )
-    band += " (extrapolated)" if found["extrapolated"] else ""
+    band = range_of(found) + (" (extrapolated)" if found["extrapolated"] else "")
     if found["asked_accelerators"] is not None:
         return "most that pass", f"{least}{found['real_accelerators']:.1f}", band
     return "accelerators", f"{least}{found['num_accelerators']}", band
@@ -112,19 +109,21 @@ def _notes(found: Document) -> list[str]:
 
 def present_cached(found: Document) -> list[Block]:
     """Return a cold and a warm epoch with a cache before an origin."""
-    rows = []
-    for epoch, hits in (("cold", 0.0), ("warm", found["hit_share"])):
-        each = found[epoch]
-        high = "or more" if each["high"] is None else f"to {each['high']}"
-        limit = found[f"{epoch}_supply_limit"] if each["limit"] == "storage" else each["limit"]
-        rows.append(
-            (
-                *(f"{epoch} epoch", f"{100 * hits:.1f}"),
-                format_rate(found[f"{epoch}_supply_bytes_per_second"]),
-                *(str(each["num_accelerators"]), f"{each['low']} {high}"),
-                *(f"{each['au_percentage']:.2f}", limit),
-            )
-        )
+
+    def supply_limit(epoch: str) -> str:
+        limit = found[epoch]["limit"]
+        return str(found[f"{epoch}_supply_limit"] if limit == "storage" else limit)
+
+    table = table_of(
+        ("cold", "warm"),
+        Column("", lambda epoch: f"{epoch} epoch"),
+        Column("hits (%)", lambda e: 100 * found["hit_share"] if e == "warm" else 0.0, ".1f"),
+        Column("supply", lambda epoch: found[f"{epoch}_supply_bytes_per_second"], format_rate),
+        Column("accelerators", lambda epoch: found[epoch]["num_accelerators"]),
+        Column("range", lambda epoch: range_of(found[epoch])),
+        Column("AU (%)", lambda epoch: found[epoch]["au_percentage"], ".2f"),
+        Column("limit", supply_limit, text=True),
+    )
     numbers = [found[epoch]["num_accelerators"] for epoch in ("cold", "warm")]
     required = f"{found['warm']['threshold']:g}%"
     return [
@@ -132,11 +131,7 @@ def present_cached(found: Document) -> list[Block]:
             f"predicted: feeds {numbers[0]} accelerators of {found['workload']} in a cold epoch, "
             f"{numbers[1]} in a warm one, at AU {required} or more"
         ),
-        Table(
-            heads=("", "hits (%)", "supply", "accelerators", "range", "AU (%)", "limit"),
-            rows=rows,
-            texts=("limit",),
-        ),
+        table,
         Lines([_cache(found)]),
     ]
 

@@ -10,14 +10,15 @@ from typing import Any
 
 from dlemu.report.blocks import (
     Block,
+    Column,
     Command,
     Facts,
     Lines,
     Section,
-    Table,
     Tone,
     Verdict,
     folded,
+    table_of,
 )
 from dlemu.report.plot import (
     Axis,
@@ -25,6 +26,7 @@ from dlemu.report.plot import (
     Look,
     Plot,
     Series,
+    axis_from_zero,
     axis_of_names,
     dotted,
     level,
@@ -122,19 +124,6 @@ _WHERE = "where it was measured"
 
 def _present_try(answers: Sequence[Answer]) -> list[Block]:
     """Return the first answers side by side, and the one command that comes next."""
-    heads = ("workload", "accelerators", "range", "N*", "one needs", "storage gives", "limit")
-    rows = []
-    for answer in answers:
-        first, real, needs = answer["first"], answer["real_accelerators"], _needs(answer)
-        rows.append(
-            (
-                *(answer["workload"], _number(answer), _range(first)),
-                "-" if real is None else f"{real:.2f}",
-                format_rate(needs),
-                "-" if real is None else format_rate(real * needs),
-                answer["limit"],
-            )
-        )
     folds: list[Block] = []
     for answer in answers:
         runs = answer["points"]
@@ -144,7 +133,16 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
         folds += folded(f"{answer['workload']}: runs and dataset", parts)
     return [
         *(Verdict(f"{each['target']} {sentence(each)}", _tone(each)) for each in answers),
-        Table(heads=heads, rows=rows, texts=("limit",), spare=("storage gives", "range")),
+        table_of(
+            answers,
+            Column("workload", "workload"),
+            Column("accelerators", _number),
+            Column("range", lambda answer: range_of(answer["first"]), spare=2),
+            Column("N*", "real_accelerators", ".2f"),
+            Column("one needs", _needs, format_rate),
+            Column("storage gives", _gives, format_rate, spare=1),
+            Column("limit", "limit", text=True),
+        ),
         Lines([f"{REAL}; one needs: bytes/s at the required AU", FIRST]),
         *folds,
         *_next(answers),
@@ -166,22 +164,22 @@ def _next(answers: Sequence[Answer]) -> Iterator[Block]:
 
 def present_table(answers: Sequence[Answer]) -> list[Block]:
     """Return the table of drives, with the columns of published results."""
-    heads = ("workload", "target", "drives", "accelerators", "dataset", "AU (%)", "MB/s")
-    rows = [
-        (
-            *(answer["workload"], answer["target"], str(answer["drives"]), _number(answer)),
-            format_bytes(answer["dataset_bytes"]),
-            " ".join(f"{run['au_percentage']:.2f}" for run in _shown(answer)),
-            _nominal_rate(answer),
-        )
-        for answer in answers
-    ]
+    table = table_of(
+        answers,
+        Column("workload", "workload"),
+        Column("target", "target", text=True),
+        Column("drives", "drives"),
+        Column("accelerators", _number),
+        Column("dataset", "dataset_bytes", format_bytes),
+        Column("AU (%)", _au_of, " ".join),
+        Column("MB/s", _nominal_rate),
+    )
     notes = [QUICK] * any(each["quick"] for each in answers)
     notes += [AT_LEAST] * any(each["at_least"] for each in answers)
     notes += dict.fromkeys(remark for each in answers for remark in each["remarks"])
     notes += [FIRST] * any(each["first"] for each in answers)
     plots = [_plot_of_all(answers)] if len(answers) > 1 else []
-    return [Table(heads=heads, rows=rows, texts=("target",)), Lines(notes), *plots]
+    return [table, Lines(notes), *plots]
 
 
 def sentence(answer: Answer) -> str:
@@ -196,7 +194,7 @@ def sentence(answer: Answer) -> str:
         least = "at least " if _is_least(answer) else ""
         band = ""
         if first and first["high"] != first["low"] and not least:
-            band = f" ({_range(first)})"
+            band = f" ({range_of(first)})"
         many = f"{least}{counted(number, accelerator)} of {network}{band}"
         parts = [f"feeds {many} at AU {required} or more", *_limits(answer)]
     else:
@@ -215,18 +213,18 @@ def _is_least(answer: Answer) -> bool:
     return bool(answer["at_least"] and not (first and first["low"] < answer["num_accelerators"]))
 
 
-def _range(first: Mapping[str, Any]) -> str:
+def range_of(found: Mapping[str, Any]) -> str:
+    """Return "6 to 8", or "6 or more" where `high` is not known."""
     return (
-        f"{first['low']} or more" if first["high"] is None else f"{first['low']} to {first['high']}"
+        f"{found['low']} or more" if found["high"] is None else f"{found['low']} to {found['high']}"
     )
 
 
 def _limits(answer: Answer) -> list[str]:
     """Return what a sentence says of the limits: "limit: the drive, 1.5 GB/s"."""
-    real = answer["real_accelerators"]
-    if not answer["num_accelerators"] and not answer["at_least"] and real is not None:
-        needs = _needs(answer)
-        return [f"one needs {format_rate(needs)}, this storage gives {format_rate(real * needs)}"]
+    gives, needs = _gives(answer), format_rate(_needs(answer))
+    if not answer["num_accelerators"] and not answer["at_least"] and gives is not None:
+        return [f"one needs {needs}, this storage gives {format_rate(gives)}"]
     if answer["fewest_failed"] is None:
         return ["nothing that was tried failed, so it may feed more"]
     runs, named = _deciding(answer), []
@@ -239,6 +237,12 @@ def _limits(answer: Answer) -> list[str]:
     if named and answer["at_least"]:
         named[-1] += ", so the storage may feed more"
     return named
+
+
+def _gives(answer: Answer) -> float | None:
+    """Return the bytes per second that the storage gives; None where it was not the limit."""
+    real = answer["real_accelerators"]
+    return None if real is None else float(real * _needs(answer))
 
 
 def _needs(answer: Answer) -> float:
@@ -319,26 +323,28 @@ def _of_runs(runs: Sequence[Run], answer: Answer) -> list[Block]:
     if not runs:
         return []
     stalls = any(run["au_with_stalls_percentage"] is not None for run in runs)
-    heads = ["accelerators", "AU (%)", *(["with stalls (%)"] * stalls)]
-    heads += ["verdict", "samples/s", "read", "from memory", "duration", "limit"]
-    threshold, rows = answer.get("threshold"), []
-    for run in runs:
-        au, share = run["au_percentage"], run["page_cache_share"]
-        whole = run["au_with_stalls_percentage"]
-        verdict = "" if threshold is None else "PASS" if passes(au, threshold) else "FAIL"
-        rows.append(
-            (
-                *(str(run["num_accelerators"]), f"{au:.2f}"),
-                *(["-" if whole is None else f"{whole:.2f}"] * stalls),
-                *(verdict, f"{run['samples_per_second']:.2f}"),
-                format_rate(run["read_bytes_per_second"]),
-                "-" if share is None else f"{share:.0%}",
-                format_seconds(run["seconds"]),
-                str(run["limit"] or ""),
-            )
-        )
-    texts, spare = ("verdict", "limit"), ("samples/s", "duration", "from memory")
-    return [Table(heads=heads, rows=rows, texts=texts, spare=spare), *plots_of(runs, answer)]
+    threshold = answer.get("threshold")
+
+    table = table_of(
+        runs,
+        Column("accelerators", "num_accelerators"),
+        Column("AU (%)", "au_percentage", ".2f"),
+        *([Column("with stalls (%)", "au_with_stalls_percentage", ".2f")] * stalls),
+        Column("verdict", lambda run: _verdict(run, threshold), text=True),
+        Column("samples/s", "samples_per_second", ".2f", spare=1),
+        Column("read", "read_bytes_per_second", format_rate),
+        Column("from memory", "page_cache_share", ".0%", spare=3),
+        Column("duration", "seconds", format_seconds, spare=2),
+        Column("limit", lambda run: run["limit"] or "", text=True),
+    )
+    return [table, *plots_of(runs, answer)]
+
+
+def _verdict(run: Run, threshold: float | None) -> str:
+    """Return "" where no threshold is known: the search has no answer yet."""
+    if threshold is None:
+        return ""
+    return "PASS" if passes(run["au_percentage"], threshold) else "FAIL"
 
 
 def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
@@ -366,12 +372,9 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
     rates = [run["read_bytes_per_second"] for run in runs]
     unit, size = rate_unit(max(rates))
     rate_series = _dots(runs, [rate / size for rate in rates], threshold)
-    top = 1.1 * max(rates) / size
     if threshold is not None:
-        needs = _needs(answer) / size
-        ends = [(float(n), n * needs) for n in (min(numbers), max(numbers))]
+        ends = [(float(n), n * _needs(answer) / size) for n in (min(numbers), max(numbers))]
         rate_series.append(Series("what N need at the threshold", "limit", [ends]))
-        top = max(top, 1.1 * ends[-1][1])
     return [
         Plot(
             title="utilisation of each run",
@@ -387,7 +390,7 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
         Plot(
             title="bytes read in each run",
             x=x,
-            y=Axis(name=unit, low=0.0, high=top or 1.0),
+            y=axis_from_zero(unit, rate_series),
             series=rate_series,
             bands=bands[-1:] if number else (),
         ),
@@ -396,22 +399,19 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
 
 def _dots(runs: Sequence[Run], values: Sequence[float], threshold: float | None) -> list[Series]:
     """Return one dot a run. No line: nothing was measured between two numbers."""
-    kinds: tuple[tuple[str, Look, bool | None], ...] = (
-        ("a run that passed", "first", True),
-        ("a run that failed", "second", False),
-        ("a run", "first", None),
-    )
-    passed = [threshold and passes(run["au_percentage"], threshold) for run in runs]
-    drawn = []
-    for name, look, met in kinds:
-        own = [
-            (run["num_accelerators"], value)
-            for run, value, outcome in zip(runs, values, passed, strict=True)
-            if outcome is met
-        ]
-        if own:
-            drawn.append(dotted(name, look, *zip(*own, strict=True), joined=False))
-    return drawn
+    kinds: dict[str, tuple[str, Look]] = {
+        "PASS": ("a run that passed", "first"),
+        "FAIL": ("a run that failed", "second"),
+        "": ("a run", "first"),
+    }
+    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for run, value in zip(runs, values, strict=True):
+        points[_verdict(run, threshold)].append((run["num_accelerators"], value))
+    return [
+        Series(name, look, [points[kind]], marked=True, joined=False)
+        for kind, (name, look) in kinds.items()
+        if points[kind]
+    ]
 
 
 def _predicted(runs: Sequence[Run], answer: Answer) -> list[Series]:
@@ -440,11 +440,10 @@ def _plot_of_all(answers: Sequence[Answer]) -> Plot:
         values = [float(answer["num_accelerators"]) for answer in own]
         look = _LOOKS[place % len(_LOOKS)]
         series.append(dotted(name, look, numbers, values, joined=False))
-    most = max(answer["num_accelerators"] for answer in answers)
     return Plot(
         title="most emulated accelerators that pass",
         x=axis_of_names("workload", workloads),
-        y=Axis(name="accelerators", low=0.0, high=1.1 * max(1, most), whole=True),
+        y=axis_from_zero("accelerators", series, whole=True),
         series=series,
     )
 
@@ -468,6 +467,10 @@ def _shown(answer: Answer) -> Sequence[Run]:
     """Return the runs that passed with the answer's number; for 0 the last."""
     found = answer["confirmations"] or ([] if answer["num_accelerators"] else answer["points"][-1:])
     return list(found)
+
+
+def _au_of(answer: Answer) -> list[str]:
+    return [f"{run['au_percentage']:.2f}" for run in _shown(answer)]
 
 
 def _number(answer: Answer) -> str:
@@ -534,7 +537,7 @@ def draw(folder: Path, document: Document) -> None:
 
 def render_csv(answers: Sequence[Answer]) -> str:
     """Return the table of drives as CSV, with a column for the AU of each run."""
-    shown = [[f"{run['au_percentage']:.2f}" for run in _shown(answer)] for answer in answers]
+    shown = list(map(_au_of, answers))
     runs = max(map(len, shown), default=0)
     head = ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
     head += [f"AU_{run + 1}" for run in range(runs)] + ["nominal_MB_per_second", "limit", "remarks"]

@@ -158,7 +158,7 @@ def can_save(cached: CacheMeasured, metrics: Metrics) -> bool:
     coldest = _coldest(cached)
     cold = (cached["hit_share_per_epoch"][coldest] or 0.0) < _WORTH_SAYING
     full = cold and metrics.epochs[coldest].au_percentage >= _CEILING
-    return bool(cached["capacity_bytes"]) and not (cached.get("one_drive") or full)
+    return bool(cached["capacity_bytes"]) and not (cached["one_drive"] or full)
 
 
 def _coldest(cached: CacheMeasured) -> int:

@@ -49,12 +49,13 @@ class CheckpointFields(TypedDict, total=False):
     """Sum over all ranks and checkpoints of open, write, waited (for bytes to write), fsync and
     close; and `generation`, CPU seconds in which the bytes were made."""
     number: int
-    """This and the next five: see CheckpointCost. A run that did not end has no others."""
+    """This and the next six: see CheckpointCost. A run that did not end has no others."""
     total_stall_seconds: float
     au_with_stalls_percentage: float
     steps_while_writing: int
     au_while_writing_percentage: float | None
     au_otherwise_percentage: float | None
+    lost_share: float
     devices: Sequence[str]
     """Drives under the folder, of all hosts."""
     device_read_bytes: int | None
@@ -68,7 +69,7 @@ class CheckpointCost:
 
     number: int
     """Checkpoints that began in the epochs counted."""
-    stall_seconds: float
+    total_stall_seconds: float
     """Time between steps in which all accelerators waited for a checkpoint, in all epochs."""
     au_with_stalls_percentage: float
     """Nominal compute over the whole time, first steps and stalls included; mean over epochs."""
@@ -100,12 +101,12 @@ def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
     asked = np.concatenate([each[1:] for each in all_asked])
     during = np.concatenate([epoch.steps["writing"][1:] for epoch in epochs])
     lost = seconds - asked
-    # What steps during writes would lose if they lost as much for their compute as the others do.
+    # Expected loss of these steps at the loss rate of the other steps.
     usual = lost[~during].sum() / max(asked[~during].sum(), 1e-9) * asked[during].sum()
     more = lost[during].sum() - usual if during.any() and not during.all() else 0.0
     return CheckpointCost(
         number=number,
-        stall_seconds=float(sum(stall.sum() for stall in stalls)),
+        total_stall_seconds=float(sum(stall.sum() for stall in stalls)),
         au_with_stalls_percentage=float(np.mean(with_stalls)),
         steps_while_writing=int(during.sum()),
         au_while_writing_percentage=_percentage(asked[during], seconds[during]),
@@ -116,19 +117,6 @@ def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
 
 def _percentage(part: NDArray[np.float64], whole: NDArray[np.float64]) -> float | None:
     return float(100 * part.sum() / whole.sum()) if whole.sum() > 0 else None
-
-
-def with_cost(fields: CheckpointFields, cost: CheckpointCost) -> CheckpointFields:
-    """Return the fields with those that follow from the steps."""
-    return {
-        **fields,
-        "number": cost.number,
-        "total_stall_seconds": cost.stall_seconds,
-        "au_with_stalls_percentage": cost.au_with_stalls_percentage,
-        "steps_while_writing": cost.steps_while_writing,
-        "au_while_writing_percentage": cost.au_while_writing_percentage,
-        "au_otherwise_percentage": cost.au_otherwise_percentage,
-    }
 
 
 def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import DlemuError
-from dlemu.results.header import host_text
+from dlemu.results.header import dataset_text, host_text, storage_text
 from dlemu.results.records import SUMMARY, read_summary
-from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
+from dlemu.units import counted, each_once
 
 Summary = Mapping[str, Any]
 """summary.json of a run. One that did not end lacks fields, so each may be missing here."""
@@ -23,10 +23,9 @@ def facts_of(summary: Summary) -> Iterator[tuple[str, str]]:
     place = summary.get("place") or {}
     yield "measured", date_of(summary, long=True)
     yield "host", _host(summary, place)
-    yield "drive", _drive(summary, place)
-    kind, point = place.get("file_system"), place.get("mount")
-    yield "file system", " at ".join(each for each in (kind, point) if each)
-    yield "dataset", _dataset(summary.get("dataset") or {})
+    yield "storage", storage_text(place) if "file_system" in place else _devices(summary, place)
+    yield "firmware", str(place.get("firmware") or "")
+    yield "dataset", dataset_text(summary.get("dataset") or {})
     yield "loader", _loader(summary)
     versions = summary.get("versions") or {}
     first = {"dlemu": versions.get("dlemu")} | versions
@@ -83,28 +82,6 @@ def _host(summary: Summary, place: Summary) -> str:
 def _devices(summary: Summary, place: Summary) -> str:
     hosts = (summary.get("measured") or {}).get("hosts") or ()
     return str(place.get("device") or each_once(host.get("device") for host in hosts))
-
-
-def _drive(summary: Summary, place: Summary) -> str:
-    """Return "nvme0n1, Micron 7450, firmware E2MU200, 3.84 TB"."""
-    if place.get("in_memory"):
-        return "none: the files lie in memory"
-    firmware, size = place.get("firmware"), place.get("size_bytes")
-    parts = [
-        _devices(summary, place) or place.get("source"),
-        place.get("model"),
-        firmware and f"firmware {firmware}",
-        size and format_drive_bytes(size),
-        place.get("is_root") and "the root disk",
-    ]
-    return each_once(parts)
-
-
-def _dataset(dataset: Summary) -> str:
-    folder, kind = dataset.get("folder"), dataset.get("format")
-    number, size = dataset.get("num_files"), dataset.get("num_bytes")
-    files = number and counted(number, f"{kind or ''} file".strip())
-    return each_once([folder, files, size and format_bytes(size)])
 
 
 def _loader(summary: Summary) -> str:

@@ -5,17 +5,15 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.results.records import CONFIG, SUMMARY, UNFINISHED, read_summary
-from dlemu.storage.locks import lock_folder, unlock_folder
+from dlemu.storage.owned import held, made
 from dlemu.workload.model import Workload
 
-_TRIES = 20
-"""A folder may vanish while it is being opened: another command removes the empty ones it made."""
 _EMPTY_RUN = re.compile(
     r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
 )
@@ -29,36 +27,31 @@ def make(folder: Path) -> Iterator[Path]:
     Raises:
         WorkloadError: it cannot be made.
     """
-    try:
-        made = _make(folder)
-    except OSError as error:
-        raise _refusal(folder, "output.folder", error) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(made(folder))
+        except OSError as error:
+            raise _refusal(folder, "output.folder", error) from None
         yield folder
-    finally:
-        _remove_empty(made)
 
 
 @contextmanager
 def hold(given: str | Path | None, name: str, *, key: str = "output.folder") -> Iterator[Path]:
     """Yield the folder given, else a new one outputs/`name`/<time>, as `make` does, and held.
 
-    While it is held, no other command of this host can hold it. The lock is the kernel's, on the
-    folder itself: it needs no file, and ends with this process and its workers.
-
     Raises:
         WorkloadError: it cannot be made, or another command holds it.
     """
-    if given is None:
-        folder, lock, made = _open_new(Path("outputs") / name, key)
-    else:
-        folder = Path(given)
-        lock, made = _open(folder, key)
-    try:
+    folder = Path("outputs") / name if given is None else Path(given)
+    with ExitStack() as stack:
+        try:
+            if given is None:
+                folder = _hold_new(stack, folder, key)
+            else:
+                stack.enter_context(held(folder, key=key))
+        except OSError as error:
+            raise _refusal(folder, key, error) from None
         yield folder
-    finally:
-        _remove_empty(made)
-        unlock_folder(lock)
 
 
 @contextmanager
@@ -155,44 +148,15 @@ def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
     return WorkloadError(f"{key} {folder} cannot be written ({error.strerror}); set {key}")
 
 
-def _open_new(parent: Path, key: str) -> tuple[Path, int, list[Path]]:
-    """Make a folder named by the time, which no other command makes; return it as `_open` does."""
+def _hold_new(stack: ExitStack, parent: Path, key: str) -> Path:
+    """Hold a folder named by the time, which no other command makes; return it. Raises OSError."""
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):
         folder = parent / (now if number == 1 else f"{now}-{number}")
-        with suppress(FileExistsError):
-            return folder, *_open(folder, key, new=True)
+        try:
+            stack.enter_context(held(folder, key=key, new=True))
+            return folder
+        except FileExistsError:
+            if not os.path.lexists(folder):  # a file has the name of one above
+                raise
     raise AssertionError("there is always a next number")
-
-
-def _open(folder: Path, key: str, *, new: bool = False) -> tuple[int, list[Path]]:
-    """Make and lock a folder; return the lock's descriptor and what was made, deepest first."""
-    failure = OSError()
-    for _ in range(_TRIES):
-        try:
-            made = _make(folder, new=new)
-            return lock_folder(folder), made
-        except BlockingIOError:
-            raise WorkloadError(
-                f"{key} {folder} is in use by another dlemu; wait for its end, or name another"
-            ) from None
-        except OSError as error:
-            if new and isinstance(error, FileExistsError) and os.path.lexists(folder):
-                raise  # _open_new takes the next name
-            failure = error
-    raise _refusal(folder, key, failure)
-
-
-def _make(folder: Path, *, new: bool = False) -> list[Path]:
-    """Make a folder and those above it; return what was not there, deepest first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=not new)
-    return missing
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:  # it holds something, or is gone
-            return

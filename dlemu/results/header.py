@@ -118,9 +118,9 @@ def header(summary: Mapping[str, Any]) -> str:
 
     It needs `workload`, `place` and `dataset` of a summary; what is not there is left out.
     """
-    place, dataset = summary.get("place"), summary.get("dataset")
-    lines = [f"workload: {summary.get('workload')}{_dataset(dataset or {})}"]
-    return "\n".join([*lines, *_place_lines(place or {})])
+    dataset = dataset_text(summary.get("dataset") or {})
+    line = f"workload: {summary.get('workload')}{f' on {dataset}' if dataset else ''}"
+    return "\n".join([line, *_place_lines(summary.get("place") or {})])
 
 
 def place_lines(folder: Path, *, host: str) -> str:
@@ -131,20 +131,20 @@ def place_lines(folder: Path, *, host: str) -> str:
 def _place_lines(place: Mapping[str, Any]) -> list[str]:
     lines = []
     if "file_system" in place:
-        lines.append(f"storage:  {_storage(place)}")
+        lines.append(f"storage:  {storage_text(place)}")
     if "host" in place:
         lines.append(f"host:     {host_text(place)}")
     return lines
 
 
-def _dataset(dataset: Mapping[str, Any]) -> str:
-    if not dataset:
-        return ""
-    files = counted(dataset["num_files"], f"{dataset['format']} file")
-    return f" on {files}, {format_bytes(dataset['num_bytes'])}, in {dataset['folder']}"
+def dataset_text(dataset: Mapping[str, Any]) -> str:
+    """Return "168 npz files, 22.9 GiB, in /mnt/d1/u"; "" where nothing is known."""
+    number, size, folder = (dataset.get(name) for name in ("num_files", "num_bytes", "folder"))
+    files = number and counted(number, f"{dataset['format']} file")
+    return each_once([files, size and format_bytes(size), folder and f"in {folder}"])
 
 
-def _storage(place: Mapping[str, Any]) -> str:
+def storage_text(place: Mapping[str, Any]) -> str:
     """Return "ext4 at /mnt/d1, nvme0n1 (model, 3.84 TB)"."""
     where = f"{place.get('file_system') or 'unknown file system'} at {place.get('mount') or '?'}"
     if place.get("in_memory"):

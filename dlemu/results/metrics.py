@@ -71,10 +71,11 @@ class EpochMetrics:
     """Really read by the loaders."""
     num_reads: int
     """Calls that read them; 0 where they are not counted."""
-    wait_seconds: float
+    wait_mean_seconds: float
     """Mean wait for a batch, first steps left out."""
-    latest_wait_seconds: tuple[float, float]
-    """p50 and p99 over the window's steps of the wait of each step's latest accelerator."""
+    wait_p50_seconds: float
+    """Over the window's steps, of the wait of each step's latest accelerator; p99 likewise."""
+    wait_p99_seconds: float
     lost: Parts
     """Shares of the window that were lost, by cause."""
     wait_share: float
@@ -259,8 +260,9 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         num_samples=int(num_samples.sum()),
         read_bytes=int(rows["num_bytes"].sum()),
         num_reads=int(rows["num_reads"].sum()),
-        wait_seconds=float(rows["wait"].mean() / num_counted),
-        latest_wait_seconds=(float(half), float(most)),
+        wait_mean_seconds=float(rows["wait"].mean() / num_counted),
+        wait_p50_seconds=float(half),
+        wait_p99_seconds=float(most),
         lost=find_parts([sums], rule.preprocess_seconds),
         wait_share=share("wait"),
         overhead_share=share("overhead"),

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
-from dlemu.results.checkpoints import CheckpointFields, dlio_names, with_cost
+from dlemu.results.checkpoints import CheckpointFields, dlio_names
 from dlemu.results.judgement import hidden_share, judge_run
 from dlemu.results.metrics import EpochMetrics, Metrics
 from dlemu.results.summary import EpochRow, Metric, ReaderFields, Summary, limit_name
@@ -13,6 +14,12 @@ from dlemu.workload.model import Workload
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
 """DLIO's words, and one that it lacks."""
+_OF_AN_EPOCH = (
+    *("num_steps", "seconds", "au_percentage", "whole_epoch_au_percentage", "samples_per_second"),
+    *("true_samples_per_second", "read_bytes_per_second", "reads_per_second"),
+    *("first_step_seconds", "wait_mean_seconds", "wait_p50_seconds", "wait_p99_seconds"),
+)
+"""Fields of EpochMetrics that summary.json has."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,13 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         rounded = round(metrics.au_percentage, 2)  # as `passes` rounds
         feeds = metrics.num_accelerators * rounded / wanted
     au = [epoch.au_percentage for epoch in metrics.epochs]
+    each = np.mean([epoch.accelerator_au for epoch in metrics.epochs], axis=0)
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
     if metrics.checkpoints is not None:
-        cost = with_cost(written or CheckpointFields(), metrics.checkpoints)
-        summary = {**summary, "checkpoints": cost}
+        cost = asdict(metrics.checkpoints)
+        summary = {**summary, "checkpoints": cast(CheckpointFields, {**(written or {}), **cost})}
     reader = workload.reader
     return {
         "kind": "run",
@@ -76,6 +84,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_au_mean_percentage=float(np.mean(au)),
             train_au_stdev_percentage=float(np.std(au)),
             train_au_interval_percentage=metrics.au_interval,
+            train_au_min_accelerator_percentage=float(each.min()),
             train_au_meet_expectation=_MEET_EXPECTATION[judgement.verdict],
             train_hidden_share=hidden_share(workload, metrics),
             train_throughput_samples_per_second=rate,
@@ -93,21 +102,13 @@ def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
 
     A loop of one's own may show neither its samples nor their bytes.
     """
-    half, most = epoch.latest_wait_seconds
-    return EpochRow(
-        epoch=epoch.epoch + 1,
-        num_steps=epoch.num_steps,
-        seconds=epoch.seconds,
-        au_percentage=epoch.au_percentage,
-        whole_epoch_au_percentage=epoch.whole_epoch_au_percentage,
-        samples_per_second=epoch.samples_per_second if epoch.num_samples else None,
-        true_samples_per_second=epoch.true_samples_per_second,
-        nominal_bytes_per_second=epoch.samples_per_second * mean_bytes if known else None,
-        read_bytes_per_second=epoch.read_bytes_per_second if known else None,
-        reads_per_second=epoch.reads_per_second if epoch.num_reads else None,
-        first_step_seconds=epoch.first_step_seconds,
-        wait_mean_seconds=epoch.wait_seconds,
-        wait_p50_seconds=half,
-        wait_p99_seconds=most,
-        lost=asdict(epoch.lost),
-    )
+    row: dict[str, Any] = {"epoch": epoch.epoch + 1}
+    row |= {name: getattr(epoch, name) for name in _OF_AN_EPOCH}
+    row["nominal_bytes_per_second"] = epoch.samples_per_second * mean_bytes
+    row["lost"] = asdict(epoch.lost)
+    unknown = [
+        *(["samples_per_second"] if not epoch.num_samples else []),
+        *(["nominal_bytes_per_second", "read_bytes_per_second"] if not known else []),
+        *(["reads_per_second"] if not epoch.num_reads else []),
+    ]
+    return row | dict.fromkeys(unknown)

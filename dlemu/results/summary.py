@@ -45,6 +45,8 @@ class Metric(CheckpointMetric, total=False):
     train_au_stdev_percentage: float
     train_au_interval_percentage: Sequence[float] | None
     """The mean's 95 % interval, 0 to 100, by parts of this run's steps; None of too few."""
+    train_au_min_accelerator_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
     train_au_meet_expectation: str
     """"success", "fail" or "no verdict"."""
     train_hidden_share: float
@@ -90,7 +92,7 @@ class CacheMeasured(TypedDict):
     can_save: bool
     """Whether a cache can save time here at all, by what was measured."""
     one_drive: bool
-    """Whether the origin is on the cache's drive, and not emulated; older runs do not have it."""
+    """Whether the origin is on the cache's drive, and not emulated."""
     endurance_bytes: int | None
     """What the cache's drives may be written in their lives (drive.endurance x drives)."""
     hosts: Sequence[Mapping[str, Any]]
@@ -138,8 +140,7 @@ class Measured(TypedDict, total=False):
     storage_read_bytes: int | None
     """Delivered by storage: not from the page cache."""
     read_amplification: float
-    """Bytes of the storage (of the loaders' reads where no counter tells) / bytes of the samples.
-    Older runs do not have it."""
+    """Bytes of the storage / bytes of the samples; of the loaders' reads where no counter tells."""
     path: str
     """PathBytes.mode: the path that the bytes took to memory, "host" or cuFile's."""
     path_bytes: Mapping[str, Any]
@@ -192,36 +193,15 @@ class ReaderFields(TypedDict):
     """Whether files are read by ranges or by records, so that reads/s say something."""
 
 
-class EpochRow(TypedDict):
-    """One epoch of a run; rates are those of all accelerators."""
+EpochRow = Mapping[str, Any]
+"""One epoch of a run: `epoch` from 1, fields of EpochMetrics by their names, and two more.
 
-    epoch: int
-    """From 1."""
-    num_steps: int
-    seconds: float
-    au_percentage: float
-    """By the edition's rule."""
-    whole_epoch_au_percentage: float
-    """With the first step."""
-    samples_per_second: float | None
-    """By the edition's rule."""
-    true_samples_per_second: float
-    """Over the whole epoch's time."""
-    nominal_bytes_per_second: float | None
-    """Samples/s x the mean size of a sample."""
-    read_bytes_per_second: float | None
-    """Really read by the loaders; None where they do not count it, as the next one."""
-    reads_per_second: float | None
-    first_step_seconds: float
-    """Mean over accelerators."""
-    wait_mean_seconds: float
-    """Wait for a batch in the steps that count, mean over accelerators."""
-    wait_p50_seconds: float
-    """Of the same steps, but of each step's latest accelerator only; p99 likewise."""
-    wait_p99_seconds: float
-    lost: Mapping[str, float]
-    """Shares (0-1) of the time that were lost, by cause: the fields of losses.Parts. Empty for a
-    loader not dlemu's."""
+What is not known is None: samples/s, or bytes and reads that the loader does not count.
+
+    nominal_bytes_per_second    samples/s x the mean size of a sample
+    lost                        shares (0-1) of the time that were lost, by cause: the fields of
+                                losses.Parts; empty for a loader not dlemu's
+"""
 
 
 class Summary(TypedDict, total=False):

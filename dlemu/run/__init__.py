@@ -1,4 +1,4 @@
-"""One run, and several runs in a row: replay, the watchdog, the cold start, the closed division.
+"""One run, and several runs in a row: replay, the cold start, the closed division.
 
 May import everything below but sizing, training, paths and cli.
 """

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from dlemu.checkpoint.in_run import examine_in_run
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
@@ -75,14 +76,10 @@ def forecast_run(
     The probe has as many threads as the job has workers, or `num_readers`.
 
     Raises:
-        DlemuError: what the run itself would raise before its first step.
+        DlemuError: the dataset or the cache is not as the workload says. `check_run` raises the
+            rest of what the run itself would raise before its first step.
     """
-    check_job(workload, world)
     size = required_size(workload, world)
-    if workload.division == "closed":
-        workload = check_closed(workload, size)
-    if world.rank == 0:
-        check_free(workload)
     dataset = find_dataset(workload, world)
     total = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, total)
@@ -106,6 +103,17 @@ def forecast_run(
         )
 
     return world.on_first(rest)
+
+
+def check_run(workload: Workload, found: RunForecast, world: World) -> None:
+    """Raise what the run that was forecast would raise before its first step; all ranks call it."""
+    check_job(workload, world)
+    if workload.division == "closed":
+        check_closed(workload, found.size)
+    if world.rank == 0:
+        check_free(workload)
+        if workload.workflow.checkpoint:
+            examine_in_run(found.workload, found.num_accelerators, found.num_steps)
 
 
 def _origin_rate(dataset: Dataset, num_readers: int) -> float | None:

@@ -7,7 +7,7 @@ alone makes the folder, writes the summary and shows progress.
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -32,17 +32,16 @@ from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.results.cache import add_cache, cache_fields, preload_line
 from dlemu.results.evidence import combine
-from dlemu.results.folders import hold_for_runs, keep_leftovers, make
+from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
+from dlemu.results.lifecycle import Record, begun
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
 from dlemu.results.records import (
     Steps,
     append_steps,
     map_steps,
-    write_config,
     write_steps,
-    write_summary,
 )
 from dlemu.results.series import SERIES, write_series
 from dlemu.results.summary import CacheMeasured, Summary, time_of_day
@@ -65,14 +64,13 @@ from dlemu.run.summary import (
     dlio_fields,
     first_summary,
     needed_ratio,
-    write_failure,
 )
-from dlemu.run.watchdog import Watchdog
 from dlemu.storage.regular import count_linked
 from dlemu.terminal import say, silent
 from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone, World
 
 Say = Callable[[str], None]
@@ -80,8 +78,6 @@ OnRun = Callable[[Path, Summary], None]
 """Is given a run's folder and its document."""
 _LOOKED_AT = 64
 """Files, spread over the dataset, that are looked at for links."""
-_ROOM_FOR_AN_ERROR = 2048
-"""Bytes that the summary of a run has to spare until it ends: its disk may be full by then."""
 
 
 def check_job(workload: Workload, world: World) -> None:
@@ -139,7 +135,9 @@ class _Run:
     _is_first = True
     """Whether this is the first run of this process."""
     _dataset: Dataset
-    _folder: Path
+    _folder: Path | None = None
+    """Of the results, once it is there."""
+    _record: Record
     _summary: Summary
 
     def __init__(
@@ -160,24 +158,21 @@ class _Run:
     def run(self, layout: Layout | None, on_cut: OnRun | None) -> Outcome | None:
         """Do all stages; return the outcome on rank 0, None on the others."""
         self._prepare(layout)
-        world, watchdog = self._world, self._watchdog
-        with self._shared_folder() as self._folder:
-            self._live.folder = self._live.folder or self._folder
-            self._is_first = not self._live.introduced
-            if self._is_first:  # of several runs
-                self._live.introduced = True
-                self._say(header(self._summary))
-            try:
-                if world.rank == 0:
-                    with self._writing():
-                        write_summary(self._folder, self._summary, room=_ROOM_FOR_AN_ERROR)
-                watchdog.record = self._record  # from now on failures go into the summary
+        try:
+            with self._recorded() as self._record:
+                self._folder = self._record.folder
+                self._live.folder = self._live.folder or self._folder
+                self._is_first = not self._live.introduced
+                if self._is_first:  # of several runs
+                    self._live.introduced = True
+                    self._say(header(self._summary))
+                self._record.write()
                 found = self._replay_and_gather()
                 return None if found is None else self._judge(*found)
-            except BaseException:
-                if on_cut is not None and world.rank == 0:
-                    self._show_ended_epochs(on_cut)
-                raise
+        except BaseException:
+            if on_cut is not None and self._world.rank == 0 and self._folder is not None:
+                self._show_ended_epochs(self._folder, on_cut)
+            raise
 
     def _prepare(self, layout: Layout | None) -> None:
         """Find the dataset, and refuse what cannot be run before anything is written."""
@@ -224,44 +219,31 @@ class _Run:
         self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
 
     @contextmanager
-    def _shared_folder(self) -> Iterator[Path]:
-        """Yield the run's folder, made and held by rank 0 and known to all."""
-        world = self._world
-        making = "while making the run's folder"
-        with ExitStack() as stack:
-            own = None
-            if world.rank == 0:
-                with self._watchdog.phase(making):
-                    own = stack.enter_context(hold_for_runs(self._workload, self._say))
-                    write_config(own, self._workload)
-            folder = world.broadcast(own)
-            assert folder is not None
+    def _recorded(self) -> Iterator[Record]:
+        """Yield the run's record, in a folder that is there on all hosts."""
+        world, watch = self._world, self._watchdog
+        with (
+            begun(self._workload, world, self._summary, self._say, watch=watch) as record,
+            ExitStack() as stack,
+        ):
             # Hosts that do not share the folder keep their own records until rank 0 gathers them.
             if world.local_rank == 0 and world.rank != 0:
-                with self._watchdog.phase(making):
-                    keep_leftovers(folder)
-                    stack.enter_context(make(folder))
+                with watch.phase("while making the output folder"):
+                    keep_leftovers(record.folder)
+                    stack.enter_context(make(record.folder))
             world.barrier()
-            yield folder
+            yield record
 
     def _replay_and_gather(self) -> tuple[Sums, Reports] | None:
         """Run the epochs; return the sums over all steps and what hosts saw, on rank 0."""
-        try:
-            monitor, parts = self._replay()
-            sums = gather_sums(self._workload, self._world, parts)
-            collect_files(self._world, self._folder)
-            reports = monitor.gather(self._written_bytes())
-            if self._tier is not None:
-                self._cached = cache_fields(
-                    self._workload, emulates(self._workload), self._tier.gather()
-                )
-        except BaseException as error:
-            self._record(error)  # first: launchers kill soon
-            cause = self._world.cause(error)
-            if cause is not error:
-                self._record(cause)
-                raise cause from None
-            raise
+        monitor, parts = self._replay()
+        sums = gather_sums(self._workload, self._world, parts)
+        collect_files(self._world, self._record.folder)
+        reports = monitor.gather(self._written_bytes())
+        if self._tier is not None:
+            self._cached = cache_fields(
+                self._workload, emulates(self._workload), self._tier.gather()
+            )
         return None if sums is None or reports is None else (sums, reports)
 
     def _replay(self) -> tuple[RunMonitor, list[Steps]]:
@@ -282,7 +264,7 @@ class _Run:
             make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
-                self._dataset, self._folder, world, loader, len(self._own), watchdog
+                self._dataset, self._record.folder, world, loader, len(self._own), watchdog
             ) as monitor:
                 world.barrier()  # the slow starts are over; from now on ranks must come in time
                 if self._is_first:
@@ -296,9 +278,9 @@ class _Run:
                 for epoch in range(workload.train.epochs):
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
-                    with self._writing():
+                    with self._record.writing():
                         write = append_steps if epoch else write_steps
-                        write(self._folder, world.rank, steps)
+                        write(self._record.folder, world.rank, steps)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
@@ -429,48 +411,34 @@ class _Run:
 
     def _judge(self, sums: Sums, reports: Reports) -> Outcome:
         """Write and return the outcome, on rank 0."""
-        try:
-            metrics = measure_sums(sums)
-            hosts, paths, gets = reports
-            needed = needed_ratio(self._dataset)
-            seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
-            summary = complete_summary(self._summary, seen, metrics)
-            if self._cached is not None:
-                add_cache(summary, self._cached, metrics)
-            self._summary = with_metrics(summary, self._workload, metrics)
-            self._write_series()
-            self._summary["end"] = time_of_day()
-            with self._writing():
-                write_summary(self._folder, self._summary)
-        except BaseException as error:
-            self._record(error)
-            raise
-        return Outcome(self._folder, metrics, self._summary)
+        metrics = measure_sums(sums)
+        hosts, paths, gets = reports
+        needed = needed_ratio(self._dataset)
+        seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
+        summary = complete_summary(self._summary, seen, metrics)
+        if self._cached is not None:
+            add_cache(summary, self._cached, metrics)
+        self._summary.update(with_metrics(summary, self._workload, metrics))
+        self._write_series()
+        self._summary["end"] = time_of_day()
+        self._record.write()
+        return Outcome(self._record.folder, metrics, self._summary)
 
     def _write_series(self) -> None:
         """Write series.csv; a run is not lost because of it."""
         try:
-            with self._writing():
-                write_series(self._folder, self._folder / SERIES)
+            with self._record.writing():
+                write_series(self._record.folder, self._record.folder / SERIES)
         except RunError as error:
             self._summary["notes"] = [*self._summary["notes"], f"no {SERIES}: {error}"]
 
-    def _record(self, error: BaseException) -> None:
-        """Write on rank 0 why the run did not end."""
-        if self._world.rank == 0:
-            with self._writing():
-                write_failure(self._folder, self._summary, error)
-
-    def _show_ended_epochs(self, on_cut: OnRun) -> None:
+    def _show_ended_epochs(self, folder: Path, on_cut: OnRun) -> None:
         """Show the epochs that all ranks had ended before the run failed, if there are any."""
         with suppress(DlemuError):
-            parts = ((str(rank), steps) for rank, steps in map_steps(self._folder))
+            parts = ((str(rank), steps) for rank, steps in map_steps(folder))
             sums = sum_all(parts, Rule.of(self._workload))
             metrics = measure_sums(sums.of_all(self._summary["num_accelerators"]))
-            on_cut(self._folder, with_metrics(self._summary, self._workload, metrics))
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return self._watchdog.phase(f"while writing to {self._folder}")
+            on_cut(folder, with_metrics(self._summary, self._workload, metrics))
 
     def _plan(self, epoch: int) -> EpochPlan:
         return make_plan(

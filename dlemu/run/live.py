@@ -2,17 +2,23 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.records import Steps
-from dlemu.results.so_far import StepsSoFar
+from dlemu.results.sums import credited_seconds, left_out, step_seconds
 from dlemu.run.monitor import RunMonitor
 from dlemu.workload.model import Workload
+from dlemu.workload.sections import MetricSection
+
+_RECENT_SECONDS = 5.0
 
 Phase = Callable[[], tuple[str, float]]
 """Returns a phase of `Watchdog`, "" between phases, and how long it has lasted."""
@@ -38,7 +44,8 @@ class RunProgress:
     """Steps of this epoch that have ended, of `steps`."""
     steps: int = 0
     au_percentage: float | None = None
-    """Of the whole run so far, 0 to 100. At an epoch's end it is what the run's metrics have."""
+    """Of the whole run so far, 0 to 100. At an epoch's end it is what the run's metrics have, but
+    for checkpoints inside the epoch: see `StepsSoFar`."""
     samples_per_second: float | None = None
     """Over the last seconds."""
     drive_bytes_per_second: float | None = None
@@ -144,12 +151,8 @@ class _Epoch:
         self, number: int, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
     ) -> None:
         self._number, self._epochs = number, workload.train.epochs
-        self._steps, self._metric = steps, workload.metric
         self._monitor, self._num_ranks = monitor, num_ranks
-
-    @cached_property
-    def _sums(self) -> StepsSoFar:
-        return StepsSoFar(self._steps, self._metric)
+        self._sums = StepsSoFar(steps, workload.metric)
 
     def progress(self, job: str, before: "list[_Epoch]") -> RunProgress:
         """Return the figures of this epoch, and the AU of all with those `before`."""
@@ -191,6 +194,80 @@ class _Epoch:
             return None
         later = self._sums.num_steps * (self._epochs - self._number - 1)
         return each * (self._sums.num_steps - self._sums.done + later)
+
+
+class StepsSoFar:
+    """Running sums over the steps of an epoch that have ended; `look` adds those that are new.
+
+    `steps` are the (steps, accelerators) records of the whole epoch, which another thread fills. A
+    record is whole once its `start` is set. Only new records are read: an epoch may have millions.
+    """
+
+    def __init__(self, steps: Steps, metric: MetricSection) -> None:
+        self.num_steps = len(steps)
+        self.done = self.counted = 0
+        """Steps that have ended, and those of them that AU counts."""
+        self._steps, self._edition = steps, metric.edition
+        # Only single values are taken, and those beyond `done` are not in memory yet.
+        self._starts = cast(Sequence[float], steps["start"][:, 0])
+        self._left_out, at_end = left_out(metric)
+        self._stop = len(steps) - at_end
+        self._num_bytes = 0
+        self._inside, self._credited = np.zeros((2, steps.shape[1]))
+
+    def look(self) -> None:
+        """Take in the steps that have ended since the last look."""
+        begun, starts = self.done, self._starts
+        rows = range(self.num_steps)
+        self.done = bisect_left(rows, True, begun, key=lambda row: bool(starts[row] == 0))
+        self._num_bytes += int(self._steps["num_bytes"][begun : self.done].sum())
+        first, end = max(begun, self._left_out), min(self.done, self._stop)
+        if first < end:
+            inside = self._steps[first:end]
+            self._inside += step_seconds(inside).sum(axis=0)
+            self._credited += credited_seconds(inside, self._edition).sum(axis=0)
+            self.counted += end - first
+
+    @property
+    def au_percentage(self) -> float | None:
+        """AU of the steps so far, by the edition's rule; None before the first that counts.
+
+        The steps behind a checkpoint count as well, which the AU of the run leaves out.
+        """
+        if not self.counted:
+            return None
+        return float((100 * self._credited / self._inside).mean())
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step, the first left out; None before the second."""
+        if self.done < 2:
+            return None
+        return (self._end - self._starts[1]) / (self.done - 1)
+
+    def samples_per_second(self, now: float) -> float | None:
+        """Return the rate of the last seconds; it falls while no step ends. None before the first.
+
+        `now` is a time of the clock that the records use.
+        """
+        if not self.done:
+            return None
+        end, starts = self._end, self._starts
+        first = min(bisect_left(starts, end - _RECENT_SECONDS, 0, self.done), self.done - 1)
+        samples = int(self._steps["num_samples"][first : self.done].sum())
+        return samples / max(end - starts[first], now - end, 1e-9)
+
+    def bytes_until(self, moment: float) -> int:
+        """Return the bytes read for the batches of the steps that had ended at a moment."""
+        if self.done and moment >= self._end:
+            return self._num_bytes
+        ended = max(0, bisect_right(self._starts, moment, 0, self.done) - 1)
+        return self._num_bytes - int(self._steps["num_bytes"][ended : self.done].sum())
+
+    @property
+    def _end(self) -> float:
+        last: Any = self._steps[self.done - 1, :1]
+        return float(last["start"][0] + step_seconds(last)[0])
 
 
 def _mean_au(epochs: list[StepsSoFar]) -> float | None:

@@ -20,12 +20,12 @@ from dlemu.loaders import Loader, TellsGets, TellsPaths
 from dlemu.objects.counts import GetCounts
 from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
-from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe, probe_readers
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 2.4

@@ -5,22 +5,19 @@ Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish i
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
 from dlemu.dataset.rule import accelerators_of, num_accelerators, required_size
 from dlemu.errors import WorkloadError
-from dlemu.results.folders import hold_for_runs
 from dlemu.results.judgement import EXIT_STATUS
+from dlemu.results.lifecycle import Record, begun
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import write_summary
 from dlemu.results.several import LABEL, judge_runs, row_of
 from dlemu.results.summary import RunRow, RunsSummary, time_of_day
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.run.job import OnRun, Say, run_job
 from dlemu.run.live import Live
-from dlemu.run.summary import write_failure
 from dlemu.terminal import say
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
@@ -57,55 +54,52 @@ def run_protocol(
         except WorkloadError:
             if world.rank == 0:  # whose failure ends the others below
                 raise
-    with hold_for_runs(workload, say) if world.rank == 0 else nullcontext() as held:
-        base = world.broadcast(held)
-        assert base is not None
-        return _Runs(base, workload, world, say, live or Live()).run(on_run, on_end)
+    summary = RunsSummary(
+        kind="runs",
+        status="incomplete",
+        label=LABEL,
+        division=workload.division,
+        workload=workload.name,
+        start=time_of_day(),
+        runs=[],
+    )
+    with (
+        begun(workload, world, summary, say, several=True) as record,
+        last_act(record.fail),
+    ):
+        outcomes = _Runs(record, summary, workload, world, say, live or Live()).run(on_run)
+        if world.rank == 0:
+            summary.update(judge_runs(summary, [outcome.summary for outcome in outcomes]))
+            summary["end"] = time_of_day()
+            record.write()
+    if world.rank == 0 and on_end is not None:
+        on_end(record.folder, summary, outcomes)
+    return world.broadcast(EXIT_STATUS[summary["verdict"]] if world.rank == 0 else 0)
 
 
 class _Runs:
     """The runs in a folder of their own, and their summary on rank 0."""
 
     def __init__(
-        self, folder: Path, workload: Workload, world: World, say: Say, live: Live
+        self,
+        record: Record,
+        summary: RunsSummary,
+        workload: Workload,
+        world: World,
+        say: Say,
+        live: Live,
     ) -> None:
-        self._folder, self._workload, self._world, self._say = folder, workload, world, say
-        self._live = live
-        live.folder = folder
-        self._summary = RunsSummary(
-            kind="runs",
-            status="incomplete",
-            label=LABEL,
-            division=workload.division,
-            workload=workload.name,
-            start=time_of_day(),
-            runs=[],
-            notes=closed_warnings(workload, folder, world.num_hosts) if world.rank == 0 else [],
-        )
+        self._record, self._summary, self._workload = record, summary, workload
+        self._world, self._say, self._live = world, say, live
+        live.folder = record.folder
+        first = world.rank == 0
+        notes = closed_warnings(workload, record.folder, world.num_hosts) if first else []
+        for note in notes:
+            say(f"warning: {note}")
+        summary["notes"] = notes
+        record.write()
 
-    def run(self, on_run: OnRun | None, on_end: OnEnd | None) -> int:
-        """Make the runs; return the exit status."""
-        if self._world.rank == 0:
-            for note in self._summary["notes"]:
-                self._say(f"warning: {note}")
-        self._write()
-        try:
-            with last_act(self._record):
-                outcomes = self._run_all(on_run)
-        except BaseException as error:
-            self._record(error)
-            raise
-        status = 0
-        if self._world.rank == 0:
-            judged = judge_runs(self._summary, [outcome.summary for outcome in outcomes])
-            self._summary = {**judged, "end": time_of_day()}
-            self._write()
-            if on_end is not None:
-                on_end(self._folder, self._summary, outcomes)
-            status = EXIT_STATUS[judged["verdict"]]
-        return self._world.broadcast(status)
-
-    def _run_all(self, on_run: OnRun | None) -> list[Outcome]:
+    def run(self, on_run: OnRun | None) -> list[Outcome]:
         """Make the runs, one after the other; return those that count, on rank 0."""
         workload = self._workload
         outcomes = []
@@ -116,7 +110,7 @@ class _Runs:
             if self._world.rank == 0:
                 self._say(f"\n{self._live.job}")
             keys = {
-                "output.folder": str(self._folder / name),
+                "output.folder": str(self._record.folder / name),
                 "train.seed": workload.train.seed + number,
             }
             outcome = run_job(
@@ -146,12 +140,4 @@ class _Runs:
             gap = datetime.fromisoformat(row["start"]) - ended
             row["gap_seconds"] = gap.total_seconds()
         self._summary["runs"] = [*rows, row]
-        self._write()
-
-    def _write(self) -> None:
-        if self._world.rank == 0:
-            write_summary(self._folder, self._summary)
-
-    def _record(self, error: BaseException) -> None:
-        if self._world.rank == 0:
-            write_failure(self._folder, self._summary, error)
+        self._record.write()

@@ -1,23 +1,19 @@
 """The summary of a run: what is known when it begins, when it is complete, and when it fails."""
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
-from dlemu.errors import DatasetError, RunError
+from dlemu.errors import DatasetError
 from dlemu.results.bottleneck import find_limit
 from dlemu.results.evidence import Gathered
+from dlemu.results.lifecycle import versions
 from dlemu.results.metrics import Metrics
-from dlemu.results.records import overwrite_summary, write_summary
-from dlemu.results.summary import Measured, RunsSummary, Summary, how_it_ended, time_of_day
-from dlemu.terminal import complain
+from dlemu.results.summary import Measured, Summary
 from dlemu.tier.host import file_sizes
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
 from dlemu.workload.model import Workload
@@ -52,17 +48,6 @@ def first_summary(workload: Workload, world: World, started: str, notes: Sequenc
         notes=list(notes),
         versions=versions(),
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of dlemu, Python, the kernel and the libraries that read."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
@@ -123,19 +108,6 @@ def needed_ratio(dataset: Dataset) -> float:
         unread = each * (workload.dataset.stored_bytes - layout.mean_bytes)
         needed += layout.num_files * (2 * PAGE_BYTES * chunks - unread)
     return needed / samples
-
-
-def write_failure(folder: Path, summary: Summary | RunsSummary, error: BaseException) -> None:
-    """Write the summary with its error, over the old one if the disk is full."""
-    summary["status"], summary["error"] = how_it_ended(error)
-    summary["end"] = time_of_day()
-    try:
-        write_summary(folder, summary)
-    except RunError as second:
-        if overwrite_summary(folder, summary):
-            return
-        if str(folder) not in summary["error"]:  # else this error is about the same disk
-            complain(str(second))
 
 
 def demand_line(workload: Workload, num_accelerators: int) -> str:

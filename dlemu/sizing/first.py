@@ -24,20 +24,27 @@ from pydantic import Field
 
 from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.host.devices import lies_in_memory
+from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.facts import conditions_of
 from dlemu.results.folders import hold
 from dlemu.results.header import place_lines
+from dlemu.results.metrics import passes
 from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job, run_job
-from dlemu.sizing.answers import ANSWER, Sized, document_of
-from dlemu.sizing.first_answer import Estimate, answer_of, conclude, full_measurement
-from dlemu.sizing.first_files import Files, find_files, plan_files, scratch_folder, write_files
+from dlemu.sizing.answers import ANSWER, First, Sized, document_of
+from dlemu.sizing.first_files import (
+    Files,
+    find_files,
+    full_measurement,
+    plan_files,
+    scratch_folder,
+    write_files,
+)
 from dlemu.sizing.measured import point_of
-from dlemu.sizing.search import Goal, Point, search
+from dlemu.sizing.search import Estimate, Goal, Point, conclude, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
-from dlemu.sizing.targets import names_of
+from dlemu.sizing.targets import Target, names_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say, silent
 from dlemu.units import (
@@ -123,19 +130,21 @@ def try_storage(
             one = _Try(files, time.perf_counter() + share, runs, end, say)
             say(f"{number + 1}/{len(datasets)} {one.describe()}")
             estimate = one.run()
-            full = full_measurement(trial.folder, files, estimate, write_rate=rate, own=own)
-            answers.append(
-                answer_of(
-                    files,
-                    one.points,
-                    estimate,
-                    full,
-                    folder=trial.folder,
-                    results=results,
-                    asked=trial.jobs[number],
-                    conditions=conditions_of(results, runs.name),
-                )
+            needs, commands = full_measurement(
+                trial.folder, files, estimate, write_rate=rate, own=own
             )
+            first = First(
+                low=estimate.low,
+                high=estimate.high,
+                evidence=estimate.evidence,
+                data_loader=files.workload.reader.data_loader,
+                instead_of=trial.jobs[number].reader.data_loader,
+                written=files.written,
+                commands=commands,
+                full=needs,
+            )
+            storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
+            answers.append(one.answer(estimate, first, storage, results))
             write_json(results / ANSWER, document_of(answers, trial.folder))
             on_answer(answers)
         return answers
@@ -234,6 +243,30 @@ class _Try:
             )
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         return self._search(most)
+
+    def answer(self, estimate: Estimate, first: First, target: Target, results: Path) -> Sized:
+        """Return the answer in the form of a search's; `results` is the folder that it lies in."""
+        threshold = 100 * self._workload.metric.au
+        passed = [p for p in self.points if passes(p.au_percentage, threshold)]
+        failed = [p.num_accelerators for p in self.points if p not in passed]
+        number = estimate.num_accelerators
+        return Sized(
+            num_accelerators=number,
+            real_accelerators=estimate.real_accelerators,
+            at_least=estimate.high is None,
+            fewest_failed=min(failed, default=None),
+            threshold=threshold,
+            points=tuple(self.points),
+            confirmations=tuple(p for p in passed if p.num_accelerators == number),
+            interval=estimate.interval,
+            limit=estimate.limit,
+            target=target,
+            workload=self._workload,
+            folder=results,
+            dataset_bytes=self._files.num_bytes,
+            first=first,
+            conditions=conditions_of(results, self._runs.name),
+        )
 
     def _search(self, most: int) -> Estimate:
         """Make runs while there is time."""

@@ -1,4 +1,6 @@
-"""The files of `dlemu try`: in a folder of their own below the one that is tried, and removed.
+"""The files of `dlemu try`, and those of the full measurement that it proposes.
+
+They lie in a folder of their own below the one that is tried, and are removed.
 
 A dataset of dlemu's that is there already is read instead of new files, if a workload can read it.
 """
@@ -7,18 +9,22 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
+from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.sizing.search import Estimate
+from dlemu.sizing.start import START_SECONDS
 from dlemu.storage.owned import OwnedFolder, direct, held
 from dlemu.terminal import complain
-from dlemu.units import format_bytes
+from dlemu.units import format_bytes, format_seconds
+from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
 from dlemu.world.ending import last_act
 from dlemu.world.world import Alone
@@ -27,6 +33,15 @@ NAME = "dlemu-try"
 _MARK = "dlemu-try.json"
 _OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+")
 """Names of the files that are removed at the end; all others stay."""
+_HEADROOM = 1.25
+_QUICK_TIMES = (5, 2)
+"""A quick search gets so many times the files that it needs, if that is half of what is free."""
+_SEARCH_RUNS = 7
+"""Runs of a search from a good start, on average (docs/prediction.md)."""
+_SIZE_KEYS = (
+    *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
+    *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
+)
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
 _SEEDS = 64
@@ -182,3 +197,88 @@ def _planned(own: Path, workload: Workload, num_files: int) -> Files:
     spread = workload.dataset.record_length_bytes_stdev > 0
     chosen = min(map(of, range(_SEEDS)), key=off) if spread else of(0)
     return Files(chosen, layout_of(chosen), written=True)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A search, and the dataset that it needs."""
+
+    workload: Workload
+    num_files: int
+    have: int
+    """Files that are there already."""
+
+    @property
+    def new_bytes(self) -> float:
+        dataset = self.workload.dataset
+        new = max(0, self.num_files - self.have)
+        return new * dataset.num_samples_per_file * dataset.mean_bytes
+
+    def seconds(self, accelerators: int) -> float:
+        """Return about how long the search takes."""
+        reader, train = self.workload.reader, self.workload.train
+        samples = self.num_files * self.workload.dataset.num_samples_per_file
+        steps = samples / (reader.batch_size * accelerators)
+        step = train.computation_time.mean / self.workload.metric.au
+        return _SEARCH_RUNS * (START_SECONDS + train.epochs * steps * step)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        more: dict[str, object] = {"dataset.data_folder": self.workload.data_folder}
+        if self.workload.size.quick:
+            more["size.quick"] = True
+        size = command("size", self.workload, _SIZE_KEYS, more)
+        if self.num_files <= self.have:
+            return (size,)
+        return datagen_command(self.workload, self.num_files), size
+
+
+def full_measurement(
+    folder: Path, files: Files, estimate: Estimate, *, write_rate: float, own: Path
+) -> tuple[str, tuple[str, ...]]:
+    """Return what the full measurement below `folder` needs, and its commands: none without room.
+
+    `own` holds files that will be removed. Where the dataset of the rule has no room, it is a quick
+    search.
+    """
+    free = shutil.disk_usage(folder).free + _bytes_in(own)
+    job, have = _job(folder, files, own)
+    wanted = _wanted(job, have, estimate, quick=False)
+    kind = ""
+    if wanted.new_bytes > free:
+        kind = " (quick: the dataset of the benchmark's rule has no room here)"
+        wanted = _wanted(job, have, estimate, quick=True)
+        more = [replace(wanted, num_files=times * wanted.num_files) for times in _QUICK_TIMES]
+        if wanted.new_bytes:  # else those that are there are enough
+            wanted = next((each for each in more if each.new_bytes <= free / 2), wanted)
+    needs = format_bytes(wanted.new_bytes)
+    if wanted.new_bytes > free:
+        return f"needs {needs} even for a quick search; {format_bytes(free)} are free", ()
+    writing = f"writes {needs} in about {format_seconds(wanted.new_bytes / write_rate)}, then "
+    measuring = format_seconds(wanted.seconds(max(1, estimate.num_accelerators)))
+    told = f"{writing if wanted.new_bytes else ''}measures for about {measuring}{kind}"
+    return told, wanted.commands
+
+
+def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
+    """Return the workload with the folder of its full dataset, and the files that are there."""
+    workload = files.workload
+    place = workload.data_folder
+    if not files.written and not place.is_relative_to(own.absolute()):
+        return workload, files.layout.num_files
+    place = folder / workload.name
+    if place.exists():  # another dataset, or something else
+        place = folder / f"{workload.name}.full"
+    return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
+
+
+def _wanted(workload: Workload, have: int, estimate: Estimate, *, quick: bool) -> _Wanted:
+    """Return the search for this estimate."""
+    workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
+    check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
+    number = max(1, round(_HEADROOM * (estimate.high or estimate.num_accelerators)))
+    return _Wanted(workload, max(have, check.files_for(number)), have)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -42,6 +42,10 @@ _STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make its rate collapse; such a run tells nothing.
 _OVERLOAD = 1.5
 _MOST_FORESEEN = 30
+# One short run differs from the next by this share of its rate (`benchmarks.try_truth` shows it).
+_NOISE = 0.03
+# Short runs whose AU is so many points further off the threshold than the nearest do not count.
+_NEAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,6 @@ class Sizing:
     def seconds(self) -> float:
         """Duration of all runs together."""
         return math.fsum(point.seconds for point in self.points)
-
-    @property
-    def failed_au_percentage(self) -> float | None:
-        """Mean AU of the failing runs at `fewest_failed`, in percent; None: nothing failed."""
-        runs = [p.au_percentage for p in self.points if p.num_accelerators == self.fewest_failed]
-        failed = [au for au in runs if not passes(au, self.threshold)]
-        return fmean(failed) if failed else None
 
 
 @dataclass(frozen=True)
@@ -381,3 +378,70 @@ def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], thresho
     hosts_fault = run.limit not in (None, "storage") and any(p.limit == "storage" for p in more)
     failed = not passes(run.au_percentage, threshold)
     return failed and hosts_fault and moved < _DISTURBED_SHARE * reached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """How many accelerators a storage feeds, by some short runs."""
+
+    num_accelerators: int
+    low: int
+    high: int | None
+    """None: something other than the storage held the runs back."""
+    real_accelerators: float | None = None
+    """Number at which AU meets the threshold; None: the storage was not the limit."""
+    interval: tuple[float, float] | None = None
+    """Of `real_accelerators`."""
+    limit: str = "storage"
+    evidence: str = ""
+
+
+def conclude(
+    points: Sequence[Point], *, threshold: float, read_ahead_share: float, most: int
+) -> Estimate:
+    """Return what runs say whose AU may be too high by `read_ahead_share`.
+
+    Storage that is the limit moves the same bytes for any number, so N x AU of such a run gives the
+    number at which AU meets the threshold. `most`: the number that could be tried at all.
+    """
+    failed = [p for p in points if not passes(p.au_percentage, threshold)]
+    fewest = min((p.num_accelerators for p in failed), default=most + 1)
+    passed = [p.num_accelerators for p in points if p not in failed]
+    most_passed = max((number for number in passed if number < fewest), default=0)
+    off = {id(p): abs(p.au_percentage - threshold) for p in points if p.limit == "storage"}
+    if not any(p.limit == "storage" for p in failed):
+        moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
+        surely = math.floor(moved * (1 - read_ahead_share) * (1 - _NOISE))
+        return _held_back(failed, fewest, most_passed, threshold, surely)
+    near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
+    feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
+    low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
+    high = max([most_passed, *feeds]) * (1 + _NOISE)  # what passed may have done better
+    real = max(most_passed, fmean(feeds) * (1 - read_ahead_share / 2))
+    number = min(max(math.floor(real), most_passed), fewest - 1)
+    return Estimate(
+        num_accelerators=number,
+        low=min(number, math.floor(low)),
+        high=max(number, math.floor(high)),
+        real_accelerators=real,
+        interval=(low, high),
+        evidence=near[-1].evidence,
+    )
+
+
+def _held_back(
+    failed: Sequence[Point], fewest: int, most_passed: int, threshold: float, surely: int
+) -> Estimate:
+    """Return what runs say that something other than the storage held back, or nothing.
+
+    `surely`: the number that they moved enough for, without what was read ahead.
+    """
+    number, limit, evidence = most_passed, "none", f"nothing failed up to {most_passed}"
+    if failed:
+        worst = next(p for p in failed if p.num_accelerators == fewest)
+        moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
+        number = min(max(most_passed, math.floor(moved)), fewest - 1)
+        limit, evidence = worst.limit or "unclear", worst.evidence
+    return Estimate(
+        num_accelerators=number, low=min(number, surely), high=None, limit=limit, evidence=evidence
+    )

@@ -32,8 +32,8 @@ _DTYPES = {
 }
 
 
-def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepTimes, Path]:
-    """Time the steps of all batch sizes; return the answer and the workload file that it wrote.
+def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[str, Any], Path]:
+    """Time the steps of all batch sizes; return the document and the workload file that it wrote.
 
     The files are written again with each batch size: what was measured stays if the rest fails.
 
@@ -60,6 +60,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepT
         compiled=section.compile,
         graph=section.graph,
         side=section.side,
+        waits=workload.train.loop == "rule",
     )
     _check_job(job)
     with hold(workload.output.folder, "steptime") as folder:
@@ -83,8 +84,9 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[StepT
                 preprocessing=preprocessing,
             )
             write_text(path, answer.yaml())
-            write_json(path.with_suffix(".json"), answer.evidence())
-    return answer, path
+            document = answer.document()
+            write_json(path.with_suffix(".json"), document)
+    return document, path
 
 
 def _check_job(job: Job) -> None:
@@ -116,9 +118,9 @@ def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocess
     section = workload.steptime
     if section.preprocess is None:
         return None
-    found = time_preprocessing(section.preprocess, workload.workers_of_rank, section.seconds / 4)
-    say(found.lines(0)[0])
-    return found
+    workers = workload.workers_of_rank
+    say(f"preprocessing: timed in one process, then in {workers} at once")
+    return time_preprocessing(section.preprocess, workers, section.seconds / 4)
 
 
 def _layout(job: Job, workload: Workload, say: Callable[[str], None]) -> str:
@@ -194,6 +196,7 @@ def _environment(torch: Any, job: Job, layout: str, gpu: Gpu | None) -> Mapping[
         "layout": layout,
         "compile": str(job.compiled).lower(),
         "graph": str(job.graph).lower(),
+        "loop": "each step is waited for" if job.waits else "steps are queued ahead",
         "date": datetime.now().strftime("%Y-%m-%d"),
     }
 

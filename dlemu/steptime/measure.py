@@ -1,7 +1,8 @@
 """Times steps: on a GPU by CUDA events, on a CPU by the host's clock.
 
-An event is queued behind each step, and the host runs at most a few steps ahead, as in training. So
-the time between two events is a step's whole time on the device, gaps between its kernels included.
+An event is queued behind each step, and the host runs as far ahead as in the loop that is emulated:
+a few steps, or none. So the time between two events is a step's whole time, gaps between its
+kernels included, and where each step is waited for the time to launch the next one's first kernels.
 """
 
 import gc
@@ -19,7 +20,7 @@ from dlemu.steptime.gpu_state import Gpu, Samples
 from dlemu.steptime.steps import Job, Step, make_step, out_of_memory
 
 _STEPS_AHEAD = 4
-"""Steps that the host may queue ahead of the device."""
+"""Steps that the host may queue ahead of the device, unless it waits for each."""
 _NUM_LAUNCHES = 5
 """Steps whose launching is timed alone."""
 _LAUNCH_BOUND = 0.9
@@ -99,7 +100,7 @@ def faster_layout(job: Job, batch: int) -> str:
         try:
             with _clean(job.device):
                 step = make_step(job, batch, layout)
-                times = _times(step, job.device, Length(steps=_NUM_TRIED, seconds=0.0))
+                times = _times(step, job, Length(steps=_NUM_TRIED, seconds=0.0))
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -116,10 +117,10 @@ def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None)
         steps=max(2, int(WARM_UP["steps"] * length.steps)),
         seconds=WARM_UP["seconds"] * length.seconds,
     )
-    _times(step, job.device, warm_up)
+    _times(step, job, warm_up)
     launch = _launch_seconds(step, job.device)
     with gpu.sampled() if gpu else nullcontext(Samples()) as samples:
-        seconds = _times(step, job.device, length)
+        seconds = _times(step, job, length)
     return Timed(
         batch=batch,
         layout=layout,
@@ -132,9 +133,9 @@ def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None)
     )
 
 
-def _times(step: Step, device: str, length: Length) -> NDArray[np.float64]:
+def _times(step: Step, job: Job, length: Length) -> NDArray[np.float64]:
     """Return the seconds of steps, one after the other."""
-    if device != "cuda":
+    if job.device != "cuda":
         marks = [time.perf_counter()]
         while len(marks) <= length.steps or marks[-1] - marks[0] < length.seconds:
             step()
@@ -155,7 +156,7 @@ def _times(step: Step, device: str, length: Length) -> NDArray[np.float64]:
         step()
         marks_on_gpu.append(mark())
         ahead.append(marks_on_gpu[-1])
-        if len(ahead) > _STEPS_AHEAD:
+        if len(ahead) > (0 if job.waits else _STEPS_AHEAD):
             ahead.popleft().synchronize()
     torch.cuda.synchronize()
     first = marks_on_gpu[0]

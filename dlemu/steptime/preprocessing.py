@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.limits import usable_cpus
 from dlemu.steptime.steps import UsersFunction, names_function
-from dlemu.units import format_seconds
 from dlemu.workload.derived import normal
 
 _KEY = "steptime.preprocess"
@@ -44,11 +43,6 @@ class Preprocessing:
     on_core: NDArray[np.float64]
     """CPU seconds of those in `together`: without waiting for a core."""
 
-    @property
-    def rate(self) -> float:
-        """Samples per second that all workers prepare together."""
-        return self.workers / float(self.together.mean())
-
     def key(self) -> Mapping[str, object]:
         """Return `reader.preprocess_time` for a workload file.
 
@@ -56,21 +50,6 @@ class Preprocessing:
         time has no waiting in it.
         """
         return normal(self.on_core if self.workers > usable_cpus() else self.together)
-
-    def lines(self, trained: float) -> list[str]:
-        """Return what to know, beside the samples per second that the accelerators train."""
-        mean = float(self.together.mean())
-        lines = [
-            f"preprocessing a sample: {format_seconds(float(self.alone.mean()))} in one process, "
-            f"{format_seconds(mean)} in {self.workers} at once; these prepare "
-            f"{self.rate:,.0f} samples/s"
-        ]
-        if self.rate < trained:
-            lines.append(
-                f"the training step takes {trained:,.0f} samples/s: preprocessing is slower; it "
-                f"needs {trained * mean:.1f} cores' work (reader.read_threads)"
-            )
-        return lines
 
     def evidence(self) -> dict[str, Any]:
         """Return the figures for a JSON file."""

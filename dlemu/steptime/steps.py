@@ -31,6 +31,8 @@ class Job:
     compiled: bool = False
     graph: bool = False
     side: int | None = None
+    waits: bool = False
+    """Whether the loop waits for a step's end before the next (`train.loop=rule`)."""
 
 
 def find_torch(device: str) -> Any:

@@ -63,7 +63,7 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
             attempt = ExitStack()
             try:
                 attempt.enter_context(made(folder, new=new))
-                attempt.callback(unlock_folder, lock_folder(folder, seconds=seconds))
+                lock = lock_folder(folder, seconds=seconds)
             except BlockingIOError:
                 attempt.close()
                 raise WorkloadError(
@@ -75,7 +75,8 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
                 if not left or (new and os.path.lexists(folder)):
                     raise
             else:
-                stack.push(attempt)
+                stack.callback(unlock_folder, lock)
+                stack.push(attempt)  # a folder that is removed is still locked
                 break
         yield
 

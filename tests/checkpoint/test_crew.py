@@ -52,10 +52,9 @@ def test_several_ranks_see_soon_that_all_have_ended(
         clock.time += pause
 
     monkeypatch.setattr(crew, "wait", wait_for)
-    fake = SimpleNamespace(perf_counter=lambda: clock.time, sleep=sleep)
-    monkeypatch.setattr(crew, "time", fake)
+    monkeypatch.setattr(crew, "time", SimpleNamespace(sleep=sleep))
     watch: Any = SimpleNamespace(at=lambda path: None)
-    with Crew[object]([Tool()], tmp_path, TwoRanks(), watch) as own:
+    with Crew[object]([Tool()], tmp_path, TwoRanks(), watch, clock.now) as own:
         own.run(lambda _: ends.wait(60))
         assert clock.time <= seconds + most
         assert own.bytes_done == 7

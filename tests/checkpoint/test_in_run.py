@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.report.in_run import checkpoint_lines
-from dlemu.results.checkpoints import checkpoint_cost, dlio_names, with_cost
+from dlemu.results.checkpoints import checkpoint_cost, dlio_names
 from dlemu.run.replay import new_steps
-from dlemu.run.watchdog import Watchdog
 from dlemu.workload.checkpoint_sections import CheckpointSection
 from dlemu.workload.model import Workload, check_workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
@@ -174,7 +175,7 @@ def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
         fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
     fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
     fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
-    lines = list(checkpoint_lines(with_cost(fields, cost)))
+    lines = list(checkpoint_lines({**fields, **asdict(cost)}))
     assert lines == [
         "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
         "written in 500 ms, 2 MB/s",

@@ -194,7 +194,7 @@ def test_a_drive_that_cannot_read_is_named(
     monkeypatch.setattr(os, "preadv", preadv)
     with (
         Reader(piece_bytes=PIECE) as reader,
-        pytest.raises(RunError, match=r"/a cannot be read \(Input/output error\); write the"),
+        pytest.raises(RunError, match=r"/a cannot be read at byte 0: Input/output error; write"),
     ):
         reader.read(tmp_path / "a", PIECE)
 

@@ -1,11 +1,8 @@
 """The main job as users run it: generate, verify, replay, report; on one rank and on several."""
 
-import json
-import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -19,7 +16,7 @@ from dlemu.dataset.plan import make_plan
 from dlemu.results.records import read_steps
 from dlemu.workload.model import Workload, load_workload
 from tests.lab import warm
-from tests.lab.commands import QUICK, execute, generate
+from tests.lab.commands import QUICK, execute, summary_of
 from tests.lab.mpirun import mpirun
 
 DATA = Path(__file__).parents[1] / "data"
@@ -35,28 +32,6 @@ LABELS = {
 }
 
 BY_FOUR = ["dataset.num_samples_per_file=4", "dataset.num_files_train=14"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The override that names a small dataset."""
-    return generate(tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where storage is no limit."""
-    folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}-{tmp_path.name}"
-    if not folder.parent.is_dir():
-        pytest.skip("no /dev/shm")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
-
-
-def summary_of(folder: Path) -> dict[str, object]:
-    summary: dict[str, object] = json.loads((folder / "summary.json").read_text())
-    return summary
 
 
 @pytest.mark.parametrize(

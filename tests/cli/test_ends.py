@@ -13,11 +13,6 @@ from tests.lab.mpirun import mpirun
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("ends"))
-
-
 def on_ranks(num_ranks: int, *words: str, cwd: Path) -> tuple[int, list[str]]:
     """Return the launcher's exit status and what it leaves on the terminal, line by line."""
     done = subprocess.run(

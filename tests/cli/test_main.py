@@ -21,12 +21,6 @@ from tests.lab.waiting import until
 DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The override that names a small dataset."""
-    return generate(tmp_path_factory.mktemp("small"))
-
-
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line on stderr of a command that exits with 1 and prints nothing else."""
     capsys.readouterr()

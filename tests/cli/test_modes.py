@@ -7,7 +7,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.terminal import set_mode
-from tests.lab.commands import QUICK, SMALL, generate
+from tests.lab.commands import QUICK, SMALL
 from tests.lab.golden import FOLDER
 
 BINARY = re.compile(r"\b[KMGT]iB/s")
@@ -16,11 +16,6 @@ BINARY = re.compile(r"\b[KMGT]iB/s")
 @pytest.fixture(autouse=True)
 def usual_mode() -> None:
     set_mode()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("small"))
 
 
 def job(data: str, folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,11 +128,6 @@ class OnTerminal:
         os.close(self._theirs)
         assert "\x1b[?" not in self.text, "nothing is hidden that must be shown again"
         return self.process.wait(), Screen(self.text)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("progress"))
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -335,3 +331,25 @@ def test_files_and_phases_are_described() -> None:
     probing = describe(RunProgress(doing="probing the drive", seconds=2.6))
     assert probing.fitting(80) == "probing the drive, 3 s"
     assert describe(RunProgress(doing="starting")).fitting(80) == "starting"
+
+
+def test_a_line_that_takes_long_is_shown_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 ms of CPU time each, of which a hundredth may be used."""
+    now, used, pauses = [0.0], [0.0], list[float]()
+
+    def act() -> None:
+        used[0] += 0.004
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        now[0] += pause
+        return len(pauses) == 4
+
+    clock = SimpleNamespace(thread_time=lambda: used[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "largest_share", 0.01)
+    monkeypatch.setattr(progress, "plain_seconds", 10.0)
+    ticker = progress._Ticker(act, 0.1)
+    monkeypatch.setattr(ticker, "_ended", SimpleNamespace(wait=wait))
+    ticker._run()
+    assert pauses == pytest.approx([0.1, 0.3, 0.4, 0.4])

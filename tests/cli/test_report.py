@@ -221,36 +221,6 @@ def test_earlier_attempts_are_named(stored: Path, capsys: pytest.CaptureFixture[
     assert f"earlier attempts, which did not end: {stored}.attempt-1" in lines
 
 
-def test_the_run_that_was_cut_short_is_shown_with_the_others(
-    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = json.loads((original / "summary.json").read_text())
-    for name in ("run.1", "run.2"):
-        shutil.copytree(original, tmp_path / name)
-    cut = tmp_path / "run.2"
-    unfinished = {**written, "status": "incomplete", "error": "interrupted", "metric": {}}
-    (cut / "summary.json").write_text(json.dumps(unfinished))
-    steps = np.load(cut / "steps.0.npy")
-    np.save(cut / "steps.0.npy", steps[steps["epoch"] == 0])
-    config = cut / "config.yaml"
-    config.write_text(config.read_text().replace("runs: 1", "runs: 2"))
-    row = {"name": "run.1", "gap_seconds": None}
-    series = {
-        "kind": "runs",
-        "status": "incomplete",
-        "error": "interrupted",
-        "division": "open",
-        "runs": [row],
-    }
-    (tmp_path / "summary.json").write_text(json.dumps({**series, "label": "", "workload": ""}))
-    assert run(["report", str(tmp_path)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("NO VERDICT: interrupted after 1 of 1 run")
-    assert f"run.2 did not end: dlemu report {tmp_path}/run.2" in lines
-    assert run(["report", f"{tmp_path}/run.2"]) == 1
-    assert capsys.readouterr().out.startswith("NO VERDICT: interrupted after 1 of 2 epochs")
-
-
 class Elements(HTMLParser):
     """Checks that elements close in the order in which they were opened, and counts them."""
 

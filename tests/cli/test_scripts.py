@@ -10,7 +10,7 @@ import pytest
 from dlemu.cli import scripts
 from dlemu.cli.main import run
 from dlemu.results.records import read_steps
-from tests.lab.commands import QUICK, generate
+from tests.lab.commands import QUICK
 from tests.sizing.conftest import no_pictures as no_pictures
 from tests.sizing.test_measured import TINY
 
@@ -27,11 +27,6 @@ def document_of(words: list[str], capsys: pytest.CaptureFixture[str], status: in
     capsys.readouterr()
     assert run([*words, "--json"]) == status
     return json.loads(capsys.readouterr().out)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return generate(tmp_path_factory.mktemp("scripts"))
 
 
 def test_columns_are_as_they_were() -> None:

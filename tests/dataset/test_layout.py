@@ -34,7 +34,6 @@ def layout(**changes: object) -> Layout:
         ({"num_files": 10, "format": "npy"}, 9, "train/img_09_of_10.npy"),
         ({"num_files": 9, "format": "hdf5", "prefix": "vol"}, 8, "train/vol_8_of_9.hdf5"),
         ({"num_subfolders": 1}, 7, "train/img_007_of_168.npz"),
-        ({"num_subfolders": 4}, 7, "train/3/img_007_of_168.npz"),
         ({"num_subfolders": 12}, 7, "train/07/img_007_of_168.npz"),
         ({"num_subfolders": 12}, 23, "train/11/img_023_of_168.npz"),
     ],
@@ -107,14 +106,6 @@ def test_sizes_follow_from_seed_and_sample_alone(seed: int, num_files: int, per_
     by_file = [many.sizes(many.samples_of(file)) for file in reversed(range(num_files))]
     assert (np.concatenate(by_file[::-1]) == together).all()
     assert one.sizes(samples[-1:]) == together[-1]
-
-
-def test_another_seed_gives_other_sizes() -> None:
-    samples = np.arange(1000)
-    alike = layout(stdev_bytes=300.0).sizes(samples) == layout(stdev_bytes=300.0, seed=1).sizes(
-        samples
-    )
-    assert alike.mean() < 0.02
 
 
 @pytest.mark.parametrize(("element", "num_bytes"), [("uint8", 1), ("float32", 4), ("int64", 8)])

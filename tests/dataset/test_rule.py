@@ -123,21 +123,6 @@ def test_more_files_than_there_may_be_are_explained() -> None:
     assert resolve_auto(enough, Alone()).num_files == 83_886_080
 
 
-def test_the_term_that_decides_is_marked() -> None:
-    for number, decides in ((8, "500 steps an epoch"), (1, "5 x memory")):
-        size = dlemu.dataset_size(job(), num_accelerators=number, host_memory="256GiB")
-        text = dlemu.show(size)
-        (line,) = (line for line in text.splitlines() if line.endswith("<- decides"))
-        assert line.startswith(decides)
-
-
-def test_a_notebook_shows_a_table() -> None:
-    size = dataset_size(job(name="a<b"), num_accelerators=8, host_memory="256GiB")
-    shown = dlemu.show(size)._repr_html_()
-    assert "a&lt;b with 8 emulated accelerators needs 28,000 files, 3.7 TiB</p>" in shown
-    assert "500 x 7 x 8 accelerators  &lt;- decides</td>" in shown
-
-
 def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:
     size = dataset_size(job(accelerators_per_rank=4, num_hosts=2))
     assert (size.num_accelerators, size.memory.num_bytes) == (4, 2 * 64 * GIB)

@@ -131,6 +131,14 @@ def test_a_damaged_file_is_refused(
         FILES.find(reader(path), path.stat().st_size)
 
 
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_with_pyarrow(path, compression="none")
+    pq.write_table(pq.read_table(path).slice(0, 0), path, compression="none")
+    with pytest.raises(DatasetError, match="it has no rows, or an empty row group"):
+        FILES.find(reader(path), path.stat().st_size)
+
+
 def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_with_pyarrow(path, compression="snappy")
@@ -142,6 +150,16 @@ def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> 
         other.find(reader(path), path.stat().st_size)
     with pytest.raises(DatasetError, match=r"it has 50 rows, .* asks for 7 samples"):
         FILES.locate(reader(path), path.stat().st_size, num_samples=7)
+
+
+@pytest.mark.parametrize("parts", [[], [0], [5, 0]])
+def test_a_row_group_has_rows(tmp_path: Path, parts: list[int]) -> None:
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, pa.schema([("x", pa.float32())]), compression="none") as writer:
+        for number in parts:
+            writer.write_table(pa.table({"x": np.zeros(number, np.float32)}))
+    with pytest.raises(DatasetError, match="it has no rows, or an empty row group"):
+        Parquet((ColumnSection(name="x"),), 10).find(reader(path), path.stat().st_size)
 
 
 def test_without_pyarrow_one_line_says_what_to_install(

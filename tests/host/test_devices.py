@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.devices import (
-    BlockDevice,
     DeviceCounters,
     devices_under,
     mount_of,
@@ -180,13 +179,6 @@ def test_an_overlay_whose_layers_seem_to_lie_on_itself_has_no_drives(host: Host)
     assert host.names("/data") == []
 
 
-@pytest.mark.parametrize("kind", ["tmpfs", "nfs4", "fuse.sshfs"])
-def test_memory_and_networks_have_no_drives(host: Host, kind: str) -> None:
-    host.mount("/data", "0:30", kind, "server:/data rw")
-
-    assert host.names("/data") == []
-
-
 def test_a_host_that_shows_no_mounts_has_no_drives(tmp_path: Path) -> None:
     assert devices_under(Path("/data"), proc=tmp_path, sys=tmp_path) == []
     assert mount_under(Path("/data"), proc=tmp_path) is None
@@ -194,8 +186,9 @@ def test_a_host_that_shows_no_mounts_has_no_drives(tmp_path: Path) -> None:
 
 def test_a_drive_that_was_removed_counts_nothing(host: Host) -> None:
     (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
+    device.stats[0].write_text("1 2 3")  # of another kernel
+    assert device.counters() is None
     device.stats[0].unlink()
-
     assert device.counters() is None
 
 
@@ -238,11 +231,6 @@ def test_a_mount_hides_those_made_before_it_on_the_folders_below() -> None:
     assert number("/a/b/x") == "8:4", "the later of two on the same point, over the one below"
     assert number("/a/c/x") == "8:5"
     assert number("/b") == "8:1"
-
-
-def test_a_stat_file_that_is_short_counts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "stat").write_text("1 2 3")
-    assert BlockDevice("sda", (tmp_path / "stat",)).counters() is None
 
 
 @settings(deadline=None)

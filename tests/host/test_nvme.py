@@ -57,12 +57,6 @@ def test_no_page_breaks_the_parsers(page: bytes) -> None:
     assert vendor is None or max(vendor.nand, vendor.host) < 2**48
 
 
-@given(page=PAGES)
-def test_a_guid_makes_any_page_ocp_s(page: bytes) -> None:
-    counter = int.from_bytes(page[:16], "little")
-    assert nvme.parse_ocp(page[:496] + ocp_page(0)[496:]) == counter
-
-
 def test_the_command_has_the_kernel_s_size() -> None:
     assert ctypes.sizeof(nvme._Command) == 72 == nvme._ADMIN_COMMAND >> 16 & 0x3FFF
     assert (nvme._Command.addr.offset, nvme._Command.cdw10.offset) == (24, 40)

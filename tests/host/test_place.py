@@ -56,7 +56,9 @@ def test_the_drive_of_the_system_is_told(host: Host, tmp_path: Path) -> None:
     assert place.drives == (Drive("sda", "QEMU HARDDISK", "2.5+", 2000 * 512),)
 
 
-@pytest.mark.parametrize(("kind", "in_memory"), [("tmpfs", True), ("nfs4", False)])
+@pytest.mark.parametrize(
+    ("kind", "in_memory"), [("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False)]
+)
 def test_memory_and_networks_have_no_drive(
     kind: str, in_memory: bool, host: Host, tmp_path: Path
 ) -> None:

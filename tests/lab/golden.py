@@ -42,9 +42,8 @@ from dlemu.host import devices, drive_counters, limits, place
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
 from dlemu.host.place import Drive, Place, System
-from dlemu.results import summary
+from dlemu.results import lifecycle, summary
 from dlemu.run import forecast
-from dlemu.run import summary as run_summary
 from dlemu.storage import probe as storage_probe
 from tests.lab.commands import SMALL
 from tests.lab.settings import QUICK, apply
@@ -253,7 +252,7 @@ def fixed() -> Iterator[None]:
         limits.memory_bytes: lambda: memory,
         limits.host_memory_bytes: lambda **_: (memory, "MemTotal"),
         place.find_system: lambda folder, **_: of_system,
-        run_summary.versions: lambda: VERSIONS,
+        lifecycle.versions: lambda: VERSIONS,
         doctor.examine: lambda folder, **_: iter(_CHECKS),
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,

@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,8 +71,6 @@ class Hosts:
     shared: Path
     """Has the /dev/shm of each host, by its name."""
     _lines: dict[str, list[str]] = field(default_factory=dict)
-    _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    _points: list[Path] = field(default_factory=list)
 
     def mpirun(self, ranks: Sequence[int], *command: str) -> list[str]:
         """Return the command line that runs `command` in so many ranks on each host, in order."""
@@ -129,59 +126,13 @@ class Hosts:
     def mend(self, name: str) -> None:
         self._link(name, "up")
 
-    def mount_from(self, client: str, server: str, folder: Path, point: Path) -> None:
-        """Mount on one host a folder that another one serves, by HTTP and FUSE.
-
-        It lasts until the hosts are removed.
-        """
-        for program in ("rclone", "fusermount3"):
-            if shutil.which(program) is None:
-                pytest.skip(f"{program} is not here; apt-get install rclone fuse3")
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            pytest.skip("/dev/fuse may not be opened here")
-        place = f"10.77.0.{self.names.index(server) + 1}:8080"
-        serving = self._start(server, "serve", "http", "--addr", place, str(folder))
-        listening = Path(f"/proc/{serving.pid}/net/tcp")
-        _wait(serving, lambda: ":1F90 " in listening.read_text())  # 8080
-        words = ("mount", "--read-only", "--http-url", f"http://{place}", ":http:", str(point))
-        self._points.append(point)
-        _wait(self._start(client, *words), point.is_mount)
-
-    def serve_objects(self, name: str, folder: Path) -> str:
-        """Serve a folder from a host as any bucket, until the hosts are removed; return the URL."""
-        place = f"10.77.0.{self.names.index(name) + 1}"
-        words = ["-m", "tests.lab.object_server", str(folder), "8080", place]
-        serving = self._enter(name, sys.executable, *words)
-        assert serving.stdout is not None
-        return serving.stdout.readline().decode().strip()
-
-    def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Run rclone in the network of a host, where all see what it mounts."""
-        return self._enter(name, "rclone", "--config", os.devnull, "--quiet", *words)
-
-    def _enter(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Run a program of this machine in the network of a host."""
-        enter = ["nsenter", f"--net=/run/netns/{self.prefix}{name}"]
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        serving = subprocess.Popen([*enter, *command], stdin=pipe, stdout=pipe, stderr=nothing)
-        self._servers.append(serving)
-        return self._servers[-1]
-
-    def limit_rate(self, name: str, bits_per_second: int) -> None:
-        """Hold what a host sends to a rate, and what is sent to it."""
-        shape = ["root", "tbf", "rate", str(bits_per_second), "burst", "256kb", "latency", "50ms"]
-        _ip("netns", "exec", self.prefix + name, "tc", "qdisc", "add", "dev", "eth0", *shape)
-        outer = f"{self.prefix}{self.names.index(name)}"
-        bridge = self.prefix + "br"
-        _ip("netns", "exec", bridge, "tc", "qdisc", "add", "dev", outer, *shape)
-
     def _add(self, name: str, line: str) -> None:
         self._lines.setdefault(name, []).append(line)
         (self.folder / f"{name}.sh").write_text("\n".join([*self._lines[name], ""]))
 
     def _link(self, name: str, state: str) -> None:
         outer = f"{self.prefix}{self.names.index(name)}"
-        _ip("-n", self.prefix + "br", "link", "set", outer, state)
+        ip("-n", self.prefix + "br", "link", "set", outer, state)
 
 
 @contextlib.contextmanager
@@ -213,45 +164,32 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
     try:
         yield made
     finally:
-        for point in made._points:
-            subprocess.run(["fusermount3", "-u", "-z", point], check=False)
-        for server in made._servers:
-            server.terminate()
-            server.communicate()
         _remove(made, bridge)
         shutil.rmtree(shared)
 
 
-def _wait(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> None:
-    """Wait until what a process does is ready; skip the test if it ends, or after 30 s."""
-    deadline = time.monotonic() + 30
-    while not is_ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.skip(f"{process.args!r} does not work here")
-        time.sleep(0.02)
-
-
 def _make(made: Hosts, bridge: str) -> None:
-    _ip("netns", "add", bridge)
-    _ip("-n", bridge, "link", "add", "br0", "type", "bridge")
-    _ip("-n", bridge, "link", "set", "br0", "up")
+    ip("netns", "add", bridge)
+    ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+    ip("-n", bridge, "link", "set", "br0", "up")
     for index, name in enumerate(made.names):
         space, outer = made.prefix + name, f"{made.prefix}{index}"
-        _ip("netns", "add", space)
-        _ip("-n", bridge, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", space)
-        _ip("-n", bridge, "link", "set", outer, "master", "br0", "up")
-        _ip("-n", space, "address", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
-        _ip("-n", space, "link", "set", "eth0", "up")
-        _ip("-n", space, "link", "set", "lo", "up")
+        ip("netns", "add", space)
+        ip("-n", bridge, "link", "add", outer, "type", "veth", "peer", "eth0", "netns", space)
+        ip("-n", bridge, "link", "set", outer, "master", "br0", "up")
+        ip("-n", space, "address", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
+        ip("-n", space, "link", "set", "eth0", "up")
+        ip("-n", space, "link", "set", "lo", "up")
 
 
 def _remove(made: Hosts, bridge: str) -> None:
     for space in [*(made.prefix + name for name in made.names), bridge]:
         with contextlib.suppress(subprocess.CalledProcessError):  # not made
-            _ip("netns", "delete", space)
+            ip("netns", "delete", space)
 
 
-def _ip(*words: str) -> None:
+def ip(*words: str) -> None:
+    """Run the program of this name."""
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
 

@@ -133,7 +133,7 @@ def written(lost_share: float, during: float | None = 50.0) -> CheckpointCost:
     """Return what checkpoints cost, with this share of the loss in the steps during writes."""
     return CheckpointCost(
         number=2,
-        stall_seconds=1.0,
+        total_stall_seconds=1.0,
         au_with_stalls_percentage=60.0,
         steps_while_writing=5,
         au_while_writing_percentage=during,

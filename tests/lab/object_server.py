@@ -38,8 +38,6 @@ class Faults:
     """So many are answered before."""
     latency: float = 0.0
     """Seconds before each answer."""
-    bytes_per_second: float = 0.0
-    """Of all answers together; 0: as fast as it can."""
 
 
 @dataclass
@@ -71,7 +69,7 @@ class RangeServer:
 
     def __init__(self, folder: Path, *, port: int = 0, address: str = "127.0.0.1") -> None:
         self.seen, self.faults = Seen(), Faults()
-        self._lock, self._free_at = threading.Lock(), 0.0
+        self._lock = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -151,7 +149,6 @@ class RangeServer:
                 handler.close_connection = True
             while start < stop:
                 count = min(_PIECE, stop - start)
-                self._pace(count)
                 start += os.sendfile(handler.connection.fileno(), file, start, count)
             if cut:
                 with suppress(OSError):
@@ -160,17 +157,6 @@ class RangeServer:
             handler.close_connection = True
         finally:
             os.close(file)
-
-    def _pace(self, num_bytes: int) -> None:
-        """Sleep so long that all answers together keep the rate."""
-        rate = self.faults.bytes_per_second
-        if not rate:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now) + num_bytes / rate
-            ends = self._free_at
-        time.sleep(max(0.0, ends - now))
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
@@ -233,7 +219,7 @@ def main(words: list[str]) -> None:
     server = RangeServer(Path(folder), port=int(port), address=address)
     print(server.url, flush=True)
     threading.Thread(target=server.serve, daemon=True).start()
-    for line in sys.stdin:  # "latency 0.02", "bytes_per_second 1e9", "seen"
+    for line in sys.stdin:  # "latency 0.02", "seen"
         name, _, value = line.strip().partition(" ")
         if name == "seen":
             print(dict(server.seen.methods), server.seen.ranges, flush=True)

@@ -47,6 +47,7 @@ from dlemu.report.load import present_load
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_tables
+from dlemu.report.steptime import present_steptime
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.results.evidence import HostReport, combine
@@ -63,6 +64,7 @@ from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.measure import Timed
+from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_model, load_workload
@@ -475,11 +477,18 @@ def _steptime() -> str:
         workload=load_workload("unet3d_h100"),
         model="unet3d",
         name="unet3d_gpu",
-        environment={"GPU": "a GPU", "torch": "2.0.0", "date": "2026-01-02"},
+        environment={"device": "a GPU", "torch": "2.0.0", "date": "2026-01-02"},
         timed=timed,
         skipped=(14,),
+        preprocessing=Preprocessing(
+            function="own:sample",
+            workers=4,
+            alone=np.full(4, 0.2),
+            together=np.full(4, 0.25),
+            on_core=np.full(4, 0.25),
+        ),
     )
-    return "\n".join([*answer.lines(), "", answer.yaml()])
+    return "\n".join([render_text(present_steptime(answer.document())), "", answer.yaml()])
 
 
 def _load() -> str:
@@ -552,7 +561,7 @@ def _rows(folder: Path) -> str:
     """Return the tables that --csv writes of a run and a search."""
     outcome = replace(store_run(folder / "row", wait=0.5), folder=Path("/results/run"))
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA})
-    row = run_row(workload, outcome)
+    row = run_row(workload, outcome.folder, outcome.summary)
     append_rows(folder / "run.csv", RUN, [{**row, "label": "a, b", "dlemu_version": "1.2.3"}])
     append_rows(folder / "size.csv", SIZE, [*map(size_row, _searches())])
     return "\n".join((folder / name).read_text() for name in ("run.csv", "size.csv"))

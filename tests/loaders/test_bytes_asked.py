@@ -9,10 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from dlemu.errors import WorkloadError
-from dlemu.formats import Places
 from dlemu.loaders.descriptors import FILES_KEPT
-from dlemu.loaders.worker import _RunReader
-from dlemu.storage.extents import File
 from dlemu.units import PAGE_BYTES, round_up
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import FormatName
@@ -55,9 +52,7 @@ def written(folder: Path, name: str, samples: int, files: int, access: str | Non
 
 @pytest.mark.parametrize("known_places", [True, False], ids=["own", "foreign"])
 @pytest.mark.parametrize("files", [4, FILES_KEPT + 4], ids=["kept", "many"])
-@pytest.mark.parametrize(
-    ("samples", "access"), [(1, None), (32, None), (32, "random"), (32, "stream")]
-)
+@pytest.mark.parametrize(("samples", "access"), [(1, None), (32, "random"), (32, "stream")])
 @pytest.mark.parametrize("name", get_args(FormatName))
 def test_asks_the_kernel_for_what_the_format_needs(
     tmp_path: Path,
@@ -92,22 +87,3 @@ def test_asks_the_kernel_for_what_the_format_needs(
             for batches in loader.epoch(epoch, case.plan(epoch)):
                 read += sum(batch.num_bytes for batch in batches)
     assert num_samples * SAMPLE <= read <= sum(asked) <= most
-
-
-def test_a_file_that_stays_open_is_looked_into_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[tuple[int, int]] = []
-    look = _RunReader._look_into
-
-    def noted(reader: _RunReader, file: File, number: int, *, ahead: bool) -> Places:
-        looked.append((id(reader), number))
-        return look(reader, file, number, ahead=ahead)
-
-    monkeypatch.setattr(_RunReader, "_look_into", noted)
-    case = Case(written(tmp_path, "hdf5", 32, 4, "random"))
-    with closing(case.open(known_places=False, keep=0)) as loader:
-        for epoch in range(EPOCHS):
-            for _ in loader.epoch(epoch, case.plan(epoch)):
-                pass
-    assert looked and len(looked) == len(set(looked))

@@ -23,7 +23,7 @@ from dlemu.gpu.availability import availability
 from dlemu.loaders.dali import readers as dali_readers
 from dlemu.loaders.dali.device import spread_batch
 from dlemu.loaders.dali.loader import DaliLoader
-from dlemu.loaders.dali.pipelines import dali, read_numpy
+from dlemu.loaders.dali.pipelines import read_numpy
 from dlemu.storage.pagecache import cached_share, drop
 from dlemu.storage.path_bytes import PathBytes
 from tests.lab.waiting import until
@@ -102,14 +102,6 @@ def test_its_own_readers_serve_several_accelerators_and_are_ended_early(
     assert threading.active_count() == 1
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 100])
-def test_reads_ahead_no_further_than_the_epoch(tmp_path: Path, prefetch: int) -> None:
-    case = case_of(tmp_path, "npy", {"reader.prefetch_size": prefetch})
-    loader = open_dali(case)
-    check_epoch(case, loader, 0)
-    loader.close()
-
-
 @pytest.mark.parametrize("loop", ["rule", "pipelined"])
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_its_own_readers_are_asked_when_the_loop_would_ask(
@@ -181,30 +173,6 @@ def test_the_page_cache_is_left_alone_by_direct_reads(tmp_path: Path) -> None:
         assert share is not None
         # 24 of 26 files are in the plan.
         assert share < 0.05 if direct else share > 0.85
-
-
-def test_dali_itself_reads_our_records_by_our_index(tmp_path: Path) -> None:
-    case = case_of(tmp_path, "tfrecord of 13", {})
-    layout = case.layout
-    tfrecord = dali.tfrecord
-    pipeline = dali.Pipeline(batch_size=26, num_threads=1, device_id=None)
-    with pipeline:
-        features = dali.fn.readers.tfrecord(
-            path=[str(tmp_path / layout.path(file)) for file in range(2)],
-            index_path=[str(tmp_path / layout.index_path(file)) for file in range(2)],
-            features={
-                "image": tfrecord.FixedLenFeature([], tfrecord.string, ""),
-                "size": tfrecord.FixedLenFeature([1], tfrecord.int64, 0),
-            },
-        )
-        pipeline.set_outputs(features["image"], features["size"])
-
-    images, sizes = pipeline.run()
-
-    for sample in range(26):
-        image = np.array(images[sample])
-        assert np.array_equal(image, expected(case, sample))
-        assert np.array(sizes[sample]).tolist() == [len(image)]
 
 
 def cut(path: Path) -> None:

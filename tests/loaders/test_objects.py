@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -96,8 +95,11 @@ def test_samples_at_random_and_columns_are_ranges_of_their_own(
     case = in_bucket(folder, server, "raw of 13", **{"reader.access": "random"})
     opened = case.open()
     steps = check_epoch(case, opened, 0)
+    assert isinstance(opened, TellsGets)
+    counts = opened.gets()
     opened.close()
     assert server.seen.methods == {"GET": 6 * len(steps)}  # a sample each: 2 batches of 3
+    assert counts.received_bytes == counts.needed_bytes
     server.seen.clear()
     case = in_bucket(folder, server, "parquet of 13")
     opened = case.open(keep=0)
@@ -107,19 +109,6 @@ def test_samples_at_random_and_columns_are_ranges_of_their_own(
     opened.close()
     assert read == counts.received_bytes == counts.needed_bytes
     assert server.seen.methods == {"GET": server.seen.ranges} == {"GET": counts.gets}
-
-
-def test_each_sample_of_a_request_is_preprocessed(
-    folder: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("dlemu.loaders.worker.time", SimpleNamespace(sleep=slept.append))
-    keys = {"reader.preprocess": "sleep", "reader.preprocess_time": 10.0}
-    case = in_bucket(folder, server, "tfrecord of 13", **keys)
-    opened = case.open()
-    check_epoch(case, opened, 0)
-    opened.close()
-    assert sum(slept) == pytest.approx(10 * case.plan(0).samples.size, rel=0.01)
 
 
 def test_endpoints_are_dealt_to_the_workers(folder: Path, server: RangeServer) -> None:

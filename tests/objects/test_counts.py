@@ -9,7 +9,7 @@ from dlemu.results.objects import ObjectsMeasured, objects_fields
 
 
 def shown(fields: ObjectsMeasured) -> str:
-    (line,) = host_lines({"measured": {"objects": fields}})
+    (line,) = host_lines({"status": "complete", "measured": {"objects": fields}})
     return line
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.predict import predict_checkpoint
+from dlemu.checkpoint.plan import predict_checkpoint
 from dlemu.report.checkpoint import present_predicted_checkpoint
 from dlemu.report.text import render_text
 from dlemu.workload.model import load_model

@@ -1,8 +1,8 @@
 """Differences and their noise, by hand."""
 
 import math
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from dlemu.report.noise import (
@@ -11,9 +11,7 @@ from dlemu.report.noise import (
     difference,
     figure_of,
     figure_of_interval,
-    parts_of_steps,
 )
-from dlemu.results.records import STEP
 
 
 def test_two_series_are_compared_as_welch_does() -> None:
@@ -39,7 +37,7 @@ def test_what_has_no_spread_has_no_noise() -> None:
 
 
 def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
-    one = figure_of([1.0, 2.0, 3.0], of_one_run=True)
+    one = replace(figure_of([1.0, 2.0, 3.0]), of_one_run=True)
     found = difference(one, figure_of([1.0, 2.0, 3.0]))
     assert (found.noise, found.within_noise) == (None, None)
     assert found.within_one_run == pytest.approx(2.776 * math.sqrt(2 / 3))
@@ -49,17 +47,3 @@ def test_an_interval_comes_back() -> None:
     one = figure_of_interval(5.0, 4.0, 6.0)
     assert difference(one, Figure(5.0, 0.0)).noise == pytest.approx(1.0)
     assert difference(one, one).noise == pytest.approx(math.sqrt(2))
-
-
-def test_parts_of_one_run_leave_out_first_steps() -> None:
-    steps = np.zeros(2 * 21, STEP)
-    steps["accelerator"] = np.repeat([0, 1], 21)
-    steps["step"] = np.tile(np.arange(21), 2)
-    steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
-    steps["num_samples"], steps["num_bytes"] = 2, 8
-    steps["wait"][steps["step"] == 0] = 1000.0
-    parts = parts_of_steps(np.random.default_rng(1).permutation(steps))
-    assert parts["au_percentage"] == pytest.approx([75.0] * 10)
-    assert parts["samples_per_second"] == pytest.approx([2 * 2 / 4] * 10)
-    assert parts["read_bytes_per_second"] == pytest.approx([2 * 8 / 4] * 10)
-    assert parts_of_steps(steps[steps["step"] < 5]) == {}, "two parts tell no spread"

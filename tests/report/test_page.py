@@ -1,4 +1,4 @@
-"""The page of `dlemu report --html`: what it says, and how a browser shows it."""
+"""The page of `dlemu report --html`: what it says. How a browser shows it, docs/browser.py sees."""
 
 import json
 import re
@@ -21,7 +21,6 @@ from dlemu.results.facts import date_of, facts_of
 from dlemu.results.series import Interval
 from dlemu.sizing.search import Point
 from dlemu.workload.model import load_workload
-from tests.lab.browser import VIEWS, look
 from tests.lab.stored import observation, store_run, store_runs, write_host
 
 ODD = "a <b>" + "x" * 80 + ' & "c"'
@@ -77,43 +76,6 @@ def page(folder: Path) -> str:
     foreign = read_result(Path(__file__).parents[1] / "data" / "dlio_2.0.0", {"metric.au": 0.5})
     runs = [read_result(folder / name) for name in ("fail", "several")]
     return page_of([section(each) for each in (*runs, Stored(folder, document), foreign)])
-
-
-# --- in a browser ---------------------------------------------------------------------------------
-
-
-def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(page: str, tmp_path: Path) -> None:
-    views = look(page, tmp_path)
-
-    assert [view["dark"] for view in views] == [scheme == "dark" for _, scheme in VIEWS]
-    assert views[0]["back"] != views[1]["back"], "dark and light differ"
-    for view, (width, scheme) in zip(views, VIEWS, strict=True):
-        shown, (scrolls, fits) = f"{width} px, {scheme}", view["across"]
-        assert fits == width and scrolls <= fits, f"{shown}: the page scrolls sideways"
-        assert view["outside"] == [], f"{shown}: texts beyond the edge"
-        assert view["faint"] == [], f"{shown}: contrast below 4.5:1"
-        assert view["small"] == [], f"{shown}: texts under 11 px"
-        assert view["overlaps"] == [], f"{shown}: texts of a plot overlap"
-        # Three of the failed run; two of the several and three of each of the four; two a search;
-        # one of DLIO's.
-        assert view["figures"] == 3 + 2 + 4 * 3 + 2 * 2 + 1
-        assert view["texts"] > 500, "everything was looked at, what is folded as well"
-
-
-def test_the_browser_sees_what_is_wrong(tmp_path: Path) -> None:
-    views = look(
-        "<!doctype html><body style='margin:0;background:#fff'>"
-        "<p style='color:#888'>faint</p><p style='font-size:9px'>small</p>"
-        "<p style='width:900px;white-space:nowrap'>" + "wide " * 100 + "</p><figure>"
-        "<span style='position:absolute;left:0'>one label</span>"
-        "<span style='position:absolute;left:20px'>another</span></figure></body>",
-        tmp_path,
-    )
-
-    phone = views[0]
-    assert phone["across"][0] > phone["across"][1]
-    assert (phone["faint"], phone["small"]) == (["faint"], ["small"])
-    assert phone["outside"][0].startswith("wide") and phone["overlaps"] == ["one label | another"]
 
 
 # --- what it says ---------------------------------------------------------------------------------

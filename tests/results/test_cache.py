@@ -31,6 +31,7 @@ def cached(seconds: list[float], hits: list[float], **changes: Any) -> CacheMeas
         "seconds_per_epoch": seconds,
         "settle_seconds_per_epoch": [0.0] * len(hits),
         "preload": None,
+        "one_drive": False,
         "endurance_bytes": None,
         "planned_hit_share_per_epoch": hits,
         "cache_read_bytes_per_epoch": [hit * 10 * GB for hit in hits],

@@ -9,9 +9,7 @@ from dlemu.errors import WorkloadError
 from dlemu.results.checkpoints import checkpoint_cost
 from dlemu.results.metrics import measure
 from dlemu.results.records import Steps
-from dlemu.results.so_far import StepsSoFar
 from dlemu.run.replay import new_steps
-from dlemu.workload.sections import MetricSection
 from tests.lab.summed import sums_of
 
 
@@ -44,7 +42,7 @@ def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 6 / 25)
     assert metrics.delivered_au_percentage == pytest.approx(100 * 6 / 75)
     assert metrics.checkpoints is not None
-    assert (metrics.checkpoints.number, metrics.checkpoints.stall_seconds) == (1, 50)
+    assert (metrics.checkpoints.number, metrics.checkpoints.total_stall_seconds) == (1, 50)
 
 
 def test_without_checkpoints_nothing_is_said_of_them() -> None:
@@ -83,21 +81,6 @@ def test_edition_2_leaves_out_the_start_of_blocks_and_the_end_of_epochs(
 ) -> None:
     steps = steps_with({3: 5.0}, [9, 1, 1, 1, 7, 0, 0])
     assert measure(steps, edition="v2.0", **keys).au_percentage == pytest.approx(au)
-
-
-@pytest.mark.parametrize("looks", [[7], [1, 2, 3, 4, 5, 6, 7], [4, 7], [5, 7]])
-def test_the_figure_while_it_runs_ends_as_that_of_the_run(looks: list[int]) -> None:
-    whole = steps_with({3: 5.0, 5: 2.0}, [9, 1, 1, 1, 7, 0.5, 3], accelerators=2)
-    growing = np.zeros_like(whole)
-    sums = StepsSoFar(growing, MetricSection())
-    done = 0
-    for number in looks:
-        growing[done:number] = whole[done:number]
-        growing["stall"][number - 1] = 0  # the checkpoint after it is not taken yet
-        sums.look()
-        growing["stall"][number - 1] = whole["stall"][number - 1]
-        done = number
-    assert sums.au_percentage == pytest.approx(measure(whole).au_percentage)
 
 
 def test_steps_during_writes_are_told_from_the_others() -> None:

@@ -1,7 +1,6 @@
 """Who tells what storage delivered: drives, NFS, the processes, or nobody."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from dlemu.results.evidence import HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import load_workload
-from tests.lab.bench import folder_in_memory
 from tests.lab.commands import QUICK, generate
 from tests.lab.summed import sums_of
 
@@ -99,15 +97,6 @@ def test_a_share_is_known_or_it_is_said_why_not(
     found, notes = share_and_note(kind, *counted)
     assert found == (None if share is None else pytest.approx(share))
     assert note in notes
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in tmpfs."""
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no /dev/shm")
-    with folder_in_memory() as folder:
-        yield folder
 
 
 def test_tmpfs_is_memory(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:

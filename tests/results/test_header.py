@@ -1,13 +1,12 @@
 """The first lines of a command name workload, dataset, storage and host."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from dlemu.cli.main import run
 from dlemu.results.header import header
-from tests.lab.commands import QUICK, SMALL
+from tests.lab.commands import SMALL
 
 PLACE = {
     "file_system": "xfs",
@@ -58,24 +57,6 @@ def test_three_lines_name_all() -> None:
 )
 def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
     assert line in header({"workload": "x", "place": PLACE | differs, "dataset": DATASET})
-
-
-def test_an_older_summary_has_one_line() -> None:
-    assert header({"workload": "unet3d_h100"}) == "workload: unet3d_h100"
-
-
-def test_datagen_and_run_begin_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, folder = f"dataset.data_folder={tmp_path / 'data'}", tmp_path / "run"
-    assert run(["datagen", *SMALL, data]) == 0
-    written = capsys.readouterr().out
-    assert run(["run", *QUICK, data, f"output.folder={folder}"]) == 0
-    replayed = capsys.readouterr().out
-
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["place"]["host"] and summary["place"]["mount"]
-    assert summary["dataset"]["folder"] == str(tmp_path / "data")
-    assert written.startswith(header(summary))
-    assert header(summary) in replayed.split("cold start")[0]
 
 
 def test_what_is_refused_has_no_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

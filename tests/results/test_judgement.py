@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.objects.counts import GetCounts
 from dlemu.results.judgement import (
     Judgement,
@@ -17,10 +16,9 @@ from dlemu.results.judgement import (
 )
 from dlemu.results.metrics import Metrics, measure_run
 from dlemu.results.objects import objects_fields
-from dlemu.results.records import Steps, write_steps
+from dlemu.results.records import Steps
 from dlemu.results.summary import Measured, Summary
 from dlemu.workload.model import Workload, load_workload
-from tests.lab.commands import QUICK, generate
 from tests.lab.shared import Shared
 from tests.lab.shown import text_of, verdict_of
 
@@ -306,44 +304,6 @@ def test_a_job_of_its_own_is_compared_with_no_published_row(tmp_path: Path) -> N
     job = load_workload(own)
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job)
     assert remarks_of(job, metrics, Summary(dataset={"num_files": 4})) == ()
-
-
-# --- one judgement, wherever it is shown ----------------------------------------------------------
-
-
-@pytest.fixture
-def unproven(tmp_path: Path) -> Path:
-    """A run's folder: 8 steps whose AU passes, all of whose reading hid in the first."""
-    words = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}", "metric.au=0.0001"]
-    assert run(["run", *words]) == 0
-    _hide(tmp_path / "run")
-    return tmp_path / "run"
-
-
-def _hide(folder: Path) -> None:
-    steps = np.load(folder / "steps.0.npy")
-    steps["compute"] = steps["computation_time"] = 1.0
-    steps["barrier"] = 0.0
-    steps["wait"] = np.where(steps["step"] == 0, 20.0, 0.0)
-    write_steps(folder, 0, steps)
-
-
-def test_several_runs_have_no_verdict_if_one_has_none_and_none_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    words = [*QUICK, generate(tmp_path), "runs=2", "metric.au=0.0001", f"output.folder={out}"]
-    assert run(["run", *words]) in (0, 2)
-    for name in ("run.1", "run.2"):
-        _hide(out / name)
-    capsys.readouterr()
-    assert run(["report", str(out), "metric.au=0.9"]) == 1
-    assert capsys.readouterr().out.startswith("NO VERDICT: run 1 has none: up to ")
-    steps = np.load(out / "run.2" / "steps.0.npy")
-    steps["wait"] = 1.0
-    write_steps(out / "run.2", 0, steps)
-    assert run(["report", str(out), "metric.au=0.9"]) == 2
-    assert capsys.readouterr().out.startswith("FAIL: run 1 has none")
 
 
 def test_the_shortest_epoch_hides_most() -> None:

@@ -43,7 +43,7 @@ def test_edition_1_by_hand() -> None:
     assert epoch.seconds == 14
     assert (epoch.num_steps, epoch.num_samples, epoch.read_bytes) == (5, 35, 5000)
     assert epoch.read_bytes_per_second == pytest.approx(5000 / 14)
-    assert epoch.wait_seconds == pytest.approx(0.25)
+    assert epoch.wait_mean_seconds == pytest.approx(0.25)
     assert epoch.wait_share == pytest.approx(1 / 5)
 
 
@@ -62,7 +62,7 @@ def test_edition_2_has_a_window() -> None:
     ).epochs[0]
     assert epoch.au_percentage == pytest.approx(100 * 2 / 2.5)
     assert epoch.samples_per_second == pytest.approx((5 - 2) * 7 / 2.5)
-    assert epoch.wait_seconds == pytest.approx(0.25)
+    assert epoch.wait_mean_seconds == pytest.approx(0.25)
 
 
 def test_edition_1_has_none() -> None:

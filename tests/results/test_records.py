@@ -1,7 +1,6 @@
 """A run's folder: what is written is read back, and damage is one line."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from dlemu.results.records import (
     write_steps,
     write_summary,
 )
+from tests.lab.drives import mounted
 
 
 def some_steps(rank: int = 0, number: int = 3) -> Steps:
@@ -89,13 +89,7 @@ def test_a_folder_without_records_is_no_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"\x93NUMPY",
-        b"PK\x03\x04 no zip",
-        b"\x80\x04 no pickle",
-        b"text\n" * 100,
-    ],
+    [b"", b"\x93NUMPY", b"PK\x03\x04 no zip", b"\x80\x04 no pickle"],
 )
 def test_a_foreign_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "steps.0.npy"
@@ -198,7 +192,7 @@ def in_little_space(num_bytes: int, program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("room", [-1000, -1, 0, 1, 50])
+@pytest.mark.parametrize("room", [-1000, 0, 50])
 def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> None:
     """Neither a command that goes on there, nor a line of which a part has room."""
     path = tmp_path / "log.jsonl"
@@ -239,19 +233,8 @@ def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a tmpfs")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "size=64k") as folder:
+        yield folder
 
 
 @pytest.mark.root

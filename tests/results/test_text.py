@@ -6,7 +6,6 @@ import pytest
 from dlemu.results.metrics import Metrics, measure
 from dlemu.results.records import STEP
 from dlemu.results.summary import Summary
-from dlemu.run.summary import demand_line
 from dlemu.workload.model import load_workload
 from tests.lab.shown import text_of, verdict_of
 
@@ -130,16 +129,6 @@ def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
     )
 
 
-def test_a_failed_run_has_no_verdict() -> None:
-    summary: Summary = {"status": "failed", "error": "rank 1: /data/img_1.npz is gone"}
-    text = text_of(WORKLOAD, SLOW, summary)
-    assert (
-        "NO VERDICT: failed after 2 of 5 epochs: rank 1: /data/img_1.npz is gone; what limited it, "
-        "and how much came from memory, is not known"
-    ) in text.splitlines()
-    assert "PASS" not in text and "FAIL:" not in text
-
-
 def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
     metrics = metrics_of((0, 0, 0), (0, 0.25, 0.25), (0, 0, 0))
     lines = text_of(WORKLOAD, metrics, {"status": "complete"}).splitlines()
@@ -148,12 +137,3 @@ def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
         IN_FULL,
         "epochs under the threshold: 2 (80.00%)",
     ]
-
-
-def test_the_demand_is_said_before_the_run() -> None:
-    assert demand_line(load_workload("unet3d_h100"), 8) == (
-        "demand: 3.18 GB/s an accelerator, 25.4 GB/s in all at 100% utilisation"
-    )
-    assert demand_line(load_workload("unet3d_h100", {"train.computation_time": 0}), 8) == (
-        "demand: no computation time, so as much as the storage gives"
-    )

@@ -46,20 +46,10 @@ def known(**changes: object) -> WearFields:
     ("wear", "line"),
     [
         (
-            known(),
-            "wear: 3.7 GiB written to nvme0n1 (0.25 x the files' bytes), 4.7 GiB to flash, "
-            "WAF 1.25; 3% of the life used; at this pace 0.096 drive writes a day",
-        ),
-        (
-            known(file_system_amplification=147.62),
+            known(file_system_amplification=147.62, years_left=12.345),
             "wear: 3.7 GiB written to nvme0n1 (147.62 x the files' bytes; the writes of other "
             "programs count), 4.7 GiB to flash, WAF 1.25; 3% of the life used; at this pace 0.096 "
-            "drive writes a day",
-        ),
-        (
-            known(years_left=12.345),
-            "wear: 3.7 GiB written to nvme0n1 (0.25 x the files' bytes), 4.7 GiB to flash, "
-            "WAF 1.25; 3% of the life used; at this pace 0.096 drive writes a day, 12.3 years left",
+            "drive writes a day, 12.3 years left",
         ),
         (
             sum_up([drive("sda", None, None, None)], 86_400.0, endurance=365 * 10**10),

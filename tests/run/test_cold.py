@@ -1,7 +1,5 @@
 """A cold start: whom it asks, what it drops, and what it says of it."""
 
-import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +8,12 @@ from typing import Any
 import pytest
 
 from dlemu.dataset.layout import Layout, layout_of
-from dlemu.errors import DatasetError
 from dlemu.host.devices import Mount
 from dlemu.run import cold
 from dlemu.run.cold import make_cold
-from dlemu.run.watchdog import Watchdog
 from dlemu.storage.pagecache import Pages
 from dlemu.workload.model import Workload, load_workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 
 LARGE = 20_000
@@ -202,38 +199,6 @@ def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
         "cold start: about 400/1,000 files, 15 s left",
         "cold start: 500 files dropped from the page cache in 12 s, 0.0% of their pages stayed",
     ]
-
-
-def test_real_files_are_opened_no_oftener_than_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opened are those of the sample; none is on a drive's cache, for all are holes."""
-    job = workload(60, dataset__data_folder=str(tmp_path))
-    layout = layout_of(job)
-    for file in range(60):
-        (tmp_path / layout.path(file)).parent.mkdir(exist_ok=True)
-        (tmp_path / layout.path(file)).touch()
-        os.truncate(tmp_path / layout.path(file), 50_000)
-    opened: list[str] = []
-    real = os.open
-
-    def count(name: Any, *rest: Any, **more: Any) -> int:
-        opened.append(str(name))
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(cold, "_SAMPLED", 10)
-    monkeypatch.setattr(os, "open", count)
-    said: list[str] = []
-    dog = Watchdog(1e9, Alone())
-    make_cold(job, layout, Alone(), direct=False, watchdog=dog, say=said.append)
-    if re.search("none of 10 files is in the page cache", said[0]) is None:
-        pytest.skip(f"holes have pages here: {said}")
-    assert len(opened) == len(set(opened)) == 10
-
-    (tmp_path / layout.path(7)).unlink()
-    monkeypatch.setattr(cold, "_SAMPLED", 60)
-    with pytest.raises(DatasetError, match=f"{layout.path(7)} is missing; dlemu verify"):
-        make_cold(job, layout, Alone(), direct=False, watchdog=dog, say=said.append)
 
 
 @pytest.mark.parametrize("below", ["", "mounted/data"])

@@ -1,5 +1,6 @@
 """Several runs: the closed division's rules, the table, the verdict over all."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -222,9 +223,19 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a warm-up and two runs."""
     folder = tmp_path_factory.mktemp("protocol")
     words = [*QUICK, generate(folder), f"output.folder={folder / 'out'}", "runs=2", "warmup=1"]
-    # On a busy host two short runs may differ by more than the rules allow: that is their verdict.
-    assert run(["run", *words]) in (0, 2)
+    with (folder / "said").open("w") as said, contextlib.redirect_stdout(said):
+        # On a busy host two short runs may differ by more than the rules allow.
+        assert run(["run", *words]) in (0, 2)
     return folder / "out"
+
+
+def test_the_first_run_introduces_all(repeated: Path) -> None:
+    said = (repeated.parent / "said").read_text()
+    assert said.count("\nworkload: ") == 1 and said.count("epoch 2 of 2: ") == 3
+    names = ("warmup.1", "run.1", "run.2")
+    hosts = [read_summary(repeated / name)["measured"]["hosts"][0] for name in names]
+    started = [host["start_seconds"] is not None for host in hosts]
+    assert started == [True, False, False], "the process was started for the first"
 
 
 def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
@@ -238,6 +249,12 @@ def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
     assert seeds == [124, 125, 123], "run.1, run.2, and the warm-up before them"
     orders = [read_steps(repeated / name)["num_bytes"].tolist() for name in ("run.1", "run.2")]
     assert orders[0] != orders[1], "another seed, another order"
+    starts = [
+        json.loads((repeated / name / "summary.json").read_text())["measured"]["hosts"][0]
+        for name in ("warmup.1", "run.1", "run.2")
+    ]
+    told = [host.get("start_seconds") is not None for host in starts]
+    assert told == [True, False, False], "the process began before the first"
 
 
 def test_the_runs_count_without_the_warm_up(repeated: Path) -> None:

@@ -164,6 +164,24 @@ def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) ->
     return Outcome(folder, measure(steps), summary)
 
 
+def concluded(
+    job: Workload,
+    folder: Path,
+    *,
+    full: str = "host cpu",
+    read: str = "storage",
+    cached: float = 0.0,
+    said: list[str] | None = None,
+) -> Calibration:
+    """Return what runs give that were bound so, the last with this share from memory."""
+    runs = _Runs(job, Alone(), ([] if said is None else said).append, folder, Live())
+    return runs._conclude(
+        outcome(folder / "one", "none", seconds=0.0021),
+        outcome(folder / "full", full, seconds=0.002),
+        outcome(folder / "read", read, seconds=0.01, cached=cached),
+    )
+
+
 @pytest.mark.parametrize(
     ("limit", "shown"), [("storage", "a drive gives: "), ("loader", "at least ")]
 )
@@ -172,13 +190,7 @@ def test_the_file_says_what_bound_each_figure(
 ) -> None:
     """The loader took 6.5 MB/s, what 0.2 accelerators take; the host moves 32.8, what 1.0 take."""
     said: list[str] = []
-    runs = _Runs(job, Alone(), said.append, tmp_path, Live())
-
-    found = runs._conclude(
-        outcome(tmp_path / "one", "none", seconds=0.0021),
-        outcome(tmp_path / "full", "storage", seconds=0.002),
-        outcome(tmp_path / "read", limit, seconds=0.01),
-    )
+    found = concluded(job, tmp_path, full="storage", read=limit, said=said)
 
     assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
     assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
@@ -200,27 +212,19 @@ def test_the_file_says_what_bound_each_figure(
 
 def test_what_memory_served_is_not_the_drives(job: Workload, tmp_path: Path) -> None:
     """A batch in 10 ms, a quarter of it from memory, by four drives."""
-    found = _Runs(job.with_keys({"drives": 4}), Alone(), print, tmp_path, Live())._conclude(
-        outcome(tmp_path / "one", "none", seconds=0.0021),
-        outcome(tmp_path / "full", "host cpu", seconds=0.002, cached=1.0),
-        outcome(tmp_path / "read", "storage", seconds=0.01, cached=0.25),
-    )
+    found = concluded(job.with_keys({"drives": 4}), tmp_path, cached=0.25)
     assert found.page_cache_share == 0.25
     assert found.drive_read_bytes_per_second == pytest.approx(0.75 * 6.5536e6 / 4)
     assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
 
 
-@pytest.mark.parametrize(("cached", "measured"), [(0.3, True), (0.969, False), (1.0, False)])
+@pytest.mark.parametrize(("cached", "measured"), [(0.3, True), (0.969, False)])
 def test_a_target_that_memory_served_gives_no_rate_of_a_drive(
     cached: float, measured: bool, job: Workload, tmp_path: Path
 ) -> None:
     """All runs are made by then: what they found of the host is kept."""
     said: list[str] = []
-    found = _Runs(job, Alone(), said.append, tmp_path, Live())._conclude(
-        outcome(tmp_path / "one", "none", seconds=0.0021),
-        outcome(tmp_path / "full", "host cpu", seconds=0.002),
-        outcome(tmp_path / "read", "storage", seconds=0.01, cached=cached),
-    )
+    found = concluded(job, tmp_path, cached=cached, said=said)
     assert said[0].startswith(f"note: {cached:.0%} of the bytes of 3/3 came from memory; reader.")
     assert (found.drive_read_bytes_per_second is not None) is measured
     assert found.page_cache_share == (cached if measured else 0.0)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.sizing.first_answer import Estimate, conclude
-from dlemu.sizing.search import Goal, Point, search
+from dlemu.sizing.search import Estimate, Goal, Point, conclude, search
 
 
 def point(number: int, au: float, limit: str = "storage") -> Point:

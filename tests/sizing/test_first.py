@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,13 +22,12 @@ from dlemu.cli.try_ import trial_of
 from dlemu.cli.words import parse
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
-from dlemu.sizing.answers import First, Sized, document_of
+from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import WORKLOADS, Trial, try_storage
-from dlemu.sizing.first_files import scratch_folder
-from dlemu.sizing.search import Point
-from dlemu.sizing.targets import Target
+from dlemu.sizing.first_files import plan_files, scratch_folder
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world import ending
 from dlemu.world.world import Alone
@@ -163,52 +164,20 @@ def test_a_small_installation_answers_and_says_what_read_instead(
     assert done.stdout.count("pip install") == 1, "one line says what is missing"
 
 
-def test_one_next_command_is_of_a_workload_that_the_storage_limits(tmp_path: Path) -> None:
-    def answer(name: str, number: int, *, at_least: bool, commands: tuple[str, ...]) -> Sized:
-        first = First(
-            low=number,
-            high=None if at_least else number,
-            evidence="",
-            data_loader="threads",
-            instead_of="threads",
-            written=True,
-            commands=commands,
-            full=f"what {name} needs",
-        )
-        real = None if at_least else float(number)
-        return Sized(
-            num_accelerators=number,
-            real_accelerators=real,
-            at_least=at_least,
-            fewest_failed=number + 1,
-            threshold=90.0,
-            points=(Point(number + 1, 80.0, 1.0, 1e9, "host cpu" if at_least else "storage"),),
-            confirmations=(),
-            interval=None,
-            limit="host cpu" if at_least else "storage",
-            target=Target("d", str(tmp_path), 1),
-            workload=load_workload(name),
-            folder=tmp_path,
-            dataset_bytes=1e9,
-            first=first,
-        )
+def test_one_next_command_is_of_a_workload_that_the_storage_limits() -> None:
+    def answer(name: str, number: int, *commands: str, at_least: bool = False) -> dict[str, Any]:
+        first = {"commands": commands, "full": f"of {name}"}
+        told = {"workload": name, "num_accelerators": number, "at_least": at_least}
+        return {**told, "first": first}
 
-    none = answer("unet3d_h100", 0, at_least=False, commands=("dlemu a",))
-    host = answer("resnet50_h100", 4, at_least=True, commands=("dlemu b",))
-    drive = answer("cosmoflow_h100", 2, at_least=False, commands=("dlemu c", "dlemu d"))
+    def last(*answers: dict[str, Any]) -> list[str]:
+        return render_text(list(next_of(answers))).splitlines()
 
-    def last(*answers: Sized) -> list[str]:
-        return render_text(present_sizing(document_of(answers, tmp_path))).splitlines()[-2:]
-
-    what = "next: the full measurement of "
-    assert last(none, host, drive) == [
-        f"{what}cosmoflow_h100 what cosmoflow_h100 needs",
-        "dlemu c && dlemu d",
-    ]
-    assert last(host, none) == [f"{what}resnet50_h100 what resnet50_h100 needs", "dlemu b"]
-    assert last(answer("unet3d_h100", 1, at_least=False, commands=()))[1] == (
-        "the full measurement of unet3d_h100 what unet3d_h100 needs"
-    )
+    none, host = answer("a", 0, "dlemu a"), answer("b", 4, "dlemu b", at_least=True)
+    drive = answer("c", 2, "dlemu c", "dlemu d")
+    assert last(none, host, drive) == ["next: the full measurement of c of c", "dlemu c && dlemu d"]
+    assert last(host, none) == ["next: the full measurement of b of b", "dlemu b"]
+    assert last(answer("d", 1)) == ["the full measurement of d of d"], "there is no room for it"
 
 
 def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> None:
@@ -286,7 +255,10 @@ def test_an_interruption_at_any_line_leaves_nothing(drive: Path, tmp_path: Path)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
-def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
+    number: signal.Signals, drive: Path, tmp_path: Path
+) -> None:
     keys = [f"{key}={value}" for key, value in TINY.items()]
     words = ["workloads=cosmoflow_h100", "max_bytes=1MiB", f"output.folder={tmp_path / 'out'}"]
     child = warm.Popen(
@@ -297,9 +269,16 @@ def test_a_signal_during_a_run_leaves_nothing(drive: Path, tmp_path: Path) -> No
     )
     until(lambda: list((tmp_path / "out").glob("runs/*/summary.json")), "the first run")
     assert left(drive) == {"dlemu-try"}
-    os.kill(child.pid, signal.SIGINT)
+    os.killpg(child.pid, number)
 
-    assert child.wait() == 130
+    status = child.wait()
+    if number == signal.SIGKILL:
+        assert left(drive) == {"dlemu-try"}
+        try_storage(
+            trial(drive, tmp_path, output={"folder": str(tmp_path / "next")}), lambda text: None
+        )
+    else:
+        assert status == 130
     assert left(drive) == set()
 
 
@@ -379,6 +358,13 @@ def test_a_folder_that_cannot_be_tried_gets_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_workloads_share_the_room(tmp_path: Path) -> None:
+    two = [load_workload(name) for name in ("resnet50_h100", "cosmoflow_h100")]
+    planned = plan_files(tmp_path, two, 1 << 30, most_each=math.inf)
+    sizes = [files.num_bytes for files in planned]
+    assert sum(sizes) <= 1 << 30 and min(sizes) > 0.4 * (1 << 30)
+
+
 def test_its_words() -> None:
     asked = trial_of(parse(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"]))
 
@@ -386,3 +372,24 @@ def test_its_words() -> None:
     assert asked.keep and [w.name for w in asked.jobs] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
     assert [(w.name, w.reader.data_loader) for w in one.jobs] == [("unet3d_b200", "threads")]
+
+
+def test_all_datasets_together_take_no_more_than_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one leaves, as it needs less, is shared by the others."""
+    names = ("cosmoflow_h100", "unet3d_h100", "resnet50_h100", "cosmoflow_a100")
+    workloads = [load_workload(name, {"dataset.num_files_train": 2}) for name in names]
+    most = 100_000_000_000
+    drive = SimpleNamespace(free=10 * most)
+    monkeypatch.setattr("dlemu.sizing.first_files.shutil.disk_usage", lambda _: drive)
+
+    planned = plan_files(tmp_path, workloads, most, most_each=most)
+
+    sizes = [
+        each.workload.num_files
+        * each.workload.dataset.num_samples_per_file
+        * each.workload.dataset.mean_bytes
+        for each in planned
+    ]
+    assert 0.8 * most < sum(sizes) <= most and max(sizes) < 2 * min(sizes)

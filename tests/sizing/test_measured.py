@@ -23,8 +23,6 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.report.sizing import present_answer
-from dlemu.report.text import render_text
 from dlemu.results.folders import hold
 from dlemu.results.judgement import judge_run
 from dlemu.results.metrics import measure
@@ -33,7 +31,6 @@ from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
 from dlemu.results.summary import Summary
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.start import describe_plan
-from dlemu.sizing.targets import find_targets
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
@@ -178,20 +175,22 @@ def test_each_run_of_a_search_writes_checkpoints(
 
 
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
-    size_storage(job, Alone())
+    said: list[str] = []
 
-    out = capsys.readouterr().out
-    folder = results_of(job)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "data.cosmoflow_h100.jsonl",
-        "data.cosmoflow_h100.png",
-        "data.cosmoflow_h100.svg",
-        "runs",
-        "sizing.json",
-        "table.csv",
-        "table.md",
-    ]
-    (sizing,) = json.loads((folder / "sizing.json").read_text())["answers"]
+    answer = dlemu.size(job, say=said.append)
+
+    assert capsys.readouterr().out == "", "it speaks to whom it is told"
+    assert said[-1].endswith("done: 2 consecutive runs passed")
+    folder = answer.folder
+    assert folder == results_of(job)
+    log = "data.cosmoflow_h100"
+    assert {path.name for path in folder.iterdir()} == {
+        *(f"{log}.jsonl", f"{log}.png", f"{log}.svg"),
+        *("runs", "sizing.json", "table.csv", "table.md"),
+    }
+    document = json.loads((folder / "sizing.json").read_text())
+    assert document == json.loads(json.dumps(answer.document))
+    (sizing,) = document["answers"]
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
     assert sizing["read_ahead_share"] == pytest.approx(3 / 60)
     assert [point["num_accelerators"] for point in sizing["confirmations"]] == [3, 3]
@@ -205,12 +204,23 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
         assert au == pytest.approx(point["au_percentage"])
     seeds = [load_workload(run / "config.yaml").train.seed for run in runs]
     assert seeds == list(range(123, 123 + len(runs))), "each run reads in an order of its own"
-    for line in (
-        "3 accelerators: AU",
-        "confirming run 2 of 2",
-    ):
-        assert line in out
-    assert out.endswith(f"{render_text(present_answer(sizing))}\nresults: {folder}\n")
+    # The command goes on with the same runs, and shows the same answer.
+    size_storage(job, Alone())
+    out = capsys.readouterr().out
+    assert out.endswith(f"\n\n{dlemu.show(answer)}\nresults: {folder}\n")
+    assert dlemu.size(job, say=said.append) == answer
+
+
+def test_what_is_refused_makes_no_run(job: Workload) -> None:
+    with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
+        size_storage(job, Alone())
+    (results_of(job) / "sizing.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"sizing.json cannot be written \(Is a directory\)"):
+        size_storage(job, Alone())
+    assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"]
+    for key in ("size.targets", "size.workloads"):
+        with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
+            dlemu.size(job.with_keys({key: ["a", "b"]}))
 
 
 def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
@@ -351,21 +361,6 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_search_that_goes_on_with_fewer_files_stays_below_the_most(job: Workload) -> None:
-    """198 of 200 samples are enough for 6, whom the first search tries; 119 are for 3."""
-    keys = {"size.max_accelerators": 6, "size.start": 6, "size.confirm": 1}
-    size_storage(job.with_keys(keys), Alone())
-    assert sizing_of(job)["num_accelerators"] == 6
-    shutil.rmtree(job.data_folder)
-    fewer = job.with_keys({"dataset.num_files_train": 119, "size.confirm": 1})
-    generate(fewer, world=Alone())
-
-    size_storage(fewer.with_keys({"size.max_accelerators": 4}), Alone())
-
-    assert sizing_of(job)["num_accelerators"] == 4
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_before_the_first_run_it_says_what_the_files_are_enough_for(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,11 +429,6 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     assert len(list(folder.parent.iterdir())) == 3
 
 
-def test_two_searches_never_share_a_folder(job: Workload) -> None:
-    with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
-        size_storage(job, Alone())
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_what_a_full_disk_does_not_take_is_said_first(
     job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -462,27 +452,6 @@ def test_what_a_full_disk_does_not_take_is_said_first(
     assert not (results_of(job) / "sizing.json").exists()
 
 
-def test_an_answer_that_cannot_be_written_is_said_before_the_search(job: Workload) -> None:
-    (results_of(job) / "sizing.json").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"sizing.json cannot be written \(Is a directory\)"):
-        size_storage(job, Alone())
-    assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"], "no run was made"
-
-
-def test_targets_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
-    folders = [tmp_path / "a" / "data", tmp_path / "b" / "data"]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    workload = tiny(tmp_path, size__targets=list(map(str, folders)))
-
-    targets = find_targets(workload, lambda text: None)
-
-    assert [target.name for target in targets] == ["a-data", "b-data"]
-    named = workload.with_keys({"size.names": ["one", "two"], "size.drives": [4, 8]})
-    told = find_targets(named, lambda text: None)
-    assert [(t.name, t.num_drives) for t in told] == [("one", 4), ("two", 8)]
-
-
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
     done = subprocess.run(
@@ -494,28 +463,3 @@ def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
-
-
-def test_a_library_call_returns_the_answer(
-    job: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said: list[str] = []
-    answer = dlemu.size(job, say=said.append)
-
-    assert capsys.readouterr().out == "", "it speaks to whom it is told"
-    assert said[-1].endswith("done: 2 consecutive runs passed")
-    assert (answer.num_accelerators, answer.at_least, answer.limit) == (3, True, answer.limit)
-    assert answer.folder == results_of(job)
-    document = json.loads((results_of(job) / "sizing.json").read_text())
-    assert document == json.loads(json.dumps(answer.document))
-    assert (results_of(job) / "table.csv").is_file()
-    # The command goes on with the same runs, and shows the same answer.
-    size_storage(job, Alone())
-    assert f"\n\n{dlemu.show(answer)}\nresults: {answer.folder}\n" in capsys.readouterr().out
-    assert dlemu.size(job, say=said.append) == answer
-
-
-def test_a_library_call_answers_one_question(job: Workload) -> None:
-    for key in ("size.targets", "size.workloads"):
-        with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
-            dlemu.size(job.with_keys({key: ["a", "b"]}))

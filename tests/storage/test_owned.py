@@ -14,7 +14,7 @@ import pytest
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.storage import owned, regular
 from dlemu.storage.atomic import create
-from dlemu.storage.locks import lock_folder
+from dlemu.storage.locks import unlock_folder
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, held, made, room, scratch
 from tests.lab.dataset import tree
 
@@ -56,21 +56,19 @@ def test_a_folder_is_held_by_one_and_stays_only_if_it_is_used(tmp_path: Path) ->
         pass
 
 
-def test_a_folder_that_vanishes_meanwhile_is_made_again(
+def test_an_empty_folder_is_removed_before_another_can_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, calls = tmp_path / "folder", list[Path]()
+    there: list[bool] = []
 
-    def late(path: Path, *, seconds: float) -> int:
-        calls.append(path)
-        if len(calls) < 5:
-            path.rmdir()
-        return lock_folder(path, seconds=seconds)
+    def unlock(lock: int) -> None:
+        there.append((tmp_path / "folder").exists())
+        unlock_folder(lock)
 
-    monkeypatch.setattr(owned, "lock_folder", late)
-    with held(folder):
-        assert folder.is_dir()
-    assert len(calls) == 5
+    monkeypatch.setattr(owned, "unlock_folder", unlock)
+    with held(tmp_path / "folder"):
+        pass
+    assert there == [False]
 
 
 def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:

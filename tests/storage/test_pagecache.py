@@ -86,15 +86,8 @@ def test_files_in_memory_never_get_cold() -> None:
         path.unlink()
 
 
-def test_nothing_has_no_share(folder: Path) -> None:
-    (empty,) = make_files(folder, 1, 0)
-
-    assert cached_share([]) is None
-    assert cached_share([empty]) is None
-    assert drop([empty]).share is None
-
-
-def test_a_missing_file_is_named(folder: Path) -> None:
+def test_nothing_has_no_share_and_a_missing_file_is_named(folder: Path) -> None:
+    assert cached_share([]) is None and drop(make_files(folder, 1, 0)).share is None
     with pytest.raises(FileNotFoundError, match="missing"):
         drop([folder / "missing"])
     with pytest.raises(FileNotFoundError, match="missing"):

@@ -13,10 +13,10 @@ import pytest
 from dlemu.dataset.layout import Dataset
 from dlemu.run import monitor
 from dlemu.run.monitor import RunMonitor
-from dlemu.run.watchdog import Watchdog
 from dlemu.storage import probe
 from dlemu.storage.probe import Probe, probe_rate, probe_readers
 from dlemu.workload.model import load_workload
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dlemu import Alone, DlemuError, WorkloadError, generate, load_workload, run_job
+from dlemu import Alone, DlemuError, WorkloadError, generate, load_workload
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
@@ -23,10 +23,11 @@ from dlemu.storage.pagecache import look
 from dlemu.tier import reader
 from dlemu.tier.folder import MARK, CacheFolder
 from dlemu.tier.forecast import forecast_tier
-from dlemu.tier.host import HostTier, file_sizes
+from dlemu.tier.host import HostTier, emulates, file_sizes
 from dlemu.units import round_up
 from dlemu.workload.model import Workload
 from tests.lab import warm
+from tests.lab.commands import ran
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
 
@@ -72,12 +73,10 @@ def made(folder: Path, keys: dict[str, object]) -> Workload:
     return workload
 
 
-def run(workload: Workload, say: Any = lambda text: None) -> dict[str, Any]:
+def run(workload: Workload) -> dict[str, Any]:
     """Return what was measured of the cache."""
-    outcome = run_job(workload, world=Alone(), say=say)
-    assert outcome is not None
-    found: dict[str, Any] = dict(outcome.summary["measured"]["cache"])
-    return found
+    measured: Any = ran(workload).summary["measured"]
+    return dict(measured["cache"])
 
 
 def entries(folder: Path) -> dict[int, Path]:
@@ -161,27 +160,23 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
     ):
         mark.write_text(json.dumps(json.loads(mark.read_text()) | {key: boot.strip()}))
         keys = {"output.folder": str(tmp_path / f"boot {boot[:1]}")}
-        outcome = run_job(again.with_keys(keys), world=Alone(), say=lambda text: None)
-        assert outcome is not None
-        measured: Any = outcome.summary["measured"]
-        assert measured["cache"]["hit_share_per_epoch"] == [share]
-        notes = " ".join(outcome.summary["notes"])
+        summary: Any = ran(again.with_keys(keys)).summary
+        assert summary["measured"]["cache"]["hit_share_per_epoch"] == [share]
+        notes = " ".join(summary["notes"])
         assert ("was emptied: the host" in notes) == (share == 0)
         assert ("are on one drive" in notes) == bool(find_place(tmp_path).drives)
     assert_sound(workload)
 
 
-def test_a_preload_is_a_row_of_its_own(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_preload_is_counted_apart(tmp_path: Path) -> None:
     workload = made(tmp_path, {"cache.capacity": 0.5, "cache.warm": True, "cache.policy": "keep"})
-    found = run(workload, said.append)
+    found = run(workload)
     preload = found["preload"]
     assert preload["num_bytes"] == sum(
         p.stat().st_size for p in entries(tmp_path / "cache").values()
     )
     assert 0.4 < found["hit_share_per_epoch"][0] < 0.6
     assert found["cache_write_bytes_per_epoch"] == [0, 0, 0]
-    assert any(line.startswith(f"preload: {preload['num_files']} files") for line in said)
     assert_sound(workload)
 
 
@@ -202,19 +197,14 @@ def test_an_interrupted_preload_copies_nothing_more(
 
 
 def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> None:
-    said: list[str] = []
-    keys: dict[str, object] = {
-        "cache.folder": None,
-        "origin.latency": 0.004,
-        "origin.read_bandwidth": 100_000_000,
-    }
-    outcome = run_job(made(tmp_path, keys), world=Alone(), say=said.append)
-    assert outcome is not None
-    found: Any = outcome.summary["measured"]["cache"]
+    keys: dict[str, object] = {"cache.folder": None, "origin.latency": 0.004}
+    keys["origin.read_bandwidth"] = 100_000_000
+    job = made(tmp_path, keys)
+    assert emulates(job) == "at 100 MB/s and 4 ms a file"
+    found = run(job)
     assert found["capacity_bytes"] == 0 and found["hit_share_per_epoch"] == [0, 0, 0]
     # 24 files of 4 ms by 4 workers at the same time
     assert min(found["seconds_per_epoch"]) > 24 / 4 * 0.004 * 0.9
-    assert "origin emulated at 100 MB/s and 4 ms a file" in said
     assert not (tmp_path / "cache").exists()
 
 

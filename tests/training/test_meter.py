@@ -19,6 +19,7 @@ from dlemu.training.own_workload import own_workload_yaml
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
 from tests.lab.virtual import VirtualClock
+from tests.training.test_real_loops import Stream
 
 WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 2.0})
 
@@ -72,16 +73,6 @@ def test_an_emulated_loop_is_a_replayed_job() -> None:
     assert meter.report().splitlines()[1] == (
         "unet3d_h100: 1 emulated accelerator, 2 epochs of 3 steps, batches of 7"
     )
-
-
-def test_a_model_of_ones_own_computes_between_two_batches() -> None:
-    clock = VirtualClock()
-    meter = Meter(WORKLOAD, clock=clock)
-    for number, _ in enumerate(meter.epoch(Delayed(clock, 0, 1, 1), 0)):
-        clock.time += 1 + number  # the model
-    assert meter.steps["compute"].tolist() == meter.steps["computation_time"].tolist() == [1, 2, 3]
-    metrics = meter.metrics()
-    assert metrics is not None and metrics.au_percentage == pytest.approx(100 * 5 / 7)
 
 
 def test_a_loop_may_emulate_some_of_its_steps() -> None:
@@ -272,31 +263,10 @@ def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
         Meter(WORKLOAD, folder="/nowhere")
 
 
-class _Marks:
-    """A device on the host's clock."""
-
-    name = "a device"
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-
-    def record(self) -> float:
-        return self._clock.now()
-
-    def passed(self, mark: float) -> bool:
-        return True
-
-    def wait(self, mark: float) -> None:
-        pass
-
-    def seconds(self, begin: float, end: float) -> float:
-        return end - begin
-
-
 def test_the_hosts_time_to_queue_a_step_is_in_the_workload(tmp_path: Path) -> None:
     clock = VirtualClock()
     meter = Meter(WORKLOAD, clock=clock)
-    for number, _ in enumerate(meter.epoch([np.zeros((2, 8))] * 4, 0, device=_Marks(clock))):
+    for number, _ in enumerate(meter.epoch([np.zeros((2, 8))] * 4, 0, device=Stream(clock))):
         with meter.computing():
             clock.time += 9.0 if number == 0 else 0.25
         clock.time += 0.5
@@ -304,3 +274,12 @@ def test_the_hosts_time_to_queue_a_step_is_in_the_workload(tmp_path: Path) -> No
     file.write_text(meter.workload_yaml("own"))
     train = load_workload(file).train
     assert (train.launch_time, train.computation_time.mean) == (0.25, 0.75)
+
+
+def test_what_is_waited_for_others_is_only_what_the_device_waited() -> None:
+    clock = VirtualClock()
+    stream, meter = Stream(clock), Meter(WORKLOAD, clock=clock, world=Slow(clock, 1.0))
+    for number in meter.epoch(range(4), 0, device=stream):
+        stream.launch(0.25 if number < 3 else 3.0)
+    assert meter.steps["barrier"].tolist() == [0.75, 0.75, 0.75, 0.0]
+    assert meter.steps["compute"].tolist() == [0.25, 0.25, 0.25, 3.0]

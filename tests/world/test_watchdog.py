@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from dlemu.errors import RunError
-from dlemu.run import job, watchdog
-from dlemu.run.watchdog import Watchdog
+from dlemu.run import job
 from dlemu.workload.sections import Distribution
-from dlemu.world import ending
+from dlemu.world import ending, watchdog
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone, World
 from tests.lab.commands import small_job
 from tests.lab.virtual import VirtualClock

@@ -5,7 +5,7 @@ import pytest
 
 from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
-from dlemu.results.so_far import StepsSoFar
+from dlemu.run.live import StepsSoFar
 from dlemu.workload.sections import MetricSection
 
 NUM_STEPS, NUM_ACCELERATORS = 12, 3

@@ -1,23 +1,35 @@
-"""Pages as a browser shows them: one start of headless Chromium measures several views of a page.
+"""Looks at a page of results as a browser shows it: narrow and wide, bright and dark.
 
-Each view is a frame of its own width and colour scheme, so it does not depend on the window.
+    python -m docs.browser                                   checks a page; `make docs` does
+    python -m docs.browser PAGE PICTURE [WIDTH [light|dark]]   takes a picture of one
 
-    python -m tests.lab.browser PAGE PICTURE [WIDTH [light|dark]]    takes a picture of a page
+The page is that of the results in tests/lab/stored.py. One start of headless Chromium measures
+several views, each in a frame of its own width and colour scheme. The exit status is 1 where a text
+is too faint or too small, lies beyond the edge or over another, or the page scrolls sideways.
 """
 
+import contextlib
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-import pytest
+from dlemu.cli.main import run
+from tests.lab.golden import prepared
+from tests.lab.stored import STORED
 
 VIEWS = [(420, "light"), (420, "dark"), (1200, "light"), (1200, "dark")]
 """Width in pixels, and colour scheme."""
+_LISTED = ("outside", "faint", "small", "overlaps")
+"""Texts of a view that are wrong."""
 
 _FRAMES = """<!doctype html><meta charset="utf-8">
 <style>body { margin: 0 } iframe { border: 0; height: 900px; display: block }</style><body><script>
@@ -110,8 +122,53 @@ function measure(frame) {
 </script>"""
 
 
+WRONG = (
+    "<!doctype html><body style='margin:0;background:#fff'>"
+    "<p style='color:#888'>faint</p><p style='font-size:9px'>small</p>"
+    "<p style='width:900px;white-space:nowrap'>" + "wide " * 100 + "</p><figure>"
+    "<span style='position:absolute;left:0'>one label</span>"
+    "<span style='position:absolute;left:20px'>another</span></figure></body>"
+)
+"""A page with each of the faults, all of which must be seen."""
+
+
+def main(words: list[str]) -> int:
+    """Check a page, or take a picture of one; return the exit status."""
+    if words:
+        _picture(*words)
+        return 0
+    if _path() is None:
+        sys.stdout.write("no Chromium on this host: nobody looked at the page of results\n")
+        return 0
+    with prepared(STORED) as folder, contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
+            run(["report", *filter(os.path.isdir, STORED), "--html", "page.html"])
+        page = Path(folder, "page.html").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        found = [*faults(page, Path(folder))]
+        kinds = {each.partition(": ")[2].partition(":")[0] for each in faults(WRONG, Path(folder))}
+    if kinds != {"as bright as light", "it scrolls sideways", *_LISTED}:
+        found.append(f"of a page with all faults these alone were seen: {sorted(kinds)}")
+    sys.stdout.write("".join(f"{each}\n" for each in found))
+    return int(bool(found))
+
+
+def faults(page: str, folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a page, each with its view."""
+    views = look(page, folder)
+    if views[0]["back"] == views[1]["back"]:
+        yield "dark: as bright as light"
+    for view, (width, scheme) in zip(views, VIEWS, strict=True):
+        scrolls, fits = view["across"]
+        if scrolls > fits:
+            yield f"{width} px, {scheme}: it scrolls sideways"
+        for kind in _LISTED:
+            if view[kind]:
+                yield f"{width} px, {scheme}: {kind}: {view[kind][:5]}"
+
+
 def look(page: str, folder: Path) -> list[dict[str, Any]]:
-    """Return what each of VIEWS shows; skip the test where no Chromium can be started."""
+    """Return what each of VIEWS shows."""
     frames = _frames(page, VIEWS, folder, tall=False)
     shown = _chromium("--dump-dom", frames)
     found = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)
@@ -128,11 +185,13 @@ def _frames(page: str, views: list[tuple[int, str]], folder: Path, *, tall: bool
     return frames
 
 
+def _path() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
 def _chromium(*words: str | Path) -> str:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this host, which shows pages")
-    last = words[-1]
+    path, last = _path(), words[-1]
+    assert path is not None, "no Chromium on this host"
     command = [path, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--virtual-time-budget=10000", *map(str, words[:-1]), f"file://{last}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -147,4 +206,4 @@ def _picture(page: str, picture: str, width: str = "420", scheme: str = "light")
 
 
 if __name__ == "__main__":
-    _picture(*sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

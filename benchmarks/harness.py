@@ -1,0 +1,196 @@
+"""What all benchmarks share: arguments, rounds in turn, fio, goals, the machine and the table."""
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+Found = TypeVar("Found")
+Value = TypeVar("Value", int, float, str)
+
+
+class Rate(NamedTuple):
+    """What reading or writing so many bytes took."""
+
+    num_bytes: float
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """CPU seconds per GB."""
+        return self.cpu_seconds / self.num_bytes * 1e9
+
+    @property
+    def speed(self) -> float:
+        """GB/s."""
+        return self.num_bytes / self.seconds / 1e9
+
+
+class Asked:
+    """The words of a command line: KEY=VALUE, each with a default.
+
+    Raises SystemExit with one line for a key that the benchmark does not have.
+    """
+
+    def __init__(self, words: Sequence[str], *keys: str) -> None:
+        self._given = dict(word.partition("=")[::2] for word in words)
+        for key in self._given:
+            if key not in keys:
+                raise SystemExit(f"{key}: not a key of this benchmark; it has {', '.join(keys)}")
+
+    def value(self, key: str, default: Value) -> Value:
+        """Return what was given, of the default's type."""
+        return type(default)(self._given.get(key, default))
+
+    def names(self, key: str, default: Iterable[str]) -> list[str]:
+        """Return what was given, split at commas."""
+        return self._given[key].split(",") if key in self._given else list(default)
+
+
+def in_turn(
+    sides: Mapping[str, Callable[[], Found]], rounds: int, *, pause: float = 0.0
+) -> dict[str, list[Found]]:
+    """Measure all sides, round after round, each round in the other order than the last.
+
+    Rented drives save up credit while idle: `pause` seconds before each measurement make it equal.
+    """
+    found: dict[str, list[Found]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sides if number % 2 == 0 else reversed(list(sides)):
+            time.sleep(pause)
+            found[name].append(sides[name]())
+    return found
+
+
+def ratios(
+    own: Iterable[Found], other: Iterable[Found], figure: Callable[[Found], float]
+) -> list[float]:
+    """Return each round's figure of one side over that of another."""
+    return [figure(a) / figure(b) for a, b in zip(own, other, strict=True)]
+
+
+def middle_half(values: Sequence[float]) -> float:
+    """Return the distance of the quartiles as a share of the median."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle
+
+
+class FioJob(NamedTuple):
+    """What fio says of one job, or of a group."""
+
+    num_bytes: float
+    num_ios: float
+    seconds: float
+    """Of reading or writing."""
+    job_seconds: float
+    """Of the whole job, with its fsync."""
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> Rate:
+        """Bytes, seconds and CPU seconds."""
+        return Rate(self.num_bytes, self.seconds, self.cpu_seconds)
+
+
+def run_fio(*words: str, way: str = "read") -> list[FioJob]:
+    """Run fio; return what it says of each job. `way` is read or write."""
+    command = ["fio", "--output-format=json", *words]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [
+        FioJob(
+            job[way]["io_bytes"],
+            job[way]["total_ios"],
+            job[way]["runtime"] / 1e3,
+            job["job_runtime"] / 1e3,
+            (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3,
+        )
+        for job in json.loads(out[out.index("{") :])["jobs"]
+    ]
+
+
+def cpu_of_children() -> float:
+    """Return the CPU seconds of the processes that this one started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def cpu_of_self() -> float:
+    """Return the CPU seconds of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def output_of(words: Sequence[str]) -> str:
+    """Return what a command prints; end with its own words if it fails."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+    return done.stdout
+
+
+@contextmanager
+def scratch(above: Path = Path("/dev/shm")) -> Iterator[Path]:
+    """Yield a new folder, in memory if no other is named, that is removed afterwards."""
+    above.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dlemu-bench.", dir=above))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def yes(reached: bool) -> str:
+    """Return how a table says that a goal is met."""
+    return "yes" if reached else "NO"
+
+
+def goal(values: Sequence[float], *, most: float | None = None, least: float | None = None) -> str:
+    """Return the goal for a median, and whether it is met: "≤ 0.6: yes"."""
+    middle = statistics.median(values)
+    if most is not None:
+        return f"≤ {most:g}: {yes(middle <= most)}"
+    return "" if least is None else f"≥ {least:g}: {yes(middle >= least)}"
+
+
+def tell(row: list[str]) -> list[str]:
+    """Show a row while the others are measured; return it."""
+    print("  ".join(row), file=sys.stderr, flush=True)
+    return row
+
+
+def describe_machine() -> str:
+    """Return CPU, cores, memory, kernel and load in a line."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
+    meminfo = Path("/proc/meminfo").read_text()
+    memory = int(re.findall(r"^MemTotal:\s+(\d+)", meminfo, re.MULTILINE)[0]) / 2**20
+    return (
+        f"{model[1] if model else platform.processor()}, {os.cpu_count()} cores, "
+        f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Return "median (min–max)"."""
+    middle = statistics.median(values)
+    return f"{middle:{form}} ({min(values):{form}}–{max(values):{form}})"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
