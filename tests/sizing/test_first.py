@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -64,8 +63,12 @@ def tiny(name: str = "cosmoflow_h100", **keys: object) -> Workload:
 
 
 def trial(drive: Path, tmp_path: Path, *workloads: Workload, **more: Any) -> Trial:
-    values: dict[str, Any] = {"seconds": 10, "max_bytes": 1 << 20, "output": str(tmp_path / "out")}
-    return Trial(folder=drive, workloads=workloads or (tiny(),), **(values | more))
+    values: dict[str, Any] = {
+        "seconds": 10,
+        "max_bytes": 1 << 20,
+        "output": {"folder": str(tmp_path / "out")},
+    }
+    return Trial(folder=drive, jobs=workloads or (tiny(),), **(values | more))
 
 
 def written(found: list[Sized]) -> bool:
@@ -192,7 +195,9 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
     for line in (datagen, size):
         assert f"dataset.data_folder={drive}/cosmoflow_h100" in line
     # The dataset that it has written is read by the next try, stays, and is enough.
-    again = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
+    again = try_storage(
+        trial(drive, tmp_path, output={"folder": str(tmp_path / "2")}), lambda text: None
+    )
     assert left(drive) == {"cosmoflow_h100"}
     now = again[0].first
     assert now is not None and not now.written and now.commands == (size,)
@@ -225,7 +230,9 @@ def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     assert left(drive) == {"dlemu-try"}
     (drive / "dlemu-try" / "foreign").write_text("not ours")
 
-    second = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
+    second = try_storage(
+        trial(drive, tmp_path, output={"folder": str(tmp_path / "2")}), lambda text: None
+    )
 
     assert not written(second)
     assert (drive / "dlemu-try" / "foreign").read_text() == "not ours"
@@ -266,7 +273,7 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
     status = child.wait()
     if number == signal.SIGKILL:
         assert left(drive) == {"dlemu-try"}
-        try_storage(trial(drive, tmp_path, output=str(tmp_path / "next")), lambda text: None)
+        try_storage(trial(drive, tmp_path, output={"folder": str(tmp_path / "next")}), lambda text: None)
     else:
         assert status == 130
     assert left(drive) == set()
@@ -359,27 +366,6 @@ def test_its_words() -> None:
     asked = trial_of(parse(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"]))
 
     assert (asked.folder, asked.seconds, asked.max_bytes) == (Path("/mnt/d"), 60, 2 << 30)
-    assert asked.keep and [w.name for w in asked.workloads] == list(WORKLOADS)
+    assert asked.keep and [w.name for w in asked.jobs] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
-    assert [(w.name, w.reader.data_loader) for w in one.workloads] == [("unet3d_b200", "threads")]
-
-
-def test_all_datasets_together_take_no_more_than_may_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What one leaves, as it needs less, is shared by the others."""
-    names = ("cosmoflow_h100", "unet3d_h100", "resnet50_h100", "cosmoflow_a100")
-    workloads = [load_workload(name, {"dataset.num_files_train": 2}) for name in names]
-    most = 100_000_000_000
-    drive = SimpleNamespace(free=10 * most)
-    monkeypatch.setattr("dlemu.sizing.first_files.shutil.disk_usage", lambda _: drive)
-
-    planned = plan_files(tmp_path, workloads, most, most_each=most)
-
-    sizes = [
-        each.workload.num_files
-        * each.workload.dataset.num_samples_per_file
-        * each.workload.dataset.mean_bytes
-        for each in planned
-    ]
-    assert 0.8 * most < sum(sizes) <= most and max(sizes) < 2 * min(sizes)
+    assert [(w.name, w.reader.data_loader) for w in one.jobs] == [("unet3d_b200", "threads")]
