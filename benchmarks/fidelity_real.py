@@ -227,16 +227,14 @@ def plain_loader(net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool
 class Real:
     """One network on the device."""
 
-    def __init__(self, net: Net, *, graph: bool | None = None, rank: int = 0) -> None:
+    def __init__(self, net: Net, *, graph: bool | None = None) -> None:
         import torch
 
         from dlemu.steptime.networks import Training, network
 
         self.torch, self.net = torch, net
         self.cuda = torch.cuda.is_available()
-        self.device = f"cuda:{rank}" if self.cuda else "cpu"
-        if self.cuda:
-            torch.cuda.set_device(rank)
+        self.device = "cuda" if self.cuda else "cpu"
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
         self.training = Training(
             network(net.name, net.side), self.device, layout=layout, precision=net.precision

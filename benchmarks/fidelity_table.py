@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 from benchmarks.harness import markdown
@@ -14,7 +15,7 @@ _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
 _OTHERS = ("L", "T", "S", "M")
 """Arms beside R and E."""
-_COLOURS = [f"tab:{name}" for name in ("blue", "orange", "green", "red", "purple", "brown", "cyan")]
+_COLOURS = [f"C{number}" for number in range(10)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,9 @@ def tables(runs: Sequence[Run]) -> str:
             continue
         goal = 1.0 if 0 < cell.rate <= _HELD else 2.0
         of_step = statistics.fmean(
-            run.launch / run.c for run in runs if (run.cell.net, run.arm) == (cell.net, "R")
+            run.launch / run.c
+            for run in runs
+            if (run.cell.device, run.cell.net, run.arm) == (cell.device, cell.net, "R")
         )
         if of_step < _LAUNCH_BOUND:
             judged += 1
@@ -126,14 +129,18 @@ def _meters(runs: Sequence[Run]) -> list[str]:
     rows = []
     for cell in sorted({run.cell for run in runs if run.arm == "N"}, key=lambda cell: cell.order):
         found = [run for run in runs if (run.cell, run.arm) == (cell, "N")]
-        off = [run.meter_au - run.au for run in found]
-        own, meter = (
-            statistics.fmean(getattr(r, name) for r in found) for name in ("au", "meter_au")
-        )
+        # The Meter counts a step as long as it took in the loop, not as long as alone.
+        own = [run.au * run.busy / run.c for run in found]
+        off = [run.meter_au - au for run, au in zip(found, own, strict=True)]
+        meter = statistics.fmean(run.meter_au for run in found)
         rows.append(
             [
                 *(cell.device.split()[1], cell.net, cell.loop, f"{cell.rate:g}"),
-                *(f"{own:.1f}", f"{meter:.1f}", f"{min(off):+.2f} … {max(off):+.2f}"),
+                *(
+                    f"{statistics.fmean(own):.1f}",
+                    f"{meter:.1f}",
+                    f"{min(off):+.2f} … {max(off):+.2f}",
+                ),
                 f"{statistics.fmean(run.busy / run.c for run in found):.3f}",
             ]
         )
@@ -172,7 +179,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6.2, 6))
     axes.plot([0, 105], [0, 105], color="0.6", linewidth=1, label="the same AU")
     real = {(r.cell, r.repeat): r for r in runs if r.arm == "R"}
-    colours = dict(zip(dict.fromkeys(run.cell.net for run in runs), _COLOURS, strict=False))
+    colours = dict(zip(dict.fromkeys(run.cell.net for run in runs), cycle(_COLOURS)))
     for net, colour in colours.items():
         for arm, marker in (("E", "o"), ("L", "x")):
             pairs = [

@@ -27,7 +27,7 @@ from dlemu.datagen.manifest import (
     read_manifest,
     read_plan,
 )
-from dlemu.datagen.prepare import PLAN, refuse_strays
+from dlemu.datagen.prepare import PLAN, choose_recipe, refuse_strays
 from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import Bucket, FileMaker
 from dlemu.datagen.work import OnProgress, work_through
@@ -48,12 +48,11 @@ def generate_objects(
     folder, access = workload.data_folder, world.on_first(lambda: workload.access)
     assert isinstance(folder, ObjectPath) and access is not None
     bucket, recipe = Bucket(folder, access), Recipe.of(workload)
-    complete = world.on_first(lambda: _complete(bucket, recipe))
+    complete, there = world.on_first(lambda: _begin(bucket, recipe, workload.made_from))
     if world.rank == 0:
         on_begin()
     if complete is not None:
         return complete
-    there = world.on_first(lambda: _begin(bucket, recipe, workload.made_from))
     content = Content(recipe.layout.seed)
     writers = [_Writer(each, recipe, content, there) for each in bucket.of_workers(recipe, world)]
     work_through(
@@ -90,31 +89,24 @@ class _Writer(FileMaker):
         self.crcs[file] = self.write_file(file)
 
 
-def _complete(bucket: Bucket, wanted: Recipe) -> Manifest | None:
-    """Return the manifest if the dataset is there; refuse another one."""
+def _begin(
+    bucket: Bucket, wanted: Recipe, workload: str
+) -> tuple[Manifest | None, NDArray[np.bool_]]:
+    """Write the plan; return which files an earlier datagen has completed, (files,).
+
+    If the dataset is complete, its manifest is returned and nothing is written.
+    """
+    there = np.ones(wanted.layout.num_files, np.bool_)
     manifest = read_manifest(bucket.path, bucket.access)
-    tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
-    if manifest is not None:
-        if manifest.recipe.differing(tree) == ["num_files"]:
-            other = f"a dataset in a bucket is not extended; {other}"
-        manifest.recipe.refuse(tree, bucket.path, what="a dataset", remedy=other)
-    return manifest
-
-
-def _begin(bucket: Bucket, wanted: Recipe, workload: str) -> NDArray[np.bool_]:
-    """Write the plan; return which files an earlier datagen has completed, (files,)."""
-    plan = read_plan(bucket.path / WORK / PLAN, bucket.access)
-    if plan is not None:
-        other = "use another dataset.data_folder, or finish that one with"
-        plan.recipe.refuse(
-            wanted.to_tree(), bucket.path, what="an unfinished dataset", remedy=other
-        )
-    listing = bucket.listing(wanted.layout)
-    refuse_strays(bucket.path, listing, wanted, known=plan is not None)
-    if plan is None:
-        bucket.put(f"{WORK}/{PLAN}", Plan(wanted, None, workload or None).to_json())
-    there: NDArray[np.bool_] = (listing.found[0] == wanted.all_sizes()).all(axis=0)
-    return there
+    plan = None if manifest else read_plan(bucket.path / WORK / PLAN, bucket.access)
+    choose_recipe(bucket.path, wanted, manifest, plan)
+    if manifest is None:
+        listing = bucket.listing(wanted.layout)
+        refuse_strays(bucket.path, listing, wanted, known=plan is not None)
+        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
+        if plan is None:
+            bucket.put(f"{WORK}/{PLAN}", Plan(wanted, None, workload or None).to_json())
+    return manifest, there
 
 
 def _finish(bucket: Bucket, recipe: Recipe, parts: list[dict[int, int]], of: str) -> None:

@@ -27,6 +27,7 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
 from dlemu.storage.owned import disk_bytes, room
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
+from dlemu.workload.objects import in_bucket
 
 PLAN = "recipe.json"
 _DONE = "done.journal"
@@ -82,7 +83,7 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     """Return what is in a folder and what is missing; refuse to write where others' files are."""
     manifest = read_manifest(folder)
     plan = read_plan(folder / WORK / PLAN) if manifest is None else None
-    recipe, older = _choose_recipe(folder, wanted, manifest, plan)
+    recipe, older = choose_recipe(folder, wanted, manifest, plan)
     layout = recipe.layout
     if layout.num_files >= _MANY:
         _check_capacity(folder, layout)
@@ -145,7 +146,7 @@ def _begin(folder: Path, plan: Plan, done: bytes) -> None:
     sync_folder(folder)
 
 
-def _choose_recipe(
+def choose_recipe(
     folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
 ) -> tuple[Recipe, Layout | None]:
     """Return the recipe to write by, and the layout of the smaller dataset that it extends."""
@@ -155,8 +156,10 @@ def _choose_recipe(
         if found.differing(tree) != ["num_files"]:
             found.refuse(tree, folder, what="a dataset", remedy=other)
             return found, None
-        if wanted.layout.num_files < have:
-            other = f"datagen extends a dataset, and never makes it smaller; {other}"
+        if in_bucket(folder) or wanted.layout.num_files < have:
+            rule = "datagen extends a dataset, and never makes it smaller"
+            rule = "a dataset in a bucket is not extended" if in_bucket(folder) else rule
+            other = f"{rule}; {other}"
             found.refuse(tree, folder, what="a dataset", remedy=other)
         return found.of_files(wanted.layout.num_files), manifest.layout
     if plan is None:

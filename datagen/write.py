@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -34,15 +35,17 @@ from dlemu.datagen.manifest import (
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import FileMaker, Folder
-from dlemu.datagen.work import OnProgress, Worker, work_through
+from dlemu.datagen.work import FileProgress, OnProgress, Stopped, Worker, work_through
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
+from dlemu.storage import probe
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.owned import held
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
 from dlemu.world.world import Alone, World
 
+_PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 2.0
 """How long to wait for another datagen: it may only be checking that a dataset is complete."""
 
@@ -202,3 +205,35 @@ def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
 
 def _vanished(path: Path) -> str:
     return f"{path} has vanished: another process removed it; start dlemu datagen again"
+
+
+def write_rate(recipe: Recipe, folder: Path) -> float | None:
+    """Return bytes per second at which a rank writes such files; None if it cannot tell.
+
+    The files are written as `generate` does, into a temporary folder beside `folder`, or in the
+    next folder above that is there; it is removed in the end.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    seen: list[FileProgress] = []
+
+    def stop(progress: FileProgress) -> None:
+        seen.append(progress)
+        raise Stopped
+
+    try:
+        with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
+            for below in dataset_folders(Path(name), recipe):
+                below.mkdir(parents=True, exist_ok=True)
+            places, content = Folder(Path(name)).of_workers(recipe, Alone()), Content(0)
+            writers = [_Prober(each, recipe, content) for each in places]
+            files = np.arange(recipe.layout.num_files)
+            every = min(_PROBE_SECONDS, probe.longest_seconds)
+            work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
+    except (OSError, Stopped):  # a full disk may end it early
+        pass
+    return seen[0].bytes_done / seen[0].seconds or None if seen else None
+
+
+class _Prober(FileMaker):
+    def do(self, file: int) -> None:
+        self.write_file(file)

@@ -334,18 +334,3 @@ def test_a_terminal_without_a_size_is_a_launchers_and_gets_plain_text(
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 1)))
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
     assert terminal_width() == width
-
-
-def test_a_turn_to_write_ends() -> None:
-    with terminal.turn():
-        pass
-    taken = []
-
-    def take() -> None:
-        taken.append(terminal._turn.acquire(blocking=False))
-        terminal._turn.release()
-
-    other = threading.Thread(target=take)
-    other.start()
-    other.join()
-    assert taken == [True]

@@ -6,11 +6,11 @@ next checkpoint waits for the one before.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.devices import BlockDevice, devices_under
+from dlemu.host.devices import devices_under
 from dlemu.results.checkpoints import CheckpointFields
 from dlemu.results.records import Steps
 from dlemu.results.sums import step_seconds
@@ -157,67 +157,49 @@ def open_checkpoints(
     parts = place.world.all_gather((place.world.host_index, place.own))
     plan = Plan.over(workload, _share(workload, place.num_accelerators), parts, place.own)
     if not number:
-        yield RunCheckpoints(section, place, plan, None)
+        yield RunCheckpoints(section, place, plan)
         return
     # As in a command that writes so many.
     job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
-    with opened(job, plan, place.world, say) as folder:
-        checkpoints = RunCheckpoints(section, place, plan, folder)
-        if place.world.local_rank == 0:
-            checkpoints.count(devices_under(folder.path))
-        with checkpoints:
-            yield checkpoints
+    with ExitStack() as stack:
+        folder = stack.enter_context(opened(job, plan, place.world, say))
+        content = Content(folder.record.seed)
+        writers = {
+            accelerator: stack.enter_context(Writer.of(section, content, direct=folder.direct))
+            for accelerator in plan.accelerators
+            if plan.written_by(accelerator, 0)
+        }
+        tools, world, now = list(writers.values()), place.world, place.clock.now
+        crew = stack.enter_context(Crew[WriteTimes](tools, folder.path, world, place.watch, now))
+        yield RunCheckpoints(section, place, plan, folder, writers, crew)
 
 
 class RunCheckpoints:
     """The checkpoints of a run on one rank; all ranks call `take` after the same steps.
 
-    `folder` is None where none is due.
+    `folder` and `crew` are None where none is due. `writers` has a writer for each accelerator of
+    this rank that has files to write; the crew works with them in this order.
     """
 
     def __init__(
-        self, section: CheckpointSection, place: Place, plan: Plan, folder: Opened | None
+        self,
+        section: CheckpointSection,
+        place: Place,
+        plan: Plan,
+        folder: Opened | None = None,
+        writers: Mapping[int, Writer] = MappingProxyType({}),
+        crew: Crew[WriteTimes] | None = None,
     ) -> None:
         self._section, self._plan, self._folder = section, plan, folder
-        self._place, self._clock, self._watch = place, place.clock, place.watch
-        self._devices: Sequence[BlockDevice] = ()
-        self._writing: Sequence[int] = ()
-        """The accelerators of this rank that have files to write."""
+        self._writers, self._crew = writers, crew
+        self._clock, self._watch = place.clock, place.watch
+        observes = folder is not None and place.world.local_rank == 0
+        self._devices = devices_under(folder.path) if folder and observes else []
         self._under_way: tuple[Path, Shot[WriteTimes]] | None = None
         self._spans: list[tuple[float, float]] = []
         self._ended: list[Path] = []
         self._number = 0
-        self._report = RankCheckpoints()
-        self._until_left = ExitStack()
-
-    def __enter__(self) -> Self:
-        section, folder, enter = self._section, self._folder, self._until_left.enter_context
-        assert folder is not None
-        content = Content(folder.record.seed)
-        self._writing = [a for a in self._plan.accelerators if self._plan.written_by(a, 0)]
-        self._writers = [
-            enter(
-                Writer(
-                    content,
-                    piece_bytes=section.piece_bytes,
-                    io_depth=section.io_depth,
-                    direct=folder.direct,
-                    fsync=section.fsync,
-                )
-            )
-            for _ in self._writing
-        ]
-        world, watch, now = self._place.world, self._watch, self._clock.now
-        self._crew = enter(Crew[WriteTimes](self._writers, folder.path, world, watch, now))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._until_left.__exit__(*error)
-
-    def count(self, devices: Sequence[BlockDevice]) -> None:
-        """Count what these drives read and write in the epochs to come."""
-        self._devices = devices
-        self._report.devices = tuple(device.name for device in devices)
+        self._report = RankCheckpoints(devices=tuple(each.name for each in self._devices))
 
     def take(self, epoch: int, step: int) -> float:
         """Take the checkpoint that is due; return for how long the accelerators stood still.
@@ -285,7 +267,7 @@ class RunCheckpoints:
     @property
     def _sizes(self) -> list[int]:
         """Bytes of a checkpoint that each accelerator of this rank writes."""
-        shares = (self._plan.written_by(accelerator, 0) for accelerator in self._writing)
+        shares = (self._plan.written_by(accelerator, 0) for accelerator in self._writers)
         return [sum(size for _, size, _ in files) for files in shares]
 
     def _begin_write(self, path: Path) -> None:
@@ -294,8 +276,10 @@ class RunCheckpoints:
             path.mkdir(exist_ok=True)
         except OSError as error:
             raise _unwritable(path, error) from None
-        files = [self._plan.written_by(a, self._number) for a in self._writing]
-        shot = self._crew.begin(lambda n: self._writers[n].write_share(path, files[n]))
+        writers = list(self._writers.values())
+        files = [self._plan.written_by(a, self._number) for a in self._writers]
+        assert self._crew is not None
+        shot = self._crew.begin(lambda n: writers[n].write_share(path, files[n]))
         self._under_way = path, shot
 
     def _end_write(self) -> None:
@@ -303,6 +287,7 @@ class RunCheckpoints:
         if self._under_way is None:
             return
         path, shot = self._under_way
+        assert self._crew is not None
         with self._watch.phase("while writing a checkpoint", lambda: str(path)):
             try:
                 while not self._crew.wait(shot):

@@ -150,15 +150,7 @@ class CheckpointJob:
         key = self._checkpoint
         if key.writer == "dcp":
             return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
-        return stack.enter_context(
-            Writer(
-                self._content,
-                piece_bytes=key.piece_bytes,
-                io_depth=key.io_depth,
-                direct=self._direct,
-                fsync=key.fsync,
-            )
-        )
+        return stack.enter_context(Writer.of(key, self._content, direct=self._direct))
 
     def _reader(self) -> Reader:
         key = self._checkpoint

@@ -21,6 +21,7 @@ from dlemu.datagen.content import Content
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, round_up
+from dlemu.workload.checkpoint_sections import CheckpointSection
 
 _SPARE_BUFFERS = 2
 """Buffers beside those that are being written: one is full while the next is being filled."""
@@ -72,6 +73,17 @@ class Writer:
         self._generation = self._generation_told = 0.0
         self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
         self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
+
+    @classmethod
+    def of(cls, section: CheckpointSection, content: Content, *, direct: bool) -> Self:
+        """Return a writer as the keys say."""
+        return cls(
+            content,
+            piece_bytes=section.piece_bytes,
+            io_depth=section.io_depth,
+            direct=direct,
+            fsync=section.fsync,
+        )
 
     def __enter__(self) -> Self:
         for _ in range(self._io_depth + _SPARE_BUFFERS):

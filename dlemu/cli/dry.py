@@ -32,8 +32,8 @@ def dry_run(command: str, workload: Any, world: World) -> int:
 
 def _datagen(workload: Any, world: World, tell: Any) -> None:
     from dlemu.datagen.prepare import examine
-    from dlemu.datagen.probe import write_rate
     from dlemu.datagen.recipe import Recipe
+    from dlemu.datagen.write import write_rate
     from dlemu.dataset.rule import required_size, resolve_auto
 
     size = required_size(workload, world)

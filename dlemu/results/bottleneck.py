@@ -14,7 +14,7 @@ import numpy as np
 from dlemu.host.network import NetworkUse
 from dlemu.objects.counts import GetCounts
 from dlemu.results.checkpoints import CheckpointCost
-from dlemu.results.losses import Losses, name_losses
+from dlemu.results.losses import LOSSES, Losses, name_losses
 from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
 from dlemu.units import counted, format_rate, format_seconds
@@ -189,9 +189,9 @@ def _checkpoints(evidence: Evidence) -> Limit | None:
         return None
     return Limit(
         "checkpoints",
-        f"{_lost(evidence)}; the {cost.steps_while_writing} steps during which a checkpoint was "
-        f"written had a utilisation of {cost.au_while_writing_percentage:.1f}%, the others of "
-        f"{cost.au_otherwise_percentage or 0:.1f}%{_cpus(evidence)}",
+        f"{_lost(evidence)}; AU {cost.au_while_writing_percentage:.1f}% in the "
+        f"{cost.steps_while_writing} steps while a checkpoint was written, "
+        f"{cost.au_otherwise_percentage or 0:.1f}% in the others{_cpus(evidence)}",
         "write checkpoints to other drives or less often, or use faster drives",
         cost.lost_share,
     )
@@ -212,7 +212,7 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
     explains = _part(evidence, slowest.saved - of_others("saved"))
     if slowest.late_seconds > slowest.wait_seconds:
         own, usual = slowest.late_seconds, of_others("late_seconds")
-        did = f"computed {format_seconds(own)} a step longer than asked"
+        did = f"overran its compute by {format_seconds(own)} a step"
         advice = f"look at what else runs on the CPUs of {slowest.name}"
     elif slowest.making_seconds < _SLOWER * of_others("making_seconds"):
         # Ranks may share a slow drive that always serves one of them last. Its reads are not
@@ -227,7 +227,7 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
         )
     return Limit(
         "barrier",
-        f"{slowest.name} {did}, the others {format_seconds(usual)}, and then "
+        f"{slowest.name} {did}, the others {format_seconds(usual)}; they waited "
         f"{100 * slowest.saved:.1f}% of the time for it",
         advice,
         explains,
@@ -241,25 +241,25 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     if explains == 0:
         return None
     seconds = max(host.seconds, 1e-9)
-    seen = []
+    did = []
     if host.cpu_share is not None:
-        used = f"used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs"
-        seen.append(f"ranks and workers {used}")
+        did.append(f"used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs")
     if host.lacked_seconds is not None:
-        lacked = f"stood ready without a CPU for {host.lacked_seconds / seconds:.2f} s each second"
-        seen.append(f"{'' if seen else 'ranks and workers '}{lacked}, all together")
+        waited = host.lacked_seconds / seconds
+        did.append(f"waited {waited:.2f} s per second for a CPU (sum)")
+    seen = [f"ranks and workers {' and '.join(did)}"] if did else []
     if host.host_cpu_share is not None:
-        taken = f"all that ran there took {100 * host.host_cpu_share:.0f}% of all"
-        seen.append(f"{'and ' if seen else ''}{taken}")
+        seen.append(f"total CPU {100 * host.host_cpu_share:.0f}%")
+    if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
+        seen.append(f"other guests took {100 * host.host_steal_share:.0f}%")
+    if host.throttled_seconds:
+        seen.append(
+            f"the CPU quota stopped them {host.throttled_seconds / seconds:.2f} s per second"
+        )
     words = ""
     if _others_work(host):
         words = f"other programs took {100 * (host.others_cpu_share or 0):.0f}% of the CPUs; "
-    words += f"{_lost(evidence)}; on host {host.host} {', '.join(seen)}"
-    if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
-        words += f" while other guests took {100 * host.host_steal_share:.0f}%"
-    if host.throttled_seconds:
-        stopped = host.throttled_seconds / seconds
-        words += f" and the CPU quota stopped them for {stopped:.2f} s each second"
+    words += f"{_lost(evidence)}; on host {host.host}: {', '.join(seen)}"
     return Limit("host cpu", words + _busy([host]), _advice_for_cpus(evidence, host), explains)
 
 
@@ -290,13 +290,11 @@ def _lateness(evidence: Evidence) -> Limit | None:
     """Return `oversleep` or `barrier` where steps ended late though CPUs were free."""
     parts = evidence.losses.parts
     explains = _part(evidence, parts.oversleep + parts.meeting)
-    late = f"each step's latest accelerator ended {100 * parts.oversleep:.1f}% of the time later"
-    met = f"the barrier itself took {100 * parts.meeting:.1f}%"
-    waited = f"waiting for data took {100 * parts.waited:.1f}%{_cpus(evidence)}"
     name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "barrier"
     return Limit(
         name,
-        f"{late} than asked, {met}, {waited}",
+        f"compute overran its target by {100 * parts.oversleep:.1f}% of the run time; barrier "
+        f"{100 * parts.meeting:.1f}%, waiting for data {100 * parts.waited:.1f}%{_cpus(evidence)}",
         f"{'use fewer accelerators a host, or ' if _several_a_host(evidence) else ''}"
         "leave cores to the ranks",
         explains,
@@ -308,8 +306,8 @@ def _uneven(evidence: Evidence) -> Limit | None:
     uneven = evidence.losses.parts.uneven
     return Limit(
         "barrier",
-        f"compute times differ among accelerators as train.computation_time asks: waiting for the "
-        f"longest took {100 * uneven:.1f}% of the time",
+        f"compute times are drawn unequal (train.computation_time): waiting for the longest took "
+        f"{100 * uneven:.1f}% of the time",
         "no storage and no host can change that",
         _part(evidence, uneven),
     )
@@ -318,13 +316,9 @@ def _uneven(evidence: Evidence) -> Limit | None:
 def _loader(evidence: Evidence) -> Limit | None:
     """Return `loader` where batches were late for other reasons than reads."""
     parts, reader = evidence.losses.parts, evidence.reader
-    ways = {
-        "decode": "decoding",
-        "hand_over": "the hand-over",
-        "preprocess": "preprocessing (reader.preprocess_time)",
-        "elsewhere": "batches that no worker was at",
+    shares = {
+        name: getattr(parts, name) for name in ("decode", "hand_over", "preprocess", "elsewhere")
     }
-    shares = {name: getattr(parts, name) for name in ways}
     longest = max(shares, key=lambda name: shares[name])
     explains = _part(evidence, sum(shares.values()))
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
@@ -336,8 +330,8 @@ def _loader(evidence: Evidence) -> Limit | None:
         advice += ", or set reader.data_loader=threads"
     return Limit(
         "loader",
-        f"{_lost(evidence)}; they waited {100 * shares[longest]:.0f}% of the time for "
-        f"{ways[longest]}, {100 * parts.read:.0f}% for reads{_cpus(evidence)}",
+        f"{_lost(evidence)}: {100 * shares[longest]:.0f}% {LOSSES[longest]}, "
+        f"{100 * parts.read:.0f}% {LOSSES['read']}{_cpus(evidence)}",
         advice,
         explains,
     )
@@ -356,10 +350,10 @@ def _network(evidence: Evidence) -> Limit | None:
         "network",
         f"{use.nic} of host {host.host} received {format_rate(share * rate)}, {100 * share:.0f}% "
         f"of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
-        f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
+        f"{100 * explains:.0f}% of the loss was waiting for reads"
         f"{_busy(evidence.hosts)}{_cpus(evidence)}",
         _either("use faster or more links", *_spread(evidence))
-        + "; nothing is said about the storage",
+        + "; this does not measure the storage",
         explains * len(full) / len(evidence.hosts),
     )
 
@@ -405,7 +399,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     got = _given(evidence, given / _share_with_reads(evidence))
     probe = _probe_of_all(evidence)
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
-    waited = f"{100 * explains:.0f}% of what accelerators lost was waiting for reads"
+    waited = f"{100 * explains:.0f}% of the loss was waiting for reads"
     if probe is not None and saved >= _ENOUGH:
         reader = evidence.reader
         return Limit(
@@ -531,7 +525,7 @@ def _cpus_unknown(evidence: Evidence) -> str:
     """Return why nothing can be said where CPUs may have been short, else ""."""
     for host in evidence.hosts:
         if host.cpu_share is None and host.runqueue_seconds is None:
-            return f"whether host {host.host} had CPUs to spare, its kernel does not tell"
+            return f"the kernel of host {host.host} does not show whether CPUs were free"
     return ""
 
 
@@ -579,7 +573,7 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
             ways.append("reader.decode=raw")
         elif reader.odirect is False and not evidence.direct and evidence.gets is None:
             ways.append("reader.odirect=true")
-    return f"{_either(*ways)}; nothing is said about the storage"
+    return f"{_either(*ways)}; this does not measure the storage"
 
 
 def _others_work(host: HostEvidence) -> bool:

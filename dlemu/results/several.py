@@ -31,17 +31,17 @@ def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
     verdicts = [run["verdict"] for run in runs]
     for number, run in enumerate(runs, 1):
         if run["verdict"] == "NO VERDICT":
-            reasons.append(f"run {number} has none: {'; '.join(run['reasons'])}")
+            reasons.append(f"run {number}: NO VERDICT, {'; '.join(run['reasons'])}")
         elif run["verdict"] == "FAIL":
             rule = " (rule 3.3.2)" if _has_numbered_rules(summary, run) else ""
-            reasons.append(f"run {number} has {au[number - 1]:.2f}% utilisation{rule}")
+            reasons.append(f"run {number}: AU {au[number - 1]:.2f}%{rule}")
     remarks = _joined([run["remarks"] for run in runs])
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
     if spread > REPEATABILITY:
         reasons.append(
-            f"samples/s are up to {100 * spread:.1f}% off their mean, at most "
-            f"{100 * REPEATABILITY:g}% is repeatable"
+            f"samples/s differ by up to {100 * spread:.1f}% from their mean, "
+            f"{100 * REPEATABILITY:g}% is allowed"
         )
     if runs and _has_numbered_rules(summary, runs[-1]):
         reasons += _long_gaps(summary["runs"])

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dlemu.dataset import plan as plan_module
 from dlemu.dataset.layout import layout_of
-from dlemu.dataset.permutation import permuted
 from dlemu.dataset.plan import (
     EpochPlan,
     PlanOptions,
     count_steps,
     make_plan,
+    permuted,
     plan_epoch,
     plan_interleaved,
     plan_streams,

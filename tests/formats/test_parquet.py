@@ -152,16 +152,6 @@ def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> 
         FILES.locate(reader(path), path.stat().st_size, num_samples=7)
 
 
-@pytest.mark.parametrize("parts", [[], [0], [5, 0]])
-def test_a_row_group_has_rows(tmp_path: Path, parts: list[int]) -> None:
-    path = tmp_path / "a.parquet"
-    with pq.ParquetWriter(path, pa.schema([("x", pa.float32())]), compression="none") as writer:
-        for number in parts:
-            writer.write_table(pa.table({"x": np.zeros(number, np.float32)}))
-    with pytest.raises(DatasetError, match="it has no rows, or an empty row group"):
-        Parquet((ColumnSection(name="x"),), 10).find(reader(path), path.stat().st_size)
-
-
 def test_without_pyarrow_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

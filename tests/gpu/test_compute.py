@@ -36,6 +36,5 @@ def test_it_is_busy_until_the_deadline(seconds: float) -> None:
         end.record()
         end.synchronize()
         busy.append(begin.elapsed_time(end) / 1000)
-    assert sorted(late)[5] < 0.0005
     assert min(late) >= 0
     assert sorted(busy)[5] >= 0.95 * seconds

@@ -279,20 +279,6 @@ def test_unaligned_numbers_and_overruns_are_refused(driver: Driver, data_file: P
 
 
 @pytest.mark.gpu
-def test_a_tensor_of_pytorch_is_filled_too(driver: Driver, data_file: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    tensor = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
-    with (
-        DeviceBuffer(driver, tensor.data_ptr(), tensor.numel()) as buffer,
-        DeviceFile(driver, data_file) as file,
-    ):
-        file.read(buffer, tensor.numel(), 4096)
-    assert tensor.cpu().numpy().tobytes() == data_file.read_bytes()[4096 : 4096 + (2 << 20)]
-
-
-@pytest.mark.gpu
 def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
     """Either the driver opens and the bytes go directly, or it does not open."""
     found = availability(data_file.parent, gds="require")
@@ -307,20 +293,6 @@ def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
         ):
             file.read(buffer, 4096, 0)
         assert driver.path_bytes().compat == 0
-
-
-@pytest.mark.gpu
-def test_the_driver_opens_again_and_leaves_nothing_behind(
-    gpu: Gpu, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not availability(data_file.parent).usable:
-        pytest.skip("cuFile cannot read the tests' folder")
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        with Driver(data_file.parent) as driver:
-            assert driver.path_bytes().mode == "none"
-    assert list(tmp_path.iterdir()) == []
-    assert "CUFILE_ENV_PATH_JSON" not in os.environ
 
 
 @pytest.mark.gpu

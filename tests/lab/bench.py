@@ -7,8 +7,8 @@ quota.
 import contextlib
 import json
 import os
-import shutil
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -215,20 +215,13 @@ def small(folder: Path, **keys: object) -> Path:
 @contextlib.contextmanager
 def folder_on_disk() -> Iterator[Path]:
     """Give a folder on the disk that the checkout lies on."""
-    folder = ROOT / "build" / f"bench-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build", prefix="bench-") as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager
 def folder_in_memory() -> Iterator[Path]:
     """Give a folder in tmpfs."""
-    folder = Path("/dev/shm") / f"dlemu-bench-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dlemu-bench-") as name:
+        yield Path(name)

@@ -46,14 +46,12 @@ def drive_folder(num_bytes: int) -> Iterator[Path]:
         with own_drive(num_bytes + num_bytes // 8 + 8 * _MIB) as folder:
             yield folder
         return
-    folder = Path.cwd() / "build" / f"drive-{os.getpid()}"
-    if not devices_under(folder.parent.parent):
-        pytest.skip(f"{folder} is on no block device")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    build = Path.cwd() / "build"
+    build.mkdir(exist_ok=True)
+    if not devices_under(build):
+        pytest.skip(f"{build} is on no block device")
+    with tempfile.TemporaryDirectory(dir=build, prefix="drive-") as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager

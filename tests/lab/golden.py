@@ -37,7 +37,7 @@ import pytest
 
 from dlemu.cli import doctor, main, wear
 from dlemu.cli.doctor import Check
-from dlemu.datagen import probe as datagen_probe
+from dlemu.datagen import write as datagen_write
 from dlemu.host import devices, drive_counters, limits, place
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
@@ -256,7 +256,7 @@ def fixed() -> Iterator[None]:
         doctor.examine: lambda folder, **_: iter(_CHECKS),
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,
-        datagen_probe.write_rate: lambda *_: 2e9,
+        datagen_write.write_rate: lambda *_: 2e9,
         drive_counters.lifetime: lambda device: _LIFETIME,
         devices.devices_under: lambda folder, **_: [],
         devices.lies_in_memory: lambda *_, **__: False,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.waiting import LONG
+
 
 @contextlib.contextmanager
 def rclone_cache(
@@ -31,7 +33,7 @@ def rclone_cache(
         preexec_fn=enter,
     )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LONG
         while not point.is_mount():
             if served.poll() is not None or time.monotonic() > deadline:
                 assert served.stderr is not None

@@ -144,7 +144,7 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
     limit = find_limit(gathered.evidence)
     assert limit.name == "host cpu"
-    assert "all that ran there took 30% of all while other guests took 60%" in limit.evidence
+    assert "total CPU 30%, other guests took 60%" in limit.evidence
     quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
     limit = find_limit(combine(WORKLOAD, [quiet], sums, PathBytes()).evidence)
     assert limit.name == "loader"

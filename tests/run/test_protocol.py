@@ -146,7 +146,7 @@ def test_edition_v3_fails_gaps_as_long_as_a_run_and_low_utilisation() -> None:
     found = judged((80.0, 10.0, "FAIL"), (95.0, 10.0, "PASS"), edition="v3.0", rows=rows)
     assert found["verdict"] == "FAIL"
     assert found["reasons"] == [
-        "run 1 has 80.00% utilisation (rule 3.3.2)",
+        "run 1: AU 80.00% (rule 3.3.2)",
         "660 s lie between run.1 and run.2, less than the 600 s of a run may (rule 2.1.18)",
     ]
     assert judged((95.0, 10.0, "PASS"), edition="v2.0", rows=rows)["verdict"] == "PASS"
@@ -192,14 +192,14 @@ def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
         found = judged(*as_one, (95.0, last, "PASS"))
         assert (found["verdict"], found["passed"]) == ("FAIL", False)
         assert found["reasons"] == [
-            f"samples/s are up to {told} off their mean, at most 5% is repeatable"
+            f"samples/s differ by up to {told} from their mean, 5% is allowed"
         ]
 
 
 def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
     passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
     assert judged(passed, none)["verdict"] == "NO VERDICT"
-    assert judged(passed, none)["reasons"] == ["run 2 has none: the disk is full"]
+    assert judged(passed, none)["reasons"] == ["run 2: NO VERDICT, the disk is full"]
     assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
     assert judged(passed, passed)["verdict"] == "PASS"
 
@@ -249,12 +249,6 @@ def test_each_run_has_its_folder_and_its_seed(repeated: Path) -> None:
     assert seeds == [124, 125, 123], "run.1, run.2, and the warm-up before them"
     orders = [read_steps(repeated / name)["num_bytes"].tolist() for name in ("run.1", "run.2")]
     assert orders[0] != orders[1], "another seed, another order"
-    starts = [
-        json.loads((repeated / name / "summary.json").read_text())["measured"]["hosts"][0]
-        for name in ("warmup.1", "run.1", "run.2")
-    ]
-    told = [host.get("start_seconds") is not None for host in starts]
-    assert told == [True, False, False], "the process began before the first"
 
 
 def test_the_runs_count_without_the_warm_up(repeated: Path) -> None:

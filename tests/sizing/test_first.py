@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -372,24 +371,3 @@ def test_its_words() -> None:
     assert asked.keep and [w.name for w in asked.jobs] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
     assert [(w.name, w.reader.data_loader) for w in one.jobs] == [("unet3d_b200", "threads")]
-
-
-def test_all_datasets_together_take_no_more_than_may_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What one leaves, as it needs less, is shared by the others."""
-    names = ("cosmoflow_h100", "unet3d_h100", "resnet50_h100", "cosmoflow_a100")
-    workloads = [load_workload(name, {"dataset.num_files_train": 2}) for name in names]
-    most = 100_000_000_000
-    drive = SimpleNamespace(free=10 * most)
-    monkeypatch.setattr("dlemu.sizing.first_files.shutil.disk_usage", lambda _: drive)
-
-    planned = plan_files(tmp_path, workloads, most, most_each=most)
-
-    sizes = [
-        each.workload.num_files
-        * each.workload.dataset.num_samples_per_file
-        * each.workload.dataset.mean_bytes
-        for each in planned
-    ]
-    assert 0.8 * most < sum(sizes) <= most and max(sizes) < 2 * min(sizes)
