@@ -138,5 +138,4 @@ def _by_shape(folder: Path, recipe: Recipe) -> str:
 
 
 def _unknown(why: str) -> WorkloadError:
-    known = ", ".join(known_workloads())
-    return WorkloadError(f"{why}; add workload=NAME, one of {known}, or a file.yaml")
+    return WorkloadError(f"{why}; add workload=NAME (dlemu workloads lists them) or a file.yaml")

@@ -17,7 +17,7 @@ from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.workload.objects import Access, ObjectPath
-from dlemu.world.world import World
+from dlemu.world.world import Alone, World
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
 _IGNORED = "does not belong to the dataset; nothing reads it"
@@ -48,15 +48,15 @@ def verify(
     *,
     full: bool,
     repair: bool = False,
-    world: World,
+    world: World | None = None,
     on_progress: OnProgress | None = None,
     access: Access | None = None,
 ) -> list[Fault]:
     """Return the files that do not fit the manifest, by path; all ranks call it and get the same.
 
-    Sizes are compared by listing the folder; with `full` every byte is read and compared. With
-    `repair` damaged and missing files are written again; no other file is touched. `access` is that
-    of a bucket.
+    Without a `world` there is one rank. Sizes are compared by listing the folder; with `full` every
+    byte is read and compared. With `repair` damaged and missing files are written again; no other
+    file is touched. `access` is that of a bucket.
 
     Raises:
         DatasetError: there is no manifest, or it is damaged.
@@ -64,6 +64,7 @@ def verify(
         RunError: the disk is full.
         PeerError: another rank failed.
     """
+    world = world or Alone()
     if isinstance(folder, ObjectPath):
         assert access is not None
         bucket = Bucket(folder, access)
@@ -187,14 +188,14 @@ class _Reader(FileMaker):
         same = crc == self._crcs[file]
         return "" if same else "is as generated, but the manifest has another checksum for it"
 
-    def _compare(self, read: Read, data: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+    def _compare(self, read: Read, data: memoryview, offset: int, num_bytes: int) -> None:
         done = 0
         while done < num_bytes:
             count = read(self._read[done : len(data)].data, offset + done)
             if count == 0:  # truncated since the listing
                 raise _Differs(offset + done)
             done += count
-        found, made = self._read[:num_bytes], data[:num_bytes]
+        found, made = self._read[:num_bytes], np.frombuffer(data[:num_bytes], np.uint8)
         if not np.array_equal(found, made):
             raise _Differs(offset + int(np.argmax(found != made)))
 

@@ -53,14 +53,14 @@ _LOCK_SECONDS = 2.0
 def generate(
     workload: Workload,
     *,
-    world: World,
+    world: World | None = None,
     on_progress: OnProgress | None = None,
     on_begin: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write what is missing of a workload's dataset; all ranks call it and return its manifest.
 
-    `on_begin` is called on rank 0, once it is clear that the dataset may be written, and
-    `on_progress` about once a second.
+    Without a `world` there is one rank. `on_begin` is called on rank 0, once it is clear that the
+    dataset may be written, and `on_progress` about once a second.
 
     Raises:
         DatasetError: the folder holds another dataset.
@@ -68,6 +68,7 @@ def generate(
         RunError: the disk is, or would be, full. Complete files stay and need not be written again.
         PeerError: another rank failed.
     """
+    world = world or Alone()
     wanted, folder = Recipe.of(workload), workload.data_folder
     if in_bucket(folder):
         return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)

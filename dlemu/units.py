@@ -15,8 +15,8 @@ PAGE_BYTES = 4096
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGTP]?)(i?)(B?)\s*", re.IGNORECASE)
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|min|h|d|)\s*")
-_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|h|d|)\s*")
+_SECONDS = {"": 1, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _ROUNDED_UP = 0.9995
 """From this share of a unit on, the unit is used: in the smaller one, three digits read "1e+03"."""
 
@@ -45,14 +45,14 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that a duration means: "90", "45s", "30min", "3h" or "2d".
+    """Return the seconds that a duration means: "90", "5ms", "45s", "30min", "3h" or "2d".
 
     Raises:
         ValueError: the text is no duration.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a duration; write it like 90, 45s, 30min, 3h or 2d")
+        raise ValueError(f"{text!r} is not a duration; write it like 90, 5ms, 45s, 30min, 3h or 2d")
     return float(match[1]) * _SECONDS[match[2]]
 
 

@@ -7,8 +7,9 @@ python -m docs.keys --write    put it into docs/keys.md
 import sys
 from pathlib import Path
 
-from dlemu.cli.help import by_group, reading
-from dlemu.workload.keys import Key, about
+from dlemu.cli.commands import COMMANDS
+from dlemu.cli.help import by_group, own_keys, reading
+from dlemu.workload.keys import Key, about, all_keys
 
 PAGE = Path(__file__).with_name("keys.md")
 
@@ -16,13 +17,14 @@ HEAD = """\
 # All keys
 
 `dlemu help KEY` shows one of them, `dlemu COMMAND --help-all` those of a command. The command
-`python -m docs.keys --write` makes this page from the models in `dlemu/workload/sections.py` and
-`dlemu/workload/model.py`.
+`python -m docs.keys --write` makes this page from the models: `dlemu/workload/` has
+those of jobs.
 
 - A key is written as `key=value`, in any order behind the command.
 - A default holds where the workload's file says nothing. `dlemu run workload=NAME --cfg job`
   shows all values of a workload.
 - Sizes take a unit: `4096`, `64KiB` (2^10), `1MB` (10^6). Times are in seconds.
+- Behind the command of its group the group's name may be left out: `dlemu paths . seconds=5`.
 - `null` means "not set". A list is written as `"key=[A,B]"`.
 - Unknown keys are refused. DLIO's keys that have no effect are accepted and named.
 """
@@ -30,13 +32,24 @@ HEAD = """\
 
 def render() -> str:
     """Return the page."""
-    return "\n".join([HEAD, *(_section(group, keys) for group, keys in by_group())])
+    of_commands = (
+        (name, [key for key in own_keys(name, f"{name}.") if not _is_of_job(name, key)])
+        for name in COMMANDS
+    )
+    groups = [*by_group(), *((name, keys) for name, keys in of_commands if keys)]
+    return "\n".join([HEAD, *(_section(group, keys) for group, keys in groups)])
+
+
+def _is_of_job(command: str, key: Key) -> bool:
+    """Return whether a command takes a key of a workload's group."""
+    own = key.name.removeprefix(f"{command}.")
+    return "." in own and own in all_keys()
 
 
 def _section(group: str, keys: list[Key]) -> str:
     lines = [f"## {group or 'Keys of no group'}", ""]
-    if about(group):
-        lines += [about(group), ""]
+    if about(group) or group in COMMANDS:
+        lines += [about(group) or f"Keys of `dlemu {group}` alone.", ""]
     lines += ["| key | meaning | values | default | read by |", "|---|---|---|---|---|"]
     for key in keys:
         commands = ", ".join(reading(key.name)) or "none"

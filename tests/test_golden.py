@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.main import COMMANDS
+from dlemu.cli.commands import COMMANDS
 from tests.lab.golden import FOLDER, commands_of, written
 from tests.lab.stored import RENDERED, STORED
 

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "world",
     "training": "datagen dataset gpu host loaders results storage workload world",
     "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
-    "paths": "gpu host results storage",
+    "paths": "gpu host results storage workload",
     "load": "gpu host paths storage workload",
     "steptime": "host results workload",
     "cli": "checkpoint datagen dataset gpu host library load paths report results "

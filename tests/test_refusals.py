@@ -18,8 +18,6 @@ NO_REMEDY = (
     "--config-dir /nosuch",
     "dataset.data_folder=${oops}",
     "~nosuch",
-    "dataset.data_folder=/proc/x",
-    "files=/nowhere/*",
     "try /proc",
 )
 """Ends of commands whose lines lack one: to be mended."""

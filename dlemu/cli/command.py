@@ -1,4 +1,4 @@
-"""What stands behind the name of a command: which function does it, and what it takes."""
+"""From the words behind a command's name to its function: what all commands have in common."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.words import Words, parse
+from dlemu.cli.commands import COMMANDS, Command
+from dlemu.cli.words import DRY_RUN, Words, parse
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.terminal import (
     Answer,
@@ -32,78 +33,30 @@ _OF_MODELS = ("checkpoint", "predict")
 """Commands that take a model alone."""
 _THAT_LOOK = (*_OF_MODELS, "run", "size")
 """Commands that refuse another workload's dataset where they look at it, or read none."""
-DRY_RUN = "--dry-run"
-"""Option of the commands that write or replay: show what they would do."""
+
+
+def call(name: str, words: Sequence[str], world: World) -> int:
+    """Do a command; return the exit status. All ranks call it."""
+    command = COMMANDS[name]
+    if command.measures and world.num_ranks > 1:
+        if world.rank == 0:
+            complain(
+                f"this command measures from one process, and {world.num_ranks} ranks were "
+                "started: start it without mpirun; dlemu run measures with all ranks"
+            )
+        return 1
+    if not command.module:
+        with keep_stdout("--json" in words):
+            return _Job(name, command).call(words, world)
+    return int(import_module(command.module).main(words)) if world.rank == 0 else 0
 
 
 @dataclass(frozen=True)
-class Tool:
-    """A command without a workload: a module with HELP and `main(words)`, for rank 0 alone.
-
-    Its WORDS and KEYS, where it has them, are offered by the completion.
-    """
-
-    module: str
-    measures: bool = False
-    """Whether it measures, which rank 0 alone must not do for all."""
-
-    def help(self, *, whole: bool = False) -> str:
-        """Return its usage, which has all its keys."""
-        return str(import_module(self.module).HELP).rstrip()
-
-    @property
-    def words(self) -> Sequence[str]:
-        """What may follow its name: options, and keys with their =."""
-        module = import_module(self.module)
-        keys = (f"{key}=" for key in getattr(module, "KEYS", ()))
-        return [*getattr(module, "WORDS", ()), "--help", *keys]
-
-    def __call__(self, words: Sequence[str], world: World) -> int:
-        """Return the exit status."""
-        if self.measures and _has_more_ranks(world):
-            return 1
-        return int(import_module(self.module).main(words)) if world.rank == 0 else 0
-
-
-def _has_more_ranks(world: World) -> bool:
-    """Say so where a command that measures from one process was started as several ranks."""
-    if world.num_ranks > 1 and world.rank == 0:
-        complain(
-            f"this command measures from one process, and {world.num_ranks} ranks were started: "
-            "start it without mpirun; dlemu run measures with all ranks"
-        )
-    return world.num_ranks > 1
-
-
-@dataclass(frozen=True)
-class Command:
+class _Job:
     """A command for a workload: all ranks call its function, once rank 0 has composed it."""
 
     name: str
-    """That of its function in dlemu/cli/jobs.py, which is imported when it is called."""
-    options: tuple[str, ...] = ()
-    replays: bool = False
-    """Whether it replays the workload: keys without effect are then printed."""
-    without_workload: bool = False
-    """Whether a data folder alone is enough; the workload is then None."""
-    makes_folder: bool = False
-    """Whether the data folder may be missing yet."""
-    measures: bool = False
-    """As of a Tool."""
-
-    def help(self, *, whole: bool = False) -> str:
-        """Return what the command does, its usage, and its most used keys, or all of them."""
-        from dlemu.cli.help import help_of
-
-        return help_of(self.name, str(self._function.__doc__), self.options, whole=whole)
-
-    @property
-    def words(self) -> Sequence[str]:
-        """What may follow its name: options, and keys with their =."""
-        from dlemu.cli.help import OPTIONS_OF_ALL, keys_of
-
-        options = dict.fromkeys((*self.options, *OPTIONS_OF_ALL))
-        return [*options, *(f"{key.name}=" for key in keys_of(self.name))]
+    about: Command
 
     @property
     def _function(self) -> Callable[[Any, World, Words], int]:
@@ -111,14 +64,8 @@ class Command:
         function = getattr(import_module("dlemu.cli.jobs"), self.name)
         return function
 
-    def __call__(self, words: Sequence[str], world: World) -> int:
+    def call(self, words: Sequence[str], world: World) -> int:
         """Return the exit status."""
-        if self.measures and _has_more_ranks(world):
-            return 1
-        with keep_stdout("--json" in words):
-            return self._call(words, world)
-
-    def _call(self, words: Sequence[str], world: World) -> int:
         composed = world.on_first(lambda: self._compose(words, world))
         if composed is None:
             return 1
@@ -153,10 +100,10 @@ class Command:
     def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
         """Return the workload and the words; None, after a line on stderr, if they are wrong."""
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.options), deletes=True)
+            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
                 raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
-            if self.without_workload and not parsed.overrides:
+            if self.about.without_workload and not parsed.overrides:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return None, parsed
@@ -179,18 +126,20 @@ class Command:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.workload.idle import idle_keys
+        from dlemu.workload.idle import Job, idle_keys
         from dlemu.workload.model import check_workload
 
         folder = self._folder(words)
         overrides = words.overrides
+        if self.name == "checkpoint" and folder is not None:
+            overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.find import find_workload
 
             overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        workload = check_workload(compose_words(overrides, words.path("--config-dir")))
+        workload = check_workload(compose_words(overrides, words.path("--config-dir")), self.name)
         model = words.values.get("model", "")
         if self.name not in _OF_MODELS and workload.made_from == model in known_models():
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
@@ -202,9 +151,9 @@ class Command:
             from dlemu.datagen.find import refuse_other
 
             refuse_other(workload)
-        if not self.replays:
+        if not self.about.replays:
             return workload
-        idle = idle_keys(workload, command=self.name, num_hosts=world.num_hosts)
+        idle = idle_keys(Job(workload, self.name, world.num_hosts))
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:
@@ -212,9 +161,8 @@ class Command:
         if not words.others:
             return None
         word = words.others[0]
-        if self.name == "checkpoint":
-            key = "model" if word in known_models() else "checkpoint.checkpoint_folder"
-            raise WorkloadError(f"{word!r} is no override; write {key}={word}")
+        if self.name == "checkpoint" and word in known_models():
+            raise WorkloadError(f"{word!r} is no override; write model={word}")
         if "://" in word:
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
@@ -225,12 +173,22 @@ class Command:
             raise WorkloadError(f"{word!r} is no override; write {wanted}")
         if len(words.others) > 1:
             raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
-        for key in ("dataset.data_folder", "storage.storage_root"):
+        if not (self.about.makes_folder or "workload" in words.values or Path(word).exists()):
+            raise WorkloadError(f"{word} is not there; create or mount it, or name another folder")
+        for key in self._keys_of_folder:
             other = words.values.get(key)
             if other is not None and Path(other).absolute() != Path(word).absolute():
-                raise WorkloadError(f"{word} is the data folder, and {key}={other}; keep one")
+                what = "folder of checkpoints" if self.name == "checkpoint" else "data folder"
+                raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         return Path(word)
+
+    @property
+    def _keys_of_folder(self) -> tuple[str, ...]:
+        """The keys that say the same as a folder alone."""
+        if self.name == "checkpoint":
+            return ("checkpoint.checkpoint_folder",)
+        return ("dataset.data_folder", "storage.storage_root")
 
     def _names_folder(self, word: str) -> bool:
         """Return whether a word that is no folder yet was meant as one."""
-        return "/" in word or (self.makes_folder and word not in known_workloads())
+        return "/" in word or (self.about.makes_folder and word not in known_workloads())

@@ -3,24 +3,14 @@
 import shlex
 from collections.abc import Sequence
 
+from dlemu.cli.commands import COMMANDS
+from dlemu.cli.help import OPTIONS_OF_ALL, keys_of, own_keys
 from dlemu.cli.words import OPTIONS, parse
 from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
 
 SHELLS = ("bash", "zsh")
-WORDS = SHELLS
-HELP = """\
-dlemu completion bash|zsh
-
-Prints a script for the shell. It completes commands, options, keys, their values, workloads,
-drives and folders. The words stand in the script, so it is as fast as the shell.
-
-  bash   dlemu completion bash > ~/.local/share/bash-completion/completions/dlemu
-         or, for this shell only: source <(dlemu completion bash)
-  zsh    dlemu completion zsh > _dlemu        in a folder of $fpath
-         or, for this shell only: source <(dlemu completion zsh)
-"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,9 +42,11 @@ def script(shell: str) -> str:
 
 def words_of_commands() -> dict[str, list[str]]:
     """Return what may follow each command: options, and keys with their =."""
-    from dlemu.cli.main import COMMANDS
-
-    found = {name: [*command.words] for name, command in COMMANDS.items()}
+    found = {}
+    for name, command in COMMANDS.items():
+        options = dict.fromkeys((*command.options, *OPTIONS_OF_ALL))
+        shells = SHELLS if name == "completion" else ()
+        found[name] = [*shells, *options, *(f"{key.name}=" for key in keys_of(name))]
     groups = {f"{key.rpartition('.')[0]}" for key in all_keys()} - {""}
     found["help"] = [*found, *all_keys(), *sorted(groups), "keys"]
     return found
@@ -62,12 +54,12 @@ def words_of_commands() -> dict[str, list[str]]:
 
 def values_of_keys() -> dict[str, list[str]]:
     """Return the values of each key that has few; a path is marked by a single /."""
-    found = {}
-    for key in all_keys().values():
+    found: dict[str, list[str]] = {"size.targets": ["/"]}
+    for key in [*all_keys().values(), *(key for name in COMMANDS for key in own_keys(name))]:
         values = [*key.choices, *(["/"] if key.is_path else [])]
         if values:
-            found[key.name] = values
-    return found | {"target": ["/"], "output": ["/"], "size.targets": ["/"]}
+            found[key.name] = list(dict.fromkeys((*found.get(key.name, ()), *values)))
+    return found
 
 
 def _case(name: str, words: Sequence[str]) -> str:

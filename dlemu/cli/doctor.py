@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from dlemu.cli.values import one_folder, one_of, read_values
 from dlemu.cli.words import parse
 from dlemu.clock import WallClock, timer_error
 from dlemu.errors import RunError, WorkloadError
@@ -28,18 +27,23 @@ from dlemu.report.doctor import present_doctor
 from dlemu.report.text import answer_of
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
+from dlemu.workload.sections import Arguments, Section
 
-HELP = """\
-dlemu doctor [FOLDER] [reader.data_loader=pytorch|threads|dali] [reader.gds=off|prefer|require]
 
-Show what this host and the folder can do, and what is missing. Exit status 0 when the loader
-(pytorch, unless another is named) can run.
-"""
+class Wanted(Section, strict=False):
+    """What is to read."""
 
-KEYS = {
-    "reader.data_loader": one_of("pytorch", "threads", "dali"),
-    "reader.gds": one_of("off", "prefer", "require"),
-}
+    data_loader: Literal["pytorch", "threads", "dali"] = "pytorch"
+    """Loader that is to run here."""
+    gds: Literal["off", "prefer", "require"] = "off"
+    """Whether GPUDirect Storage is asked for."""
+
+
+class Examined(Arguments):
+    """What is looked at."""
+
+    reader: Wanted = Wanted()
+
 
 _LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
 
@@ -74,11 +78,11 @@ def main(arguments: Sequence[str]) -> int:
 def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the folder, the loader and reader.gds that arguments name."""
     words = parse(arguments)
-    chosen = read_values(words.values, KEYS)
-    folder = one_folder(words.others) or Path()
+    reader = Examined(**words.tree("doctor")).reader
+    folder = words.folder or Path()
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    return folder, chosen.get("reader.data_loader", "pytorch"), chosen.get("reader.gds", "off")
+    return folder, reader.data_loader, reader.gds
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:

@@ -1,257 +1,103 @@
-"""What `dlemu COMMAND --help` and `dlemu help WORD` show: usage, examples, options, keys.
+"""What `dlemu --help`, `dlemu COMMAND --help` and `dlemu help WORD` show.
 
-The keys and their meaning come from the models. This module says which command reads which key, and
-which of them most users need.
+The commands come from the table in commands.py, the keys and their meaning from the models.
 """
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from importlib import import_module
 
+from dlemu.cli.commands import AIMS, COMMANDS
 from dlemu.cli.words import OPTIONS
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.commands import value_of
 from dlemu.workload.compose import known_workloads, read_yaml
-from dlemu.workload.keys import Key, about, all_keys
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What is shown of a command beside its keys."""
-
-    words: str
-    """Behind the command's name, in the usage line."""
-    examples: tuple[str, ...]
-    """Commands that run as they stand, in this order over all commands."""
-    keys: str
-    """The keys that most users need, the most important first."""
-
-
-_DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=340"
-_KEYS_AND = "workload=NAME [key=value ...]"
-_OR_FOLDER = "[FOLDER] [workload=NAME] [key=value ...]"
-
-USAGES: dict[str, Usage] = {
-    "datasize": Usage(
-        _KEYS_AND,
-        (
-            "dlemu datasize workload=unet3d_h100 num_accelerators=8",
-            "dlemu datasize workload=unet3d_h100 num_accelerators=8 host_memory=256GiB num_hosts=2",
-        ),
-        "workload num_accelerators host_memory num_hosts",
-    ),
-    "datagen": Usage(
-        _OR_FOLDER,
-        (
-            f"dlemu datagen {_DATA}",
-            "dlemu datagen workload=unet3d_h100 dataset.data_folder=data/unet3d "
-            "dataset.num_files_train=16 dataset.record_length_bytes=4MB "
-            "dataset.record_length_bytes_stdev=1MB",
-        ),
-        "workload dataset.data_folder dataset.num_files_train num_accelerators dataset.format "
-        "dataset.num_subfolders_train dataset.record_length_bytes output.log",
-    ),
-    "verify": Usage(
-        "FOLDER [--full] [--repair]",
-        ("dlemu verify data/cosmoflow", "dlemu verify data/cosmoflow --full --repair"),
-        "dataset.data_folder",
-    ),
-    "run": Usage(
-        _OR_FOLDER,
-        (
-            f"dlemu run {_DATA}",
-            f"dlemu run {_DATA} num_accelerators=2 train.epochs=2 reader.odirect=true",
-        ),
-        "workload dataset.data_folder dataset.num_files_train num_accelerators train.epochs "
-        "reader.data_loader reader.read_threads reader.odirect train.loop reader.hand_over "
-        "metric.au runs warmup output.folder output.log",
-    ),
-    "size": Usage(
-        _OR_FOLDER,
-        (
-            f"dlemu size {_DATA} size.quick=true size.confirm=1 train.epochs=2",
-            f"dlemu size {_DATA} size.quick=true size.confirm=1 size.max_accelerators=2",
-        ),
-        "workload dataset.data_folder dataset.num_files_train size.quick size.confirm size.start "
-        "size.max_accelerators size.targets size.workloads train.epochs reader.data_loader "
-        "reader.odirect metric.au output.folder output.log",
-    ),
-    "calibrate": Usage(
-        _OR_FOLDER,
-        (
-            "dlemu calibrate workload=cosmoflow_h100",
-            f"dlemu calibrate {_DATA} predict.calibration=cosmoflow.json",
-        ),
-        "workload dataset.data_folder predict.calibration reader.data_loader reader.odirect "
-        "output.log",
-    ),
-    "predict": Usage(
-        _KEYS_AND,
-        (
-            "dlemu predict workload=unet3d_h100 drive=d7_ps1010 drives=4",
-            "dlemu predict workload=unet3d_h100 drive.read_bandwidth=7GB predict.accelerators=2",
-            "dlemu predict workload=unet3d_h100 drive=d7_ps1010 origin.read_bandwidth=2GB "
-            "cache.capacity=0.8",
-            "dlemu predict workload=dlrm_dcnv2_h100 drive=d3_s4520 drives=2 predict.minutes=true",
-            "dlemu predict workload=unet3d_b200 server.read_bandwidth=60GB client.nic_gbps=100 "
-            "num_hosts=4",
-        ),
-        "workload drive drives drive.read_bandwidth predict.calibration predict.accelerators "
-        "predict.minutes cache.capacity cache.policy origin.read_bandwidth server.read_bandwidth "
-        "client.nic_gbps num_hosts metric.au",
-    ),
-    "checkpoint": Usage(
-        "model=NAME checkpoint.checkpoint_folder=FOLDER [key=value ...]",
-        (
-            "dlemu checkpoint model=unet3d checkpoint.checkpoint_folder=data/checkpoints "
-            "checkpoint.num_checkpoints_write=2 checkpoint.num_checkpoints_read=2",
-            "dlemu checkpoint model=llama3_8b checkpoint.checkpoint_folder=data/checkpoints "
-            "checkpoint.scale=0.001 checkpoint.time_between_checkpoints=0 checkpoint.mtbf=3h",
-        ),
-        "model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
-        "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
-        "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
-    ),
-    "steptime": Usage(
-        _KEYS_AND,
-        (
-            "dlemu steptime workload=unet3d_h100",
-            "dlemu steptime workload=cosmoflow_h100 steptime.device=cpu steptime.batches=[1] "
-            "steptime.side=32 steptime.steps=3 steptime.seconds=0",
-        ),
-        "workload steptime.model steptime.batches steptime.compile steptime.device steptime.steps "
-        "steptime.seconds output.folder output.log",
-    ),
-}
-
-_RUNS = "run size calibrate"
-_WRITES = f"datagen {_RUNS}"
-_ALL = f"datasize {_WRITES} predict"
-READERS: dict[str, str] = {
-    "workload": f"{_ALL} verify steptime checkpoint",
-    "name": f"{_ALL} steptime checkpoint",
-    "framework": "",
-    "drive": "predict size",
-    "drives": "predict size",
-    "drive.endurance": "datagen run checkpoint",
-    "accelerators_per_rank": "datasize datagen run",
-    "num_accelerators": "datasize datagen run checkpoint",
-    "num_hosts": "datasize datagen run size predict",
-    "host_memory": "datasize datagen run size",
-    "division": "run",
-    "runs": "run",
-    "warmup": "run",
-    "workflow": "run",
-    "workflow.checkpoint": "run size",
-    "progress": f"{_WRITES} verify checkpoint",
-    "dataset": _WRITES,
-    "dataset.data_folder": f"{_WRITES} verify",
-    "dataset.format": _ALL,
-    "dataset.num_files_train": _ALL,
-    "dataset.num_samples_per_file": _ALL,
-    "dataset.record_length_bytes": _ALL,
-    "dataset.record_dims": _ALL,
-    "dataset.record_element_type": _ALL,
-    "dataset.record_length_bytes_resize": _RUNS,
-    "dataset.num_dset_per_record": "",
-    "dataset.compression": "",
-    "dataset.enable_chunking": "",
-    "dataset.chunk_size": "",
-    "reader": _RUNS,
-    "reader.batch_size": f"{_ALL} steptime",
-    "reader.data_loader": f"{_RUNS} predict",
-    "reader.read_threads": f"{_RUNS} predict steptime",
-    "reader.odirect": f"{_RUNS} predict",
-    "train": _RUNS,
-    "train.computation_time": f"{_RUNS} predict",
-    "train.total_training_steps": f"{_RUNS} predict",
-    "metric": _RUNS,
-    "metric.au": f"{_RUNS} predict",
-    "storage": "datagen run size verify",
-    "storage.storage_root": f"{_WRITES} verify",
-    "output": _RUNS,
-    "output.folder": f"{_RUNS} predict steptime checkpoint",
-    "output.log": f"{_ALL} verify steptime checkpoint",
-    "dali": _RUNS,
-    "size": "size",
-    "predict": "predict",
-    "steptime": "steptime",
-    "cache": "run size",
-    "cache.capacity": "run size predict",
-    "cache.policy": "run size predict",
-    "cache.fill": "run size predict",
-    "cache.origin": "run",
-    "cache.devices": "run",
-    "origin": "run size",
-    "origin.read_bandwidth": "run size predict",
-    "client.nic_gbps": "run size predict",
-    "server.read_bandwidth": "size predict",
-    "checkpoint": "run size checkpoint",
-    **dict.fromkeys(
-        (
-            "checkpoint.num_checkpoints_write",
-            "checkpoint.num_checkpoints_read",
-            "checkpoint.time_between_checkpoints",
-            "checkpoint.rank_sync",
-            "checkpoint.verify",
-            "checkpoint.writer",
-            "checkpoint.max_seconds",
-            "checkpoint.mtbf",
-        ),
-        "checkpoint",
-    ),
-    **dict.fromkeys(
-        (
-            "checkpoint.checkpoint_after_epoch",
-            "checkpoint.epochs_between_checkpoints",
-            "checkpoint.steps_between_checkpoints",
-            "checkpoint.asynchronous",
-            "checkpoint.staging_bandwidth",
-        ),
-        "run size",
-    ),
-    "model": "run size checkpoint predict",
-    "output.drop_caches": f"{_RUNS} checkpoint",
-    "output.drop_all_caches": f"{_RUNS} checkpoint",
-    "output.stall_seconds": f"{_RUNS} checkpoint",
-    "predict.calibration": "predict size calibrate",
-}
-"""Commands that read a key, or all keys of a group that are not listed themselves."""
+from dlemu.workload.keys import Key, about, all_keys, keys_of_model
+from dlemu.workload.model import read_by
 
 _WIDTH = 96
 
 
 def reading(key: str) -> list[str]:
     """Return the commands that read a key, in the order of the help."""
-    while key not in READERS and "." in key:
-        key = key.rpartition(".")[0]
-    named = READERS.get(key, _ALL).split()
-    return [name for name in USAGES if name in named]
+    command, _, own = key.partition(".")
+    if own and command in COMMANDS and COMMANDS[command].arguments:
+        return [command]
+    named = [*read_by("name"), "verify"] if key == "workload" else read_by(key)
+    return [name for name in COMMANDS if name in named]
 
 
-def keys_of(command: str) -> list[Key]:
+def own_keys(name: str, above: str = "") -> list[Key]:
+    """Return the keys of a command without a workload; their names begin with `above`."""
+    if not COMMANDS[name].arguments:
+        return []
+    module, _, model = COMMANDS[name].arguments.partition(":")
+    return [*keys_of_model(getattr(import_module(module), model), above)]
+
+
+def keys_of(name: str) -> list[Key]:
     """Return the keys that a command reads."""
-    return [key for key in all_keys().values() if command in reading(key.name)]
+    return [*own_keys(name), *(key for key in all_keys().values() if name in reading(key.name))]
 
 
-def help_of(command: str, purpose: str, options: Sequence[str], *, whole: bool = False) -> str:
-    """Return a command's help; with `whole` all its keys, not only those that most need."""
-    usage = USAGES[command]
-    own = keys_of(command)
-    short = [all_keys()[name] for name in usage.keys.split()]
-    lines = [f"dlemu {command}: {purpose}", "", f"  dlemu {command} {usage.words}", "", "Examples:"]
-    lines += [line for example in usage.examples for line in _lines_of(example)]
-    lines += ["", "Options:", *_options([*options, *OPTIONS_OF_ALL])]
-    if whole:
-        rare = [key for key in own if key not in short]
-        lines += ["", "Keys that most need:", *_shown(short), "", "All others:", *_shown(rare)]
-    else:
-        lines += ["", "Keys:", *_shown(short)]
-        rest = len(own) - len(set(short) & set(own))
-        lines += ["", f"dlemu {command} --help-all shows {rest} more keys."] if rest > 0 else [""]
-    lines.append(
-        "A default holds where the workload's file says nothing; --cfg job shows the values."
+def usage() -> str:
+    """Return what `dlemu --help` shows."""
+    width = max(map(len, COMMANDS))
+    groups = (
+        [title, *(f"  {n:<{width}} {c.line}" for n, c in COMMANDS.items() if c.aim == aim)]
+        for aim, title in AIMS.items()
     )
+    return _USAGE.format(commands="\n\n".join("\n".join(group) for group in groups))
+
+
+_USAGE = """\
+dlemu - how many GPUs will this storage feed?
+
+  dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
+
+  FOLDER is the data folder: its dataset says which workload it was written for.
+  NAME is one that dlemu workloads lists, or the path of a YAML file (DLIO's as they are).
+
+{commands}
+
+Help
+  dlemu help COMMAND, dlemu help KEY, dlemu help WORD of the output, dlemu help keys
+
+  JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
+  dlemu datasize $JOB num_accelerators=8
+  dlemu datagen  $JOB num_accelerators=8
+  mpirun -n 8 --bind-to none dlemu run $JOB
+
+Options: -h --help, -q --quiet (verdict and errors only), -v --verbose, -V --version.
+--cfg job shows all keys of a job with their values.
+For scripts: run, size, try, predict, datasize, paths and load take --json, --csv FILE and --label.
+Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
+
+
+def help_of(name: str, *, whole: bool = False) -> str:
+    """Return a command's help; with `whole` all its keys, not only those that most need."""
+    command = COMMANDS[name]
+    known = {key.name: key for key in keys_of(name)}
+    short = [known.get(key) or all_keys()[key] for key in command.keys.split()]
+    short = [*own_keys(name), *(key for key in short if key not in own_keys(name))]
+    lines = [f"dlemu {name}: {command.line}", ""]
+    lines += [f"  dlemu {name} {words}" for words in command.words.splitlines()]
+    lines += ["", *textwrap.wrap(command.about, _WIDTH)] if command.about else []
+    lines += ["", "Examples:"] if command.examples else []
+    lines += [line for example in command.examples for line in _lines_of(example)]
+    shared = ("--quiet", "--verbose", "--help") if command.module else OPTIONS_OF_ALL
+    lines += ["", "Options:", *_options([*command.options, *shared])]
+    rest = [key for key in known.values() if key not in short]
+    if short:
+        lines += ["", "Keys that most need:" if whole and rest else "Keys:", *_shown(short)]
+    if rest and whole:
+        lines += ["", "All others:", *_shown(rest)]
+    elif rest:
+        lines += ["", f"dlemu {name} --help-all shows {len(rest)} more keys."]
+    if not command.module:
+        lines.append(
+            "A default holds where the workload's file says nothing; --cfg job shows the values."
+        )
     return "\n".join(lines)
 
 
@@ -289,11 +135,15 @@ _TERMS = {
     "threshold": "threshold: the AU that a run must reach to pass: metric.au.",
     "n*": "N*: the number of accelerators, with its fraction, at which AU meets the threshold. "
     "dlemu size and dlemu try compute it from their runs.",
+    "edition": "edition: the version of MLPerf Storage whose formulas apply: metric.edition.",
+    "loop rule": "loop rule: the benchmark's training loop, which asks for the next batch after "
+    "the barrier: train.loop=rule.",
+    "hand-over": "hand-over: putting a batch into one array for training: reader.hand_over.",
 }
 """Words of the reports that are no keys, in small letters."""
 
 
-def help_on(words: Sequence[str], commands: Iterable[str]) -> str:
+def help_on(words: Sequence[str]) -> str:
     """Return the help on a key, a group of keys, or all of them.
 
     Raises:
@@ -303,7 +153,7 @@ def help_on(words: Sequence[str], commands: Iterable[str]) -> str:
     keys = all_keys()
     if word in keys:
         return _whole(keys[word])
-    if term := _TERMS.get(word.lower()):
+    if term := _TERMS.get(" ".join(words).lower()):
         return textwrap.fill(term, _WIDTH)
     if word == "keys":
         parts = [f"{_heading(group)}\n" + "\n".join(_shown(own)) for group, own in by_group()]
@@ -316,8 +166,11 @@ def help_on(words: Sequence[str], commands: Iterable[str]) -> str:
         return _whole(keys[above])
     if word in ("workloads", "drives"):
         return ", ".join(keys[word[:-1]].choices)
+    of_commands = (key for name in COMMANDS for key in own_keys(name, f"{name}."))
+    if same := [key for key in (*keys.values(), *of_commands) if key.name.endswith(f".{word}")]:
+        return "\n\n".join(map(_whole, same))
     leaves = {name.rpartition(".")[2]: name for name in reversed([*keys])}
-    known = [*keys, *commands, *groups, "keys", "workloads"]
+    known = [*keys, *COMMANDS, *groups, "keys", "workloads"]
     hint = did_you_mean(word, known) or did_you_mean(
         word.rpartition(".")[2], leaves, cutoff=0.7, full=leaves
     )

@@ -122,7 +122,13 @@ def verify(workload: Workload | None, world: World, words: Words) -> int:
             again = ", written again" if fault.repaired else ""
             say(Answer(shown_line(f"{fault.path}: {fault.problem}{again}")))
         checked = "sizes and content" if full else "sizes"
-        say(Answer(f"{folder}: {_found(faults)}; {checked} were checked"))
+        bad = any(not (fault.repaired or fault.harmless) for fault in faults)
+        again = (
+            f"; {shlex.join(['dlemu', 'verify', str(folder), '--repair'])} writes them again"
+            if bad
+            else ""
+        )
+        say(Answer(f"{folder}: {_found(faults)}; {checked} were checked{again}"))
     return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
 
 

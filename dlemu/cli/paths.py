@@ -9,23 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
-from dlemu.cli.values import (
-    Read,
-    list_of,
-    number,
-    on_or_off,
-    one_folder,
-    one_of,
-    path_of,
-    read_values,
-    whole,
-)
-from dlemu.cli.words import FOR_SCRIPTS, Words, parse
+from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
-from dlemu.paths.blocks import DATA_PATHS, PATTERNS
 from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
 from dlemu.report.paths import plots_of, present_paths, title_of
 from dlemu.report.table import Row
@@ -33,34 +22,8 @@ from dlemu.report.text import answer_of, render_text
 from dlemu.results.records import write_text
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import keep_stdout, say
-from dlemu.units import parse_bytes
-
-HELP = """\
-dlemu paths FOLDER [key=value ...]
-
-Measure the data paths of a folder side by side: page cache, O_DIRECT, O_DIRECT with a copy to the
-GPU, and cuFile (GPUDirect Storage). Writes files named dlemu_paths.<n> into the folder and removes
-them. The same command goes on where it was interrupted.
-
-  target=/mnt/d1,/mnt/d2   folders, instead of FOLDER
-  seconds=45               of each measurement
-  io_sizes=4KiB,1MiB       4, 16, 64, 128, 512, 1024, 4096 KiB; 512B where the device allows it
-  queue_depths=1,4,32,128  blocks that each worker has in flight (1); compares processes and
-                           io_uring
-  workers=8,32             8
-  patterns=seq_read,...    seq_read,random_read; also seq_write,random_write
-  paths=host_direct,...    all that work here, of host_buffered, host_direct,
-                           host_direct_gpu_copy, cufile; also host_io_uring
-  file_size=2GiB           of each worker's file; less where space is short
-  output=outputs/paths     cells.jsonl, paths.csv, paths.json, paths.txt, paths.png, paths.svg;
-                           wear.jsonl if 100 MB were written
-  progress=on              off: do not show on stderr what is being measured
-  --json                   print the content of paths.json, and nothing else
-  --csv FILE               append a row for each cell; --label TEXT goes into a column
-"""
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
-WORDS = FOR_SCRIPTS
 COLUMNS = (
     *("time", "id", "label"),
     *(field.name for field in fields(Cell) if field.name not in _NEWER),
@@ -72,13 +35,12 @@ COLUMNS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu paths` with its arguments; return the exit status."""
-    words = parse(arguments, WORDS)
+    words = parse(arguments, COMMANDS["paths"].options)
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
-    wanted = words.values.get("progress") != "off"
     doing = Doing()
     with keep_stdout(script.as_json):
-        with show_progress("paths", lambda: str(doing), on=wanted):
+        with show_progress("paths", lambda: str(doing), on=plan.progress == "on"):
             cells = run_paths(plan, say, doing.begin)
         document = document_of(cells, plan.output)
         say(answer_of(present_paths(document), apart=True))
@@ -90,12 +52,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def plan_of(words: Words) -> Sweep:
     """Return the plan that words mean."""
-    folder, values = one_folder(words.others), read_values(words.values, KEYS)
-    values.pop("progress", None)
-    targets = values.pop("target", () if folder is None else (folder,))
-    if not targets:
+    values = words.tree("paths")
+    sweep = Sweep(**{"target": (words.folder or Path(),), **values})
+    if words.folder is None and "target" not in values:
         raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return Sweep(targets=targets, **values)
+    return sweep
 
 
 def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
@@ -143,18 +104,3 @@ def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
         }
         for cell in cells
     ]
-
-
-KEYS: dict[str, Read] = {
-    "target": list_of(path_of("target")),
-    "output": path_of("output"),
-    "seconds": number,
-    "io_sizes": list_of(parse_bytes),
-    "workers": list_of(whole),
-    "queue_depths": list_of(whole),
-    "patterns": list_of(one_of(*PATTERNS)),
-    "paths": list_of(one_of(*DATA_PATHS)),
-    "file_size": parse_bytes,
-    "progress": on_or_off,
-}
-"""How each key's value is read."""

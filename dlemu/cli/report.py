@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.cli.values import key_of_workload
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import parse
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.report.blocks import Lines, Section
@@ -17,29 +17,15 @@ from dlemu.report.text import answer_of
 from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, complain, say, shown_line
 from dlemu.units import counted
+from dlemu.workload.compose import value_of_word
 
-HELP = """\
-dlemu report [FOLDER...] [key=value ...] [--html FILE] [--json] [--trace FILE]
-
-Shows results again, computed anew from their stored steps: runs, also interrupted ones, several
-runs (runs=5, division=closed), sizings, and the results of DLIO and mlpstorage. Without a folder,
-it takes the newest result below outputs/. metric.edition=v2.0 applies the other definition.
-Several results end with one table of all.
-
-  --html FILE   one page with the tables, the epochs, and what the hosts did meanwhile
-  --json        what summary.json would say, as one JSON object a folder
-  --trace FILE  steps, waits and barriers for Perfetto (ui.perfetto.dev): trace.json.gz
-"""
-
-WORDS = ("--html", "--json", "--trace")
-KEYS = ("metric.au", "metric.edition")
 _OUTPUTS = Path("outputs")
 _LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the tool itself"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, WORDS)
+    words = parse(arguments, COMMANDS["report"].options)
     as_json, trace = "--json" in words.options, words.path("--trace")
     folders = list(map(Path, words.others))
     if trace is not None and len(folders) > 1:
@@ -132,7 +118,7 @@ def _metric_value(key: str, text: str) -> object:
         raise WorkloadError(
             f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
         )
-    return key_of_workload(key, text)
+    return value_of_word(key, text)
 
 
 def _write_page(path: Path, page: str) -> None:

@@ -1,11 +1,14 @@
 """`dlemu wear`: what drives count of their own wear, and the write rate that they sustain."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.scripts import json_text
-from dlemu.cli.values import Read, number, one_folder, read_values
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
@@ -15,41 +18,28 @@ from dlemu.report.text import answer_of
 from dlemu.report.wear import present_wear
 from dlemu.results.wear import Sustained, has_writes, sustained, wear_line
 from dlemu.terminal import answer, detail, keep_stdout, say
-from dlemu.workload.model import Drive, load_workload
+from dlemu.workload.model import Drive, NamedDrive
+from dlemu.workload.sections import Arguments, Share, Use
 from dlemu.world.world import World
 
-HELP = """\
-dlemu wear [FOLDER or /dev/DRIVE] [key=value ...]
 
-Show what the drives under a folder have counted so far: bytes written by hosts and to flash, write
-amplification (WAF), share of their life that is used. A drive's own counters need root and NVMe.
-With the drive's endurance, compute the write rate that uses it up in some years.
+class Endurance(Arguments):
+    """How long a drive's endurance is to last."""
 
-  drive=d5_p5336_61tb      a datasheet of workloads/drive/
-  drive.endurance=213PB    bytes that hosts may write to a drive in its life (TBW), instead
-  drive.capacity=61.44TB   of a drive; of a FOLDER it is known
-  wear.years=5             years in which the endurance is used up
-  wear.duty=50%            share of the time in which the drive is written at that rate; 100%
-  --json                   print one JSON document, and nothing else
-
-  dlemu wear .
-  dlemu wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%
-"""
-
-
-WORDS = ("--json",)
-_OF_DRIVE = ("drive", "drive.endurance", "drive.capacity")
-_ANY = "cosmoflow_h100"
-"""A workload: its keys of drives are read, whatever it is."""
+    years: Annotated[float, Field(gt=0, le=1000)] = 5.0
+    """Years in which the endurance is used up."""
+    duty: Share = 1.0
+    """Share of the time in which the drive is written at that rate, as 0.5 or 50%."""
+    drive: Annotated[NamedDrive | None, Use(by="")] = None
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `dlemu wear` with its arguments; return the exit status."""
-    words = parse(arguments, WORDS)
-    years, duty, sheet = _keys(words.values)
+    words = parse(arguments, COMMANDS["wear"].options)
+    asked = Endurance(**words.tree("wear"))
     with keep_stdout("--json" in words.options):
-        drives = [lifetime(device) for device in _devices(words.others)]
-        rate = _sustained(sheet, drives, years=years, duty=duty)
+        drives = [lifetime(device) for device in _devices(words.folder)]
+        rate = _sustained(asked, drives)
         if not drives and rate is None:
             raise WorkloadError(
                 "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "
@@ -62,33 +52,18 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _keys(values: Mapping[str, str]) -> tuple[float, float, Drive | None]:
-    """Return years, duty and the drive that keys name."""
-    chosen = read_values(values, KEYS)
-    own = {key: value for key, value in chosen.items() if key in _OF_DRIVE}
-    drive = load_workload(_ANY, own).drive if own else None
-    return chosen.get("wear.years", 5.0), chosen.get("wear.duty", 1.0), drive
-
-
-def _up_to(most: float) -> Read:
-    """Return what reads a number above 0; 50% is 0.5."""
-
-    def read(text: str) -> float:
-        found = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        if not 0 < found <= most:
-            raise ValueError(f"must be above 0, at most {most:g}")
-        return found
-
-    return read
-
-
-def _devices(others: Sequence[str]) -> list[BlockDevice]:
+def _devices(path: Path | None) -> list[BlockDevice]:
     """Return the drives that a folder or a device's name means; none without a word."""
-    path = one_folder(others)
     if path is None:
         return []
     if not path.exists():
-        raise WorkloadError(f"{path} is not there; name a folder or a drive such as /dev/nvme0n1")
+        here = sorted(disk.name for disk in Path("/sys/block").glob("[!lrz]*"))
+        drives = (
+            f"; this host has {', '.join(here)}" if here and path.parent == Path("/dev") else ""
+        )
+        raise WorkloadError(
+            f"{path} is not there; name a folder or a drive such as /dev/nvme0n1{drives}"
+        )
     devices = drives_of(path) if path.is_block_device() else devices_under(path)
     if not devices:
         mount = mount_under(path)
@@ -97,22 +72,13 @@ def _devices(others: Sequence[str]) -> list[BlockDevice]:
     return devices
 
 
-KEYS: dict[str, Read] = {
-    **dict.fromkeys(_OF_DRIVE, str),
-    "wear.years": _up_to(1000),
-    "wear.duty": _up_to(1),
-}
-"""How each key's value is read; those of a drive are a workload's."""
-
-
-def _sustained(
-    sheet: Drive | None, drives: Sequence[Lifetime], *, years: float, duty: float
-) -> Sustained | None:
+def _sustained(asked: Endurance, drives: Sequence[Lifetime]) -> Sustained | None:
     """Return the rate that one drive sustains; None where no endurance is given."""
+    sheet = asked.drive
     if sheet is None or sheet.endurance is None:
         return None
     capacity = drives[0]["capacity_bytes"] if drives else sheet.capacity
-    return sustained(sheet.endurance, capacity=capacity, years=years, duty=duty)
+    return sustained(sheet.endurance, capacity=capacity, years=asked.years, duty=asked.duty)
 
 
 @contextmanager

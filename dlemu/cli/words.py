@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dlemu.cli.spellings import translated
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.compose import refuse_tilde, without_secrets
+from dlemu.workload.compose import refuse_tilde, set_key, without_secrets
 
 _KEY = re.compile(r"[+~]*(?:[\w.@]*|hydra/[\w/]*)", re.ASCII)
 """A key, or a group of Hydra's own keys, as in hydra/job_logging=none."""
@@ -40,6 +41,8 @@ OPTIONS: dict[str, Option] = {
     "--help": Option("show this", short="-h"),
     "--help-all": Option("show the rarely used keys too"),
 }
+DRY_RUN = "--dry-run"
+"""Option of the commands that write or replay: show what they would do."""
 FOR_SCRIPTS = ("--json", "--csv", "--label")
 _OF_ALL = ("--quiet", "--verbose", "--help", "--help-all")
 """Options that `main` has taken before words are parsed."""
@@ -72,6 +75,25 @@ class Words:
         pairs = (override.partition("=") for override in self.overrides)
         return {key.lstrip("+"): value for key, _, value in pairs}
 
+    def tree(self, command: str) -> dict[str, Any]:
+        """Return the overrides as a tree of texts; a key may begin with the command's name."""
+        tree: dict[str, Any] = {}
+        for key, text in self.values.items():
+            refuse_tilde(key, text)
+            set_key(tree, key.removeprefix(f"{command}."), text)
+        return tree
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that stands there as a word of its own; None without one.
+
+        Raises:
+            WorkloadError: there are several.
+        """
+        if len(self.others) > 1:
+            raise WorkloadError(f"one folder is needed, got {', '.join(self.others)}")
+        return Path(self.others[0]) if self.others else None
+
 
 def is_key_value(word: str) -> bool:
     """Return whether a word sets a key; a path may hold a = too."""
@@ -90,6 +112,8 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
     for word in left:
         if not word:
             raise WorkloadError("a word of the command line is empty: is a shell variable not set?")
+        if word == "=":
+            raise WorkloadError("= stands alone; write key=value, without blanks")
         if word == "--":
             parsed.others.extend(left)
         elif word.startswith("-"):
@@ -97,6 +121,10 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = 
             option = _SHORT.get(option, option)
             if option not in options:
                 hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
+                value = value or next(left, "")
+                if not hint and value and option not in OPTIONS:
+                    key = option.strip("-").replace("-", "_")
+                    hint = f"; a key has no dashes: {key}={value}"
                 hint = hint or " (dlemu --help lists them)"
                 raise WorkloadError(f"unknown option {word}{hint}")
             if option in _VALUED and not is_set:

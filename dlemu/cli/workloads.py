@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.report.text import answer_of
@@ -10,30 +11,10 @@ from dlemu.report.workloads import present_workloads
 from dlemu.sizing.rows import rows
 from dlemu.terminal import answer, keep_stdout, say
 
-HELP = """\
-dlemu workloads: what each published workload reads, and whether storage limits it
-
-  dlemu workloads [NAME ...] [--json]
-
-  A NAME is the begin of a workload's name, such as dlrm. Without names all are listed.
-
-Examples:
-  dlemu workloads
-  dlemu workloads dlrm flux --json
-
-Rates are those of one accelerator that never waits; docs/workloads.md says how they are computed.
-
-Options:
-  --json     print one JSON document
-"""
-
-
-WORDS = ("--json",)
-
 
 def main(words: Sequence[str]) -> int:
     """Run the command; return the exit status."""
-    parsed = parse(words, WORDS)
+    parsed = parse(words, COMMANDS["workloads"].options)
     if parsed.overrides:
         raise WorkloadError(f"dlemu workloads takes no keys, got {parsed.overrides[0]}")
     found = rows()

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
 from dlemu.host.devices import lies_in_memory
-from dlemu.load.models import Model, find_drive, known_drives
+from dlemu.load.models import Model, find_drive, find_model, known_drives, known_models
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
@@ -21,6 +23,7 @@ from dlemu.storage.pagecache import drop
 from dlemu.storage.probe import probe_rate
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
+from dlemu.workload.sections import LISTED, Arguments, Names, Switch
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
@@ -28,42 +31,63 @@ _MORE_THAN_ASKED = 1.1
 OnEvent = Callable[[str], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
+def _by(find: Callable[[str], object]) -> Callable[[object], object]:
+    """Return what takes a name as the thing that is found by it."""
+    return lambda value: find(value) if isinstance(value, str) else value
+
+
+def _found(value: object) -> object:
+    """Return the files of "A,B", names and patterns, in the order of their names."""
+    if not isinstance(value, str):
+        return value
+    found: list[Path] = []
+    for name in filter(None, value.split(",")):
+        path = Path(name)
+        matching = sorted(path.parent.glob(path.name)) if {*"*?["} & {*path.name} else [path]
+        if not matching:
+            raise ValueError(f"files: {name} matches no file; name the model's files")
+        found += matching
+    return tuple(found)
+
+
+class Load(Arguments):
     """What to read, and how."""
 
-    model: Model | None = None
+    model: Annotated[Model, BeforeValidator(_by(find_model)), Names(known_models)] | None = None
+    """A model whose files are read."""
     target: Path | None = None
-    """Folder in which the model's files are written."""
-    files: tuple[Path, ...] = ()
-    """Files that are there, instead of a model."""
-    scale: float = 1.0
-    """Share of the model's bytes that is written: a small disk."""
+    """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
+    None: by arithmetic, from the datasheets of drives."""
+    files: Annotated[tuple[Path, ...], BeforeValidator(_found)] = ()
+    """Files that are there, instead of a model; * and ? as in a shell."""
+    scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each file that is written and read, on a small disk; the answer says so."""
     keep: bool = False
-    ways: tuple[Way, ...] | None = None
-    """None means all that work here. A way that is named and does not work is an error."""
-    readers: tuple[int, ...] = (1, 4, 16)
-    drive: Drive | None = None
-    """The drive that its rate is compared with; None: the files are probed."""
-    drives: int = 1
+    """Leave the files; the next command finds them."""
+    readers: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=1024)], ...], LISTED, Field(min_length=1)
+    ] = (1, 4, 16)
+    """Threads that read at once."""
+    ways: Annotated[tuple[Way, ...], LISTED, Field(min_length=1)] | None = None
+    """How files are read. None: all that work here. One that is named and does not work is an
+    error."""
+    drive: Annotated[Drive, BeforeValidator(_by(find_drive)), Names(known_drives)] | None = None
+    """Datasheet of the drive to compare with; None: the files are probed."""
+    drives: Annotated[int, Field(ge=1)] = 1
+    """Number of such drives."""
+    progress: Switch = "on"
+    """Show on stderr what is being read."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise WorkloadError(f"scale must be above 0 and at most 1, got {self.scale:g}")
-        if self.readers and not 1 <= min(self.readers) <= max(self.readers) <= 1024:
-            shown = ", ".join(map(str, self.readers))
-            raise WorkloadError(f"readers must be from 1 to 1024, got {shown}")
-        if self.drives < 1:
-            raise WorkloadError(f"drives must be at least 1, got {self.drives}")
-        if not self.readers or self.ways == ():
-            raise WorkloadError("readers and ways must not be empty")
+    @model_validator(mode="after")
+    def _places(self) -> Self:
         if self.target is not None and not self.target.is_dir():
-            raise WorkloadError(f"target {self.target} is not a folder; create or mount it")
+            raise ValueError(f"target {self.target} is not a folder; create or mount it")
         for path in self.files:
             if not path.is_file():
-                raise WorkloadError(f"files: {path} is not a file; name the model's files")
+                raise ValueError(f"files: {path} is not a file; name the model's files")
         if self.files and not any(path.stat().st_size for path in self.files):
-            raise WorkloadError("files: they hold no bytes; name the model's files")
+            raise ValueError("files: they hold no bytes; name the model's files")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

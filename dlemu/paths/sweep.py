@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability, lists_gpu
 from dlemu.host.place import find_connection
@@ -41,6 +42,7 @@ from dlemu.units import (
     format_rate,
     format_seconds,
 )
+from dlemu.workload.sections import LISTED, Arguments, Size, Switch
 
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
@@ -63,62 +65,70 @@ _DEEPEST = 4096
 OnEvent = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
+def _block(size: int) -> int:
+    if size <= 0 or size % (PAGE_BYTES if size > PAGE_BYTES else SECTOR):
+        raise ValueError(
+            f"must be a multiple of {PAGE_BYTES} bytes, or of {SECTOR} below that, got {size}: "
+            "O_DIRECT and cuFile take nothing else"
+        )
+    return size
+
+
+class Sweep(Arguments):
     """What to measure; every combination is a cell."""
 
-    targets: tuple[Path, ...]
-    """Folders: a local drive, a remote mount …"""
-    output: Path = Path("outputs/paths")
-    """Folder for results. A second sweep into it continues where the first one ended."""
-    seconds: float = 45.0
-    """Duration of each cell; 45 s as in the published tables."""
-    io_sizes: tuple[int, ...] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
-    workers: tuple[int, ...] = (8,)
-    patterns: tuple[Pattern, ...] = ("seq_read", "random_read")
+    target: Annotated[tuple[Path, ...], LISTED, Field(min_length=1)]
+    """Folders, instead of FOLDER: a local drive, a remote mount."""
+    seconds: Annotated[float, Field(gt=0, le=_LONGEST)] = 45.0
+    """Seconds of each measurement, as in the published tables."""
+    io_sizes: Annotated[
+        tuple[Annotated[Size, AfterValidator(_block)], ...], LISTED, Field(min_length=1)
+    ] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
+    """Bytes of a block; 512B where the device allows it."""
+    queue_depths: (
+        Annotated[tuple[Annotated[int, Field(ge=1, le=_DEEPEST)], ...], LISTED, Field(min_length=1)]
+        | None
+    ) = None
+    """Blocks that each worker has in flight; compares processes and io_uring. None: one, and no
+    path that is for more."""
+    workers: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=_MOST_WORKERS)], ...], LISTED, Field(min_length=1)
+    ] = (8,)
+    """Processes that read or write at once."""
+    patterns: Annotated[tuple[Pattern, ...], LISTED, Field(min_length=1)] = (
+        "seq_read",
+        "random_read",
+    )
     """Writing wears drives, so it must be asked for."""
-    paths: tuple[DataPath, ...] | None = None
-    """None means all paths that work here. A path that is named and does not work is an error."""
-    file_size: int | None = None
-    """Bytes of each worker's file; None means 2 GiB, less if that would take over a quarter of the
-    free space, and more if the largest block at the greatest depth needs it."""
-    queue_depths: tuple[int, ...] | None = None
-    """Blocks that each worker has in flight; None means one, and no path that is for more."""
+    paths: Annotated[tuple[DataPath, ...], LISTED, Field(min_length=1)] | None = None
+    """None: all that work here. One that is named and does not work is an error."""
+    file_size: Size | None = None
+    """Bytes of each worker's file. None: 2 GiB, less if that would take over a quarter of the free
+    space, and more if the largest block at the greatest depth needs it."""
+    output: Path = Path("outputs/paths")
+    """Folder for cells.jsonl, paths.csv, paths.json, paths.txt and pictures. The same command goes
+    on there where it was interrupted."""
+    progress: Switch = "on"
+    """Show on stderr what is being measured."""
 
     @property
     def depths(self) -> tuple[int, ...]:
+        """Blocks that each worker has in flight."""
         return (1,) if self.queue_depths is None else self.queue_depths
 
-    def __post_init__(self) -> None:
-        for name in ("targets", "io_sizes", "workers", "patterns", "depths"):
-            if not getattr(self, name):
-                key = "queue_depths" if name == "depths" else name
-                raise WorkloadError(f"{key} must not be empty")
-        if not 0 < self.seconds <= _LONGEST:
-            raise WorkloadError(f"seconds must be above 0, at most {_LONGEST}, got {self.seconds}")
-        for number in self.workers:
-            if not 1 <= number <= _MOST_WORKERS:
-                raise WorkloadError(f"workers must be from 1 to {_MOST_WORKERS}, got {number}")
-        if not 1 <= min(self.depths) <= max(self.depths) <= _DEEPEST:
-            raise WorkloadError(
-                f"queue_depths must be from 1 to {_DEEPEST}, got {', '.join(map(str, self.depths))}"
-            )
-        for size in self.io_sizes:
-            if size <= 0 or size % (PAGE_BYTES if size > PAGE_BYTES else SECTOR):
-                raise WorkloadError(
-                    f"io_sizes must be multiples of {PAGE_BYTES} bytes, or of {SECTOR} below that, "
-                    f"got {size}: O_DIRECT and cuFile take nothing else"
-                )
+    @model_validator(mode="after")
+    def _places(self) -> Self:
         least = max(self.io_sizes) * max(self.depths)
         if self.file_size is not None and self.file_size < least:
             deep = "" if max(self.depths) == 1 else " x the largest of queue_depths"
-            raise WorkloadError(
+            raise ValueError(
                 f"file_size must be at least the largest of io_sizes{deep}, {least} bytes, "
                 f"got {self.file_size}"
             )
-        for target in self.targets:
+        for target in self.target:
             if not target.is_dir():
-                raise WorkloadError(f"target {target} is not a folder; create or mount it")
+                raise ValueError(f"target {target} is not a folder; create or mount it")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,14 +199,14 @@ def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: 
     `on_event` gets lines of text, `on_begin` what is done next.
     """
     with ExitStack() as stack:
-        for target in sweep.targets:  # the files of two sweeps would have the same names
+        for target in sweep.target:  # the files of two sweeps would have the same names
             if target.resolve() != sweep.output.resolve():  # else the results hold it
                 stack.enter_context(held(target, key="target"))
         return _run_alone(sweep, on_event, on_begin)
 
 
 def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]:
-    asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.targets}
+    asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.target}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
         store = JsonLines(sweep.output / CELLS)
@@ -208,9 +218,9 @@ def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]
             f"{format_seconds(num_left * sweep.seconds)}"
         )
         check_writable(sweep.output / "paths.json")
-        watch, written = WearWatch(*sweep.targets), 0
+        watch, written = WearWatch(*sweep.target), 0
         watch.start()
-        for target in sweep.targets:
+        for target in sweep.target:
             left = [each for each in asked[target] if each not in known]
             if not left:
                 continue
@@ -285,7 +295,7 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
         else:
             raise RunError(f"paths={path} does not work on {target}: {problem}")
     connection = find_connection(target)
-    if connection is not None and (sweep.queue_depths is not None or len(sweep.targets) > 1):
+    if connection is not None and (sweep.queue_depths is not None or len(sweep.target) > 1):
         on_event(f"{target}: {connection}")
     sizes = {path: set(_taken_sizes(sweep, path, target, on_event)) for path in usable}
     # Paths vary fastest: what is compared is measured shortly after each other.
@@ -378,9 +388,10 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         seconds = {name: cpu[name] - cpu_before[name] for name in cpu}
         return 100 * sum(seconds[name] for name in names) / max(sum(seconds.values()), 1e-9)
 
-    def watts(joules: float | None) -> float | None:
-        return None if joules is None else joules / (end - start)
-
+    cpu_watts, gpu_watts = (
+        None if joules is None else joules / (end - start)
+        for joules in energy.joules_since(energy_before)
+    )
     all_cpus = elapsed * (os.cpu_count() or 1)
     return Cell(
         **asdict(asked),
@@ -397,8 +408,8 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         host_user_percentage=host_share("user", "nice"),
         host_system_percentage=host_share("system", "irq", "softirq"),
         cpu_seconds_per_gb=(done.user_seconds + done.system_seconds) / (num_bytes / 1e9),
-        cpu_watts=watts(energy.cpu_joules_since(energy_before)),
-        gpu_watts=watts(energy.gpu_joules_since(energy_before)),
+        cpu_watts=cpu_watts,
+        gpu_watts=gpu_watts,
         mode=done.path_bytes.mode,
         p2pdma_bytes=done.path_bytes.p2pdma,
         nvidia_fs_bytes=done.path_bytes.nvidia_fs,

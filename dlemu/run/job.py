@@ -71,7 +71,7 @@ from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
+from dlemu.world.world import Alone, World
 
 Say = Callable[[str], None]
 OnRun = Callable[[Path, Summary], None]
@@ -101,7 +101,7 @@ def check_job(workload: Workload, world: World) -> None:
 def run_job(
     workload: Workload,
     *,
-    world: World,
+    world: World | None = None,
     clock: Clock | None = None,
     say: Say = say,
     layout: Layout | None = None,
@@ -110,13 +110,14 @@ def run_job(
 ) -> Outcome | None:
     """Replay a workload and return its outcome on rank 0, None on the others.
 
-    With a `layout` its files are read, whatever else lies in the data folder. On rank 0 another
-    thread may ask `live` what the run is doing. If the run fails after whole epochs, rank 0 calls
-    `on_cut` with what they are worth.
+    Without a `world` there is one rank. With a `layout` its files are read, whatever else lies in
+    the data folder. On rank 0 another thread may ask `live` what the run is doing. If the run fails
+    after whole epochs, rank 0 calls `on_cut` with what they are worth.
 
     Raises:
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
+    world = world or Alone()
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
         live = live or Live()
         with live.run(lambda: watchdog.doing):

@@ -157,7 +157,7 @@ class _Epoch:
 
     @cached_property
     def _sums(self) -> "StepsSoFar":
-        """Made when somebody asks: only rank 0, which has accelerators, is asked."""
+        """The sums of its steps, for a rank that shows them: another may have no accelerators."""
         return StepsSoFar(self._steps, self._metric)
 
     def progress(self, job: str, before: "list[_Epoch]") -> RunProgress:

@@ -37,7 +37,8 @@ from dlemu.storage.locks import locked
 from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
-from dlemu.workload.model import Workload
+from dlemu.workload.keys import all_keys
+from dlemu.workload.model import Workload, read_by
 from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
@@ -97,16 +98,14 @@ def calibrate_host(
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example
-            say(f"result: {path}\n{command('predict', workload, _PREDICT_KEYS, more)}")
+            say(f"result: {path}\n{command('predict', workload, _keys_of_both(), more)}")
 
 
-_PREDICT_KEYS = (
-    *("reader.data_loader", "reader.odirect", "reader.read_threads", "reader.batch_size"),
-    *("dataset.format", "dataset.num_samples_per_file", "dataset.record_length_bytes"),
-    *("dataset.record_dims", "dataset.record_element_type"),
-    *("train.computation_time", "metric.au", "drives"),
-)
-"""Keys that a prediction depends on, and that a calibration is found by."""
+def _keys_of_both() -> list[str]:
+    """Return the keys that a prediction depends on, and that a calibration is found by."""
+    groups = ("dataset", "reader", "train", "metric")
+    both = (key for key in all_keys() if {"predict", "calibrate"} <= {*read_by(key)})
+    return [*(key for key in both if key.partition(".")[0] in groups), "drives"]
 
 
 @contextmanager

@@ -17,9 +17,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError, did_you_mean
@@ -56,6 +57,7 @@ from dlemu.units import (
 )
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
 from dlemu.world.world import Alone
 
 WORKLOADS = ("unet3d_h100", "resnet50_h100", "cosmoflow_h100")
@@ -70,29 +72,28 @@ _SURELY_NONE = 1 / 1.3
 """Where 64 readers get less than this share of what one accelerator takes, no run is needed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Output(Section, strict=False):
+    """Where the results of a try go."""
+
+    folder: str | None = None
+    """Folder for sizing.json, the tables and the runs; None: outputs/try/<date>-<time>."""
+
+
+class Trial(Arguments):
     """What `dlemu try` is asked for."""
 
-    folder: Path
-    seconds: float = 180.0
+    folder: Annotated[Path, Use(by="")]
+    seconds: Annotated[Seconds, Field(ge=10, le=3600)] = 180.0
     """About how long it may take, all workloads together."""
-    max_bytes: int = 8 << 30
-    """Most bytes of files that are written."""
+    max_bytes: MostBytes = 8 << 30
+    """Most bytes of files that are written; less where space is short."""
     keep: bool = False
-    """Whether the files stay, for another try."""
-    output: str | None = None
-    """Folder for the results; None: a new one, outputs/try/<date>-<time>."""
-    workloads: Sequence[Workload] = field(
-        default_factory=lambda: [load_workload(name) for name in WORKLOADS]
-    )
-
-    def __post_init__(self) -> None:
-        if not 10 <= self.seconds <= 3600:
-            raise WorkloadError(f"seconds must be from 10 to 3600, got {self.seconds:g}")
-        for workload in self.workloads:
-            if workload.train.computation_time.mean == 0:
-                raise WorkloadError(f"train.computation_time of {workload.name} must be above 0")
+    """Leave the files for another try."""
+    workloads: Annotated[tuple[str, ...], LISTED, Field(min_length=1)] = WORKLOADS
+    """Workloads that are tried; other keys of a workload hold for all of them."""
+    output: Output = Output()
+    jobs: Annotated[tuple[Workload, ...], Use(by="")] = ()
+    # The workloads, with the other keys that were given.
 
 
 def try_storage(
@@ -110,7 +111,10 @@ def try_storage(
         RunError: there is no room, or a run failed.
     """
     end = time.perf_counter() + trial.seconds
-    with scratch_folder(trial.folder, keep=trial.keep) as own, hold(trial.output, "try") as results:
+    with (
+        scratch_folder(trial.folder, keep=trial.keep) as own,
+        hold(trial.output.folder, "try") as results,
+    ):
         say(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
@@ -134,7 +138,7 @@ def try_storage(
                 high=estimate.high,
                 evidence=estimate.evidence,
                 data_loader=files.workload.reader.data_loader,
-                instead_of=trial.workloads[number].reader.data_loader,
+                instead_of=trial.jobs[number].reader.data_loader,
                 written=files.written,
                 commands=commands,
                 full=needs,
@@ -156,18 +160,22 @@ def _write_rate(own: Path) -> float:
         return math.inf
 
 
-def load_workloads(names: Sequence[str], keys: dict[str, Any]) -> list[Workload]:
+def load_jobs(names: Sequence[str], keys: dict[str, Any]) -> tuple[Workload, ...]:
     """Return the workloads of a try, with keys that hold for all of them."""
     known = known_workloads()
     for name in names:
         if name not in known and not name.endswith((".yaml", ".yml")):
             raise WorkloadError(f"no workload {name}{did_you_mean(name, known)}")
-    return [load_workload(name, keys) for name in names]
+    jobs = tuple(load_workload(name, keys) for name in names)
+    for job in jobs:
+        if job.train.computation_time.mean == 0:
+            raise WorkloadError(f"train.computation_time of {job.name} must be above 0")
+    return jobs
 
 
 def _datasets(trial: Trial, own: Path, rate: float, say: Say) -> list[Files]:
     """Return the files that each workload reads: those that are there, else such as are planned."""
-    jobs = [_readable(workload, say) for workload in trial.workloads]
+    jobs = [_readable(workload, say) for workload in trial.jobs]
     there = [find_files(trial.folder, job) for job in jobs]
     missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
     most_each = _WRITE_SHARE * trial.seconds * rate

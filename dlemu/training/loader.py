@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
+from dlemu.datagen.find import as_it_is, find_workload
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
-from dlemu.workload.model import Workload
+from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone, World
 
 _HELD = 2
@@ -88,8 +90,17 @@ class TrainingLoader:
         self.close()
 
 
+def _job_of(workload: Workload | str | Path) -> Workload:
+    """Return a workload that may be given by its name, its file, or the folder of its dataset."""
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, Path) and workload.is_dir():
+        return as_it_is(load_workload(find_workload(workload)), workload, {})
+    return load_workload(workload)
+
+
 def make_loader(
-    workload: Workload,
+    workload: Workload | str | Path,
     *,
     rank: int = 0,
     num_ranks: int = 1,
@@ -99,7 +110,8 @@ def make_loader(
     """Return the loader of one rank; the ranks share every epoch evenly.
 
     Args:
-        workload: the dataset, and how it is read.
+        workload: the dataset, and how it is read; or a name or file as load_workload takes it; or,
+            as a Path, the data folder of a dataset of dlemu's.
         rank: 0 to num_ranks - 1.
         num_ranks: training processes, one for each accelerator.
         world: the ranks (dlemu.make_world()), instead of `rank` and `num_ranks`. It is needed only
@@ -111,6 +123,7 @@ def make_loader(
         RunError: `pin` is set, and there is no GPU.
         WorkloadError: rank is out of range, a package is missing, or memory is short.
     """
+    workload = _job_of(workload)
     if world is not None:
         rank, num_ranks = world.rank, world.num_ranks
     if not 0 <= rank < num_ranks:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlemu.units import parse_seconds
 from dlemu.workload.sections import (
+    DURATION,
     Bandwidth,
     Natural,
     Positive,
@@ -16,6 +16,7 @@ from dlemu.workload.sections import (
     Seconds,
     Section,
     Size,
+    Use,
     Whole,
 )
 
@@ -26,11 +27,6 @@ Elements = Annotated[int, Whole, Field(ge=1, le=10**9)]
 def _unset(value: object) -> object:
     """Take DLIO's -1, and its 0 for a size, as "not set"."""
     return None if isinstance(value, (int, float)) and value <= 0 else value
-
-
-def _duration(value: object) -> object:
-    """Accept "3h" and "30min"."""
-    return parse_seconds(value) if isinstance(value, str) else value
 
 
 class ParallelismSection(Section):
@@ -120,12 +116,13 @@ class CheckpointSection(Section):
 
     checkpoint_folder: str | None = None
     """Where checkpoints go: each in a folder global_epoch<e>_step<s> below it."""
-    num_checkpoints_write: Natural = 10
+    num_checkpoints_write: Annotated[Natural, Use(by="checkpoint")] = 10
     """Checkpoints that `dlemu checkpoint` writes; 0: read those of an earlier command."""
-    num_checkpoints_read: Natural = 10
+    num_checkpoints_read: Annotated[Natural, Use(by="checkpoint")] = 10
     """Checkpoints that it reads, after all are written; 0: none."""
     time_between_checkpoints: Annotated[
-        Seconds, BeforeValidator(lambda value: _unset(value) or 0.0)
+        Annotated[Seconds, BeforeValidator(lambda value: _unset(value) or 0.0)],
+        Use(by="checkpoint"),
     ] = 0.0
     """Seconds of pause before each of them (MLPerf Storage: 5)."""
     mode: Literal["default", "subset"] = "default"
@@ -144,27 +141,46 @@ class CheckpointSection(Section):
     """Bytes of one write or read call."""
     io_depth: Annotated[int, Whole, Field(ge=1, le=256)] = 1
     """Threads that write or read each file."""
-    rank_sync: bool = False
+    rank_sync: Annotated[bool, Use(by="checkpoint")] = False
     """Rank 0's duration, which DLIO reports, includes the wait for the other ranks."""
-    verify: bool = False
+    verify: Annotated[bool, Use(by="checkpoint")] = False
     """Compare every byte that is read."""
-    writer: Literal["dlemu", "dcp"] = "dlemu"
+    writer: Annotated[Literal["dlemu", "dcp"], Use(by="checkpoint")] = "dlemu"
     """Who writes. `dcp`: torch.distributed.checkpoint writes tensors of the same bytes."""
-    max_seconds: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    max_seconds: Annotated[
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, Use(by="checkpoint")
+    ] = None
     """Longest mean duration of a written checkpoint that passes; None: none fails."""
-    mtbf: Annotated[Annotated[float, Field(gt=0, le=10**9)] | None, BeforeValidator(_duration)] = (
-        None
-    )
+    mtbf: Annotated[
+        Annotated[float, DURATION, Field(gt=0, le=10**9)] | None,
+        Use(by="checkpoint"),
+    ] = None
     """Mean time between failures of the whole job (as 3h, 30min, 10800), for Young's interval."""
-    checkpoint_after_epoch: Positive = 1
+    checkpoint_after_epoch: Annotated[
+        Positive,
+        Use(
+            by="run size",
+            when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None,
+        ),
+    ] = 1
     """In a run: the epoch after which the first checkpoint is written."""
-    epochs_between_checkpoints: Positive = 1
+    epochs_between_checkpoints: Annotated[
+        Positive,
+        Use(
+            by="run size",
+            when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None,
+        ),
+    ] = 1
     """In a run: epochs from one checkpoint to the next."""
-    steps_between_checkpoints: Annotated[Positive | None, BeforeValidator(_unset)] = None
+    steps_between_checkpoints: Annotated[
+        Annotated[Positive | None, BeforeValidator(_unset)], Use(by="run size")
+    ] = None
     """In a run: steps from one checkpoint to the next within an epoch; None: one at its end."""
-    asynchronous: bool = False
+    asynchronous: Annotated[bool, Use(by="run size")] = False
     """In a run: copy the state to memory first, and write it while the next steps go on."""
-    staging_bandwidth: Bandwidth = 20_000_000_000
+    staging_bandwidth: Annotated[
+        Bandwidth, Use(by="run size", when=lambda job: job.saves and job.checkpoint.asynchronous)
+    ] = 20_000_000_000
     """Bytes per second at which an accelerator copies its state to memory before that (about what
     PCIe 4.0 x16 carries)."""
 

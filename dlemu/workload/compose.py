@@ -42,7 +42,7 @@ SECRET_KEYS = frozenset(
 _PLAIN_WORD = re.compile(
     r"(?!hydra\b|defaults\b)(?P<key>[a-z]\w*(?:\.[a-z]\w*)*)=(?:"
     r"(?P<int>-?(?:0|[1-9]\d*))|(?P<float>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e-?\d+)?)|"
-    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGT]i?B)))",
+    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGTP]i?B(?:/s)?|ms|s|min|h|d)))",
     re.ASCII | re.IGNORECASE,
 )
 """Words whose value Hydra's grammar takes for what Python takes it for."""
@@ -170,6 +170,11 @@ def known_models() -> dict[str, Path]:
     return named("model")
 
 
+def known_drives() -> dict[str, Path]:
+    """Return the datasheets that "drive=" takes by name."""
+    return named("drive")
+
+
 def named(group: str) -> dict[str, Path]:
     """Return the files of a group of rows, such as "model" or "drive", by name."""
     return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
@@ -244,7 +249,8 @@ def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | Non
     known, names = known_workloads(config_dir), named[key]
     if not any(names):
         raise WorkloadError(
-            f"workload= is not set; it is one of {', '.join(known)}, or a file.yaml"
+            "no job is named; write the folder of a dataset, or workload=NAME or FILE.yaml (dlemu "
+            "workloads lists the names)"
         )
     if len(names) > 1:
         raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")
@@ -329,6 +335,18 @@ def _plain_word(override: str) -> tuple[str, object] | None:
         kind, lambda text: named.get(text.lower(), text)
     )
     return key, convert(text)
+
+
+def value_of_word(key: str, text: str) -> Any:
+    """Return the value of a key that is set on the command line, as YAML has it.
+
+    Raises:
+        WorkloadError: it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except _NOT_YAML:
+        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
 
 
 def _as_typed(override: str) -> str:

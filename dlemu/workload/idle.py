@@ -1,140 +1,138 @@
-"""Which of the user's keys have no effect on a job: a table of when each key has effect."""
+"""Which of the user's keys have no effect on a job, by what their fields say of it."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dlemu.workload.compose import known_workloads
-from dlemu.workload.model import Workload, check_workload, leaves, load_workload
+from dlemu.workload.model import Workload, check_workload, leaves, use_of
 from dlemu.workload.objects import in_bucket
-
-_OF_THE_COMMAND = (
-    "num_checkpoints_write",
-    "num_checkpoints_read",
-    "time_between_checkpoints",
-    "rank_sync",
-    "verify",
-    "max_seconds",
-    "mtbf",
-)
-"""Keys of checkpoints that only `dlemu checkpoint` reads."""
+from dlemu.workload.published import published_row
 
 
-def _effects(workload: Workload, command: str, num_hosts: int) -> dict[str, bool]:
-    """Return which keys have effect on a job.
+@dataclass(frozen=True)
+class Job:
+    """A workload under a command, and what decides whether a key of it has an effect.
 
-    A section's name stands for its keys that are not listed; a key that is in neither way listed
-    always has effect.
+    `Use.when` gets it. Its other attributes are the workload's.
     """
-    runs, sizes = command == "run", command == "size"
-    has_cache = workload.cache.folder is not None
-    by_rule = workload.dataset.num_files_train == "auto" or workload.division == "closed"
-    memory_counts = not workload.size.quick if sizes else by_rule
-    written = workload.workflow.checkpoint and (runs or sizes)
-    by_steps = workload.checkpoint.steps_between_checkpoints is not None
-    return {
-        "framework": False,
-        "accelerators_per_rank": runs and workload.num_accelerators is None,
-        "num_accelerators": runs,
-        "division": runs,
-        "runs": runs,
-        "warmup": runs,
-        "workflow": runs,
-        "workflow.checkpoint": runs or sizes,
-        "model": written,
-        "checkpoint": written,
-        **{f"checkpoint.{key}": False for key in _OF_THE_COMMAND},
-        "checkpoint.checkpoint_after_epoch": written and not by_steps,
-        "checkpoint.epochs_between_checkpoints": written and not by_steps,
-        "checkpoint.staging_bandwidth": written and workload.checkpoint.asynchronous,
-        "size": sizes,
-        "predict": False,
-        "steptime": False,
-        "predict.calibration": sizes,
-        **dict.fromkeys(("cache.capacity", "cache.policy", "cache.fill", "cache.warm"), has_cache),
-        "drive": sizes or (workload.drive is not None and workload.drive.endurance is not None),
-        "drives": sizes,
-        "host_memory": memory_counts,
-        "num_hosts": memory_counts and (num_hosts == 1 or workload.host_memory is not None),
-        "metric.exclude_start_steps": workload.metric.edition != "v1.0",
-        "metric.exclude_end_steps": workload.metric.edition != "v1.0",
-        **_effects_on_reading(workload),
-    }
+
+    workload: Workload
+    command: str = "run"
+    """ "run" or "size"."""
+    hosts: int = 1
+    """Hosts of the ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the workload's attribute of that name."""
+        return getattr(self.workload, name)
+
+    @property
+    def counts_memory(self) -> bool:
+        """Whether the hosts' memory decides how many files are needed."""
+        if self.command == "size":
+            return not self.workload.size.quick
+        workload = self.workload
+        return workload.dataset.num_files_train == "auto" or workload.division == "closed"
+
+    @property
+    def counts_hosts(self) -> bool:
+        """Whether num_hosts does: it is counted where there are several."""
+        return self.counts_memory and (self.hosts == 1 or self.workload.host_memory is not None)
+
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are written meanwhile."""
+        return self.workload.workflow.checkpoint
+
+    @property
+    def has_many(self) -> bool:
+        """Whether files hold several samples."""
+        return self.workload.dataset.num_samples_per_file > 1
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether files hold rows of columns."""
+        return self.workload.dataset.format == "parquet"
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether those columns are given one by one."""
+        return self.has_rows and bool(self.workload.dataset.parquet.columns)
+
+    @property
+    def has_other_size(self) -> bool:
+        """Whether other keys decide the mean size of a sample."""
+        dataset = self.workload.dataset
+        return bool(dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes)
+
+    @property
+    def parses(self) -> bool:
+        """Whether dlemu reads the bytes of a sample, not a library."""
+        return self.workload.reader.decode == "raw"
+
+    @property
+    def by_dali(self) -> bool:
+        """Whether DALI reads."""
+        return self.workload.reader.data_loader in ("dali", "native_dali")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it reads into a GPU."""
+        return self.by_dali and self.workload.dali.device == "gpu"
+
+    @property
+    def has_pytorch_workers(self) -> bool:
+        """Whether PyTorch starts workers."""
+        reader = self.workload.reader
+        return reader.data_loader == "pytorch" and reader.read_threads > 0
+
+    @property
+    def has_shuffle_buffer(self) -> bool:
+        """Whether samples of a stream are shuffled."""
+        streamed = self.workload.by_tf_data or self.workload.streamed
+        return streamed and self.workload.reader.sample_shuffle != "off"
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether the dataset lies in a bucket."""
+        workload = self.workload
+        return bool(workload.dataset.data_folder) and in_bucket(workload.data_folder)
+
+    @property
+    def below_root(self) -> bool:
+        """Whether the data folder is relative to storage.storage_root."""
+        folder = self.workload.dataset.data_folder or ""
+        return "://" not in folder and not Path(folder).is_absolute()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether an order or a time is drawn at random."""
+        reader = self.workload.reader
+        times = self.workload.train.computation_time, reader.preprocess_time
+        shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+        return shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
 
 
-def _effects_on_reading(workload: Workload) -> dict[str, bool]:
-    """Return which keys of the dataset, the reader and the storage have effect."""
-    dataset, reader, train = workload.dataset, workload.reader, workload.train
-    own_parsing, many_in_file = reader.decode == "raw", dataset.num_samples_per_file > 1
-    tf_data = reader.data_loader == "tensorflow"
-    parquet = dataset.format == "parquet"
-    dali = reader.data_loader in ("dali", "native_dali")
-    dali_on_gpu = dali and workload.dali.device == "gpu"
-    bucket = bool(dataset.data_folder) and in_bucket(workload.data_folder)
-    shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
-    times = train.computation_time, reader.preprocess_time
-    drawn = shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
-    return {
-        "dataset.chunk_size": False,
-        "dataset.record_length_bytes": not (
-            dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes
-        ),
-        "dataset.record_dims": not (parquet and dataset.parquet.columns),
-        "dataset.record_length_bytes_stdev": not (dataset.record_dims or dataset.listed_sizes),
-        "dataset.record_length_bytes_distribution": not dataset.record_dims and not parquet,
-        "dataset.parquet.columns": parquet,
-        "dataset.parquet.row_group_size": parquet,
-        "dataset.parquet.read_mode": parquet,
-        "dataset.parquet.generation_batch_size": False,
-        "dataset.parquet.use_s3dlio_gen": False,
-        "reader.access": many_in_file,
-        "reader.coalesce_gap": parquet and own_parsing,
-        "dataset.record_length_bytes_resize": workload.hands_over or dali,
-        "reader.transfer_size": own_parsing and many_in_file and not bucket,
-        "reader.piece_bytes": own_parsing and not many_in_file and not bucket,
-        "reader.io_depth": own_parsing and not bucket,
-        "reader.odirect": own_parsing and not bucket,
-        "reader.gets_in_flight": bucket,
-        "reader.range_bytes": bucket,
-        "reader.prefetch_size": tf_data or reader.read_threads > 0,
-        "reader.shuffle_size": (tf_data or workload.streamed) and reader.sample_shuffle != "off",
-        "reader.multiprocessing_context": (
-            reader.data_loader == "pytorch" and reader.read_threads > 0
-        ),
-        "reader.gds": dali_on_gpu,
-        "reader.preprocess": reader.preprocess_time.mean > 0,
-        "train.seed": drawn,
-        "storage": bucket,
-        "storage.storage_type": bucket,
-        "storage.storage_root": (
-            "://" not in (dataset.data_folder or "")
-            and not Path(dataset.data_folder or "").is_absolute()
-        ),
-        "output.drop_caches": not workload.output.drop_all_caches and not bucket,
-        "output.drop_all_caches": not bucket,
-        "dali": dali,
-        "dali.gpus_per_host": dali_on_gpu or train.compute == "gpu",
-    }
-
-
-def idle_keys(workload: Workload, *, command: str = "run", num_hosts: int = 1) -> tuple[str, ...]:
-    """Return the user's keys that have no effect on this job.
+def idle_keys(job: Job) -> tuple[str, ...]:
+    """Return the user's keys that have no effect on a job.
 
     The user's keys are the overrides, and what the user's own workload sets to other values than
-    the defaults. `command` is "run" or "size"; `num_hosts` is the number of the ranks' hosts.
+    the defaults.
     """
-    effects = _effects(workload, command, num_hosts)
-    keys = _users_keys(workload)
-    return tuple(
-        key for key in keys if not effects.get(key, effects.get(key.partition(".")[0], True))
-    )
+    return tuple(key for key in _users_keys(job.workload) if not _has_effect(key, job))
+
+
+def _has_effect(key: str, job: Job) -> bool:
+    if key == "drive" and job.drive is not None and job.drive.endurance is not None:
+        return True  # for the line on wear
+    use = use_of(key)
+    return job.command in (use.by or "").split() and (use.when is None or use.when(job))
 
 
 def _users_keys(workload: Workload) -> list[str]:
     """Return the overrides, and the keys that differ from the published workload or default."""
-    published = known_workloads()
-    name = next((each for each in (workload.made_from, workload.name) if each in published), None)
-    if name is not None:
-        usual = load_workload(name)
-    else:
+    usual = published_row(workload)
+    if usual is None:
         least = {"format": workload.dataset.format, "num_files_train": 1}
         usual = check_workload({"dataset": least})
     before, now = (dict(leaves(each.model_dump())) for each in (usual, workload))

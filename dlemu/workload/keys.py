@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, SecretStr
@@ -18,11 +19,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dlemu.workload import sections
-from dlemu.workload.compose import CONFIGS, PATH_KEYS, known_workloads
+from dlemu.workload.compose import PATH_KEYS, known_workloads
 from dlemu.workload.model import Workload
 from dlemu.workload.refusal import NO_KEYS, group_of
+from dlemu.workload.sections import Use
 
 _SIZE = "bytes{} (as 4096, 64KiB, 1MB)"
+_SECONDS = "seconds (as 90, 50ms, 3min)"
 _BOUNDS = ("ge", "gt", "le", "lt")
 _PATHS = PATH_KEYS | {"workload"}
 
@@ -58,33 +61,35 @@ def all_keys() -> Mapping[str, Key]:
         default="",
         choices=named,
     )
-    return {"workload": first} | {key.name: key for key in _keys_of(Workload, "")}
+    return {"workload": first} | {key.name: key for key in keys_of_model(Workload)}
 
 
-def _keys_of(model: type[BaseModel], above: str) -> Iterator[Key]:
+def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
+    """Yield the keys of a model; their names begin with `above`."""
     told = _docstrings(model)
     hints = get_type_hints(model, include_extras=True)
-    own = [name for name in model.model_fields if name not in NO_KEYS]
+    fields = model.model_fields.items()
+    # What has no meaning for a user is none of his keys.
+    unread = {name for name, field in fields if Use(by="") in field.metadata} - told.keys()
+    own = [name for name in model.model_fields if name not in {*NO_KEYS, *unread}]
     for name in sorted(own, key=lambda name: _group(hints[name]) is not None):
         group, key = _group(hints[name]), f"{above}{name}"
         if group is None or told.get(name):
             yield _key(key, told.get(name, ""), hints[name], model.model_fields[name])
         if group is not None:
-            yield from _keys_of(group, f"{key}.")
+            yield from keys_of_model(group, f"{key}.")
 
 
 def _key(name: str, meaning: str, hint: object, field: FieldInfo) -> Key:
     values = _Values(name)
     values.add(hint)
-    if name == "drive":
-        values.choices += sorted(path.stem for path in (CONFIGS / "drive").glob("*.yaml"))
     return Key(
         name=name,
         meaning=meaning.replace("None:", "null:").replace("empty:", "[]:"),
         values=values.text,
         default=_written(field.get_default(call_default_factory=True)),
         choices=tuple(dict.fromkeys(values.choices)),
-        is_path=name in _PATHS,
+        is_path=name in _PATHS or values.text.endswith("path"),
     )
 
 
@@ -125,8 +130,13 @@ class _Values:
     ) -> None:
         found = dict(bounds)
         for mark in marks:
+            if isinstance(mark, sections.Names):
+                self.choices += mark.known()
             for each in getattr(mark, "metadata", ()):
                 found |= {b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}
+        if sections.DURATION in marks:
+            self._kinds.append(f"{_SECONDS}{_span(found)}")
+            return
         is_size = any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks)
         if is_size:
             per = " per second" if self._name.endswith("bandwidth") else ""
@@ -142,7 +152,7 @@ class _Values:
     def _kind(self, kind: object) -> str:
         if kind is sections.Distribution:
             return "seconds, or the keys mean, stdev and type below it"
-        if self._name in PATH_KEYS:
+        if self._name in PATH_KEYS or kind is Path:
             return "path"
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return "a group of keys"
@@ -177,8 +187,8 @@ def _written(value: object) -> str:
         return str(int(value))
     if value is PydanticUndefined:
         return ""
-    if value == ():
-        return "[]"
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_written, value))}]"
     return "null" if value is None else str(value)
 
 

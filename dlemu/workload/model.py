@@ -6,17 +6,28 @@ effect here are accepted and listed in `Workload.ignored`.
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from dlemu.errors import WorkloadError
-from dlemu.units import unmistakable, with_unit
+from dlemu.units import parse_bytes, unmistakable, with_unit
 from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
     compose,
     datasheet,
+    known_drives,
     known_models,
     known_workloads,
     model_keys,
@@ -24,9 +35,12 @@ from dlemu.workload.compose import (
     set_key,
 )
 from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
-from dlemu.workload.refusal import describe, unknown_key
+from dlemu.workload.refusal import describe, group_of, known_keys, unknown_key
 from dlemu.workload.sections import (
     BARE,
+    PLANS,
+    RUNS,
+    WRITES,
     Bandwidth,
     CacheSection,
     ClientSection,
@@ -34,6 +48,7 @@ from dlemu.workload.sections import (
     DatasetSection,
     FullName,
     MetricSection,
+    Names,
     Natural,
     OriginSection,
     OutputSection,
@@ -48,6 +63,7 @@ from dlemu.workload.sections import (
     StorageSection,
     Switch,
     TrainSection,
+    Use,
     WorkflowSection,
 )
 from dlemu.workload.sections import FormatName as FormatName
@@ -93,12 +109,30 @@ class Drive(Section):
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
     """Bytes that it holds; for `dlemu wear`."""
-    endurance: Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None = None
-    """Bytes that hosts may write to it in its life (TBW), as 14PB; for the line on wear."""
+    endurance: Annotated[
+        Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
+        Use(by="datagen run checkpoint wear"),
+    ] = None
+    """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
+    years; for the line on wear."""
     interface: str | None = None
     """Such as "PCIe 5.0 x4"; for the reader only."""
     source: str | None = None
     """Where the rates come from; for the reader only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _writes_per_day(cls, value: Any) -> Any:
+        """Take an endurance of 1DWPD as the bytes that it is in the five years of a warranty."""
+        found = value.get("endurance") if isinstance(value, dict) else None
+        if not (isinstance(found, str) and found.upper().endswith("DWPD")):
+            return value
+        if value.get("capacity") is None:
+            raise ValueError(f"drive.endurance={found} needs drive.capacity; set it, or write 14PB")
+        capacity = value["capacity"]
+        capacity = parse_bytes(capacity) if isinstance(capacity, str) else capacity
+        days = 5 * 365
+        return value | {"endurance": round(float(found[:-4]) * days * capacity)}
 
     @property
     def read_rate(self) -> int:
@@ -118,50 +152,70 @@ def _datasheet(value: object) -> object:
         raise ValueError(f"{error}; or give its rates") from None
 
 
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+
+
 class Workload(Section):
     """One job: a dataset, how it is read, and the accelerators that read it."""
 
-    name: FullName
+    name: Annotated[FullName, Use(by=f"{PLANS} steptime checkpoint", closed=True)]
     """Name of the workload, and of the folder below outputs/ for its results."""
-    framework: Literal["pytorch", "tensorflow"] = "pytorch"
+    framework: Annotated[Literal["pytorch", "tensorflow"], Use(by="")] = "pytorch"
     """DLIO's key; has no effect, `reader.data_loader` decides."""
-    workflow: WorkflowSection = WorkflowSection()
-    dataset: DatasetSection
-    reader: ReaderSection = ReaderSection()
-    train: TrainSection = TrainSection()
-    metric: MetricSection = MetricSection()
-    storage: StorageSection = StorageSection()
-    output: OutputSection = OutputSection()
-    dali: DaliSection = DaliSection()
-    size: SizeSection = SizeSection()
-    predict: PredictSection = PredictSection()
-    steptime: SteptimeSection = SteptimeSection()
-    cache: CacheSection = CacheSection()
-    client: ClientSection = ClientSection()
-    server: ServerSection = ServerSection()
-    origin: OriginSection = OriginSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    model: ModelSection = ModelSection()
+    workflow: Annotated[WorkflowSection, Use(by="run")] = WorkflowSection()
+    dataset: Annotated[DatasetSection, Use(by=WRITES)]
+    reader: Annotated[ReaderSection, Use(by=RUNS)] = ReaderSection()
+    train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
+    metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
+    storage: Annotated[
+        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+    ] = StorageSection()
+    output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
+    dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
+    size: Annotated[SizeSection, Use(by="size", closed=True)] = SizeSection()
+    predict: Annotated[PredictSection, Use(by="predict", closed=True)] = PredictSection()
+    steptime: Annotated[SteptimeSection, Use(by="steptime", closed=True)] = SteptimeSection()
+    cache: Annotated[CacheSection, Use(by="run size")] = CacheSection()
+    client: Annotated[ClientSection, Use(by="run size predict")] = ClientSection()
+    server: Annotated[ServerSection, Use(by="size predict", closed=True)] = ServerSection()
+    origin: Annotated[OriginSection, Use(by="run size")] = OriginSection()
+    checkpoint: Annotated[
+        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves, closed=True)
+    ] = CheckpointSection()
+    model: Annotated[
+        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
+    ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[Drive, BeforeValidator(_datasheet)] | None = None
+    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
-    drives: Positive = 1
+    drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""
-    accelerators_per_rank: Positive = 1
+    accelerators_per_rank: Annotated[
+        Positive,
+        Use(by="datasize datagen run", when=lambda job: job.num_accelerators is None, closed=True),
+    ] = 1
     """Emulated accelerators of each rank, unless num_accelerators is set."""
-    num_accelerators: Positive | None = None
+    num_accelerators: Annotated[
+        Positive | None, Use(by="datasize datagen run checkpoint", closed=True)
+    ] = None
     """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
-    num_hosts: Positive = 1
+    num_hosts: Annotated[
+        Positive,
+        Use(by="datasize datagen run size predict", when=lambda job: job.counts_hosts, closed=True),
+    ] = 1
     """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
-    host_memory: Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None = None
+    host_memory: Annotated[
+        Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None,
+        Use(by="datasize datagen run size", when=lambda job: job.counts_memory, closed=True),
+    ] = None
     """Memory of each host; None: what the host has."""
-    division: Literal["open", "closed"] = "open"
+    division: Annotated[Literal["open", "closed"], Use(by="run", closed=True)] = "open"
     """`closed` holds the run to the rules of MLPerf Storage's closed division."""
-    runs: Positive = 1
+    runs: Annotated[Positive, Use(by="run", closed=True)] = 1
     """Runs that count, one after the other."""
-    warmup: Natural = 0
+    warmup: Annotated[Natural, Use(by="run", closed=True)] = 0
     """Runs before those that count."""
-    progress: Switch = "on"
+    progress: Annotated[Switch, Use(by=f"{WRITES} verify checkpoint", closed=True)] = "on"
     """Show on stderr how far a command is: a line on a terminal, elsewhere a line every 10 s."""
     ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Keys that were given and have no effect here."""
@@ -260,14 +314,54 @@ class Workload(Section):
         Raises:
             WorkloadError: a key is unknown or a value out of bounds.
         """
+        groups = {key.partition(".")[0] for key in keys}
+        # A drive may be a name, which only the whole takes.
+        own = {name: getattr(self, name, None) for name in groups - {"drive"}}
+        kinds = {name: type(value) for name, value in own.items() if isinstance(value, Section)}
+        if kinds.keys() == groups:
+            tree = self.model_dump(include=groups)
+            for key, value in keys.items():
+                set_key(tree, key, value)
+            with suppress(ValidationError):
+                changed = {name: kind.model_validate(tree[name]) for name, kind in kinds.items()}
+                return _checked(self.model_copy(update=changed))
+        # The whole tells which key of DLIO's is meant, or what is wrong with it.
         tree = self.model_dump(exclude={"ignored"})
         for key, value in keys.items():
             set_key(tree, key, value)
         return check_workload(tree).model_copy(update={"ignored": self.ignored})
 
 
-def check_workload(tree: Mapping[str, Any]) -> Workload:
-    """Return the workload that a tree of plain values describes: a composed config, a DLIO file."""
+@cache
+def use_of(key: str) -> Use:
+    """Return what a dotted key, or a group of them, is used for, by its field and its group's."""
+    model: type[BaseModel] | None = Workload
+    found = Use(by="", closed=False)
+    for part in key.split("."):
+        if model is None or part not in model.model_fields:
+            break
+        field = model.model_fields[part]
+        for own in (each for each in field.metadata if isinstance(each, Use)):
+            said = {name: value for name, value in vars(own).items() if value is not None}
+            found = replace(found, **said)
+        model = group_of(field.annotation)
+    return found
+
+
+def read_by(key: str) -> list[str]:
+    """Return the commands that read a key."""
+    return (use_of(key).by or "").split()
+
+
+def _keys_of(command: str) -> set[str]:
+    return {key for key in known_keys(Workload) if command in read_by(key)}
+
+
+def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
+    """Return the workload that a tree of plain values describes: a composed config, a DLIO file.
+
+    Where a key is unknown, those that `command` reads are named rather than others.
+    """
     raw = _plain(tree)
     known = {*_IGNORED}
     if "ignored" in raw:
@@ -278,10 +372,16 @@ def check_workload(tree: Mapping[str, Any]) -> Workload:
     try:
         workload = Workload.model_validate(raw)
     except ValidationError as error:
-        text, name = describe(error, Workload, known), str(raw["name"])
+        text = describe(error, Workload, known, lambda: _keys_of(command))
+        name = str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
+    return _checked(workload)
+
+
+def _checked(workload: Workload) -> Workload:
+    """Return a workload whose keys go together."""
     _check_dali(workload)
     _check_access(workload)
     _check_places(workload)

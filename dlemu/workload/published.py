@@ -6,51 +6,12 @@ from functools import cache
 from dlemu.units import format_seconds
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.derived import origin_of
-from dlemu.workload.model import Workload, leaves, load_workload
+from dlemu.workload.model import Workload, leaves, load_workload, use_of
+from dlemu.workload.refusal import NO_KEYS
 
 _PUBLISHED, _REAL = "_h100", "_real_h100"
 _WORTH_SAYING = 1.3
 """From this factor between published and measured step on, in either direction, it is said."""
-
-
-# MLPerf Storage v1.0 rules, "closed division"; v2.0 and v3.0 (rule 3.6.2) add reader.odirect for
-# unet3d.
-CLOSED = {
-    "dataset.num_files_train",
-    "dataset.num_subfolders_train",
-    "dataset.data_folder",
-    "reader.read_threads",
-    "reader.computation_threads",
-    "reader.transfer_size",
-    "reader.prefetch_size",
-    "checkpoint.checkpoint_folder",
-    "storage.storage_type",
-    "storage.storage_root",
-}
-"""Keys that a submitter may change."""
-PROCEDURE = {
-    "accelerators_per_rank",
-    "dataset.seed",
-    "division",
-    "drives",
-    "host_memory",
-    "metric.edition",
-    "metric.max_cached_share",
-    "name",
-    "num_accelerators",
-    "num_hosts",
-    "progress",
-    "runs",
-    "train.seed",
-    "warmup",
-    "workflow.generate_data",
-}
-"""Keys of dlemu that say where and how often to run, not what is run. train.seed must change."""
-_WITHOUT_EFFECT = (
-    *("output", "ignored", "given", "made_from", "size", "predict", "drive"),
-    *("model", "checkpoint"),  # without workflow.checkpoint, which differs
-)
-"""Groups that change no run."""
 
 
 def published_row(workload: Workload) -> Workload | None:
@@ -68,15 +29,13 @@ def differing(
 ) -> dict[str, tuple[object, object]]:
     """Return the keys in which a job differs from a published row, with both values.
 
-    Left out are keys of the procedure, those that the closed division may change, and `but`.
+    Left out are keys that the closed division may change, or that change no run, and `but`.
     """
-    was, allowed = dict(leaves(row.model_dump())), CLOSED | PROCEDURE | {*but}
+    was = dict(leaves(row.model_dump()))
     return {
         key: (value, was.get(key))
         for key, value in leaves(workload.model_dump())
-        if key.partition(".")[0] not in _WITHOUT_EFFECT
-        and was.get(key) != value
-        and key not in allowed
+        if was.get(key) != value and not (use_of(key).closed or key in but or key in NO_KEYS)
     }
 
 

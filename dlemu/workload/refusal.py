@@ -1,6 +1,6 @@
 """The one line for a key or value that is refused: the key, the bound, the value."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
@@ -35,17 +35,25 @@ _BOUNDS = {
 }
 
 
-def describe(error: ValidationError, model: type[BaseModel], ignored: Iterable[str]) -> str:
-    """Return the first error of a model; `ignored` are keys that are known but not its own."""
+def describe(
+    error: ValidationError,
+    model: type[BaseModel],
+    ignored: Iterable[str],
+    first: Callable[[], Container[str]] = frozenset,
+) -> str:
+    """Return the first error of a model; `ignored` are keys that are known but not its own.
+
+    `first` returns the keys that are meant rather than others.
+    """
     errors = error.errors(include_url=False)
-    first = errors[0]
-    key = _dotted(first["loc"], model)
-    if first["type"] == "extra_forbidden":
-        return unknown_key(key, model, ignored)
-    if first["type"] == "missing":
+    one = errors[0]
+    key = _dotted(one["loc"], model)
+    if one["type"] == "extra_forbidden":
+        return unknown_key(key, model, ignored, first())
+    if one["type"] == "missing":
         return f"{key} is not set"
-    if first["type"] == "value_error":
-        text = str(first["ctx"]["error"])
+    if one["type"] == "value_error":
+        text = str(one["ctx"]["error"])
         if text.startswith("="):
             return f"{key}{text}"
         if text.startswith(key.split(".")[0]):
@@ -57,28 +65,43 @@ def describe(error: ValidationError, model: type[BaseModel], ignored: Iterable[s
         if _dotted(other["loc"], model) == key:
             bound = _BOUNDS.get(other["type"])
             bounds.append(bound.format(**other.get("ctx", {})) if bound else other["msg"])
-    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(first['input'])}"
+    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(one['input'])}"
 
 
-def unknown_key(key: str, model: type[BaseModel], ignored: Iterable[str]) -> str:
-    """Return the line for an unknown key, with the nearest key of its section, or else of any."""
+def unknown_key(
+    key: str, model: type[BaseModel], ignored: Iterable[str], first: Container[str] = ()
+) -> str:
+    """Return the line for an unknown key, with the nearest of its section, or else of any.
+
+    Keys that are `first` come before the others.
+    """
     section, _, leaf = key.rpartition(".")
-    known = sorted({*_known_keys(model), *ignored})
-    for names in ([name for name in known if name.rpartition(".")[0] == section], known):
+    if leaf in _MEANT and _MEANT[leaf] in model.model_fields:
+        return f"unknown key {key}; did you mean {_MEANT[leaf]}?"
+    own, theirs = [*known_keys(model)], sorted(ignored)
+    beside = [
+        [each for each in keys if each.rpartition(".")[0] == section] for keys in (own, theirs)
+    ]
+    for names in (*beside, [each for each in own if each in first], own, theirs):
         leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
         hint = did_you_mean(leaf, leaves, cutoff=0.7, full=leaves)
         if hint:
             return f"unknown key {key}{hint}"
-    return f"unknown key {key}"
+    return f"unknown key {key}{did_you_mean(key, own, cutoff=0.85)}"
 
 
-def _known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+_MEANT = dict.fromkeys(("gpus", "num_gpus", "accelerators"), "num_accelerators")
+"""What others call a key."""
+
+
+def known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the dotted names of a model's keys and groups, in its order."""
     for name, field in model.model_fields.items():
         if name not in NO_KEYS:
             yield f"{above}{name}"
             group = group_of(field.annotation)
             if group is not None:
-                yield from _known_keys(group, f"{above}{name}.")
+                yield from known_keys(group, f"{above}{name}.")
 
 
 def group_of(annotation: object) -> type[BaseModel] | None:

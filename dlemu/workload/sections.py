@@ -1,6 +1,10 @@
 """The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
 
 import math
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -13,10 +17,13 @@ from pydantic import (
     Field,
     PlainSerializer,
     SecretStr,
+    ValidationError,
     model_validator,
 )
 
-from dlemu.units import ceil_div, parse_bytes, unmistakable, with_unit
+from dlemu.errors import WorkloadError
+from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
+from dlemu.workload.refusal import describe
 
 FormatName = Literal[
     "npz",
@@ -31,6 +38,24 @@ FormatName = Literal[
     "mmap_indexed_binary",
     "parquet",
 ]
+RUNS = "run size calibrate"
+WRITES = f"datagen {RUNS}"
+PLANS = f"datasize {WRITES} predict"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a key is used for; written at its field, or at that of its group for all keys of it."""
+
+    by: str | None = None
+    """Commands that read it, with blanks between them; None: those of the group."""
+    when: Callable[[Any], bool] | None = None
+    """Whether it has an effect on an `idle.Job`; None: as the group, always without one."""
+    closed: bool | None = None
+    """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
+    run; None: as the group, else no."""
+
+
 INDEXED: tuple[FormatName, ...] = ("indexed_binary", "mmap_indexed_binary")
 """Bare samples in one file; two more files hold their offsets and sizes."""
 BARE: tuple[FormatName, ...] = ("jpeg", "png", "bin", "raw", *INDEXED)
@@ -109,7 +134,15 @@ Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
 """A number of things: accelerators, steps, samples of a batch."""
 Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
 """A number of things that may be none."""
-Seconds = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+def _duration(value: object) -> object:
+    """Accept "3h", "30min" and "50ms"."""
+    return parse_seconds(value) if isinstance(value, str) else value
+
+
+DURATION = BeforeValidator(_duration)
+Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
 SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
 Size = Annotated[int, BeforeValidator(_size)]
@@ -117,7 +150,14 @@ ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Bytes of one read; a worker has io_depth buffers of this size."""
 
 
+MostBytes = Annotated[
+    Size, BeforeValidator(lambda value: with_unit(value, least=4096, units=("KiB", "GiB")))
+]
+"""A size that no bare number of a few bytes can be meant by."""
+
+
 def _bandwidth(value: object) -> object:
+    value = value.removesuffix("/s") if isinstance(value, str) else value
     return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
 
 
@@ -130,6 +170,42 @@ class Section(BaseModel):
     """A frozen group of keys with strict types: 8 is not taken as text, nor true as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Arguments(Section):
+    """What a command without a workload is asked for; values may be texts of the command line.
+
+    Raises:
+        WorkloadError: a key is unknown, or a value is refused.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            # A text of the command line is shown as it was typed.
+            line = re.sub(r"got '(.+)'$", r"got \1", describe(error, type(self), ()))
+            raise WorkloadError(line) from None
+
+
+def _listed(value: object) -> object:
+    """Take "A,B" and "[A,B]" as a list."""
+    if not isinstance(value, str):
+        return value
+    return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
+
+
+LISTED = BeforeValidator(_listed)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names that a key takes, though its type does not say them."""
+
+    known: Callable[[], Iterable[str]]
 
 
 def _seconds(value: float) -> float:
@@ -218,7 +294,10 @@ class Distribution(Section):
 
 
 def _distribution(value: object) -> object:
-    """Take a plain number of seconds as a distribution without spread."""
+    """Take a plain number of seconds, or "50ms", as a distribution without spread."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = parse_seconds(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"mean": _seconds(value)}
     if not isinstance(value, (dict, Distribution)):
@@ -232,11 +311,11 @@ Duration = Annotated[Distribution, BeforeValidator(_distribution)]
 class WorkflowSection(Section):
     """Which parts of the job `dlemu run` does."""
 
-    generate_data: bool = False
+    generate_data: Annotated[bool, Use(closed=True)] = False
     """Generate the dataset first, unless it is complete already."""
     train: bool = True
     """Replay the reading."""
-    checkpoint: bool = False
+    checkpoint: Annotated[bool, Use(by="run size")] = False
     """Write checkpoints while it runs, as the keys checkpoint.* say."""
 
 
@@ -296,9 +375,9 @@ class ParquetSection(Section):
     """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
     read_mode: Literal["row_group"] = "row_group"
     """DLIO's key; only whole row groups are read."""
-    generation_batch_size: Natural = 0
+    generation_batch_size: Annotated[Natural, Use(by="")] = 0
     """DLIO's key; has no effect."""
-    use_s3dlio_gen: bool = False
+    use_s3dlio_gen: Annotated[bool, Use(by="")] = False
     """DLIO's key; has no effect."""
 
     @model_validator(mode="after")
@@ -338,46 +417,62 @@ _MOST_LISTED = 100_000
 class DatasetSection(Section):
     """The files of the training set."""
 
-    data_folder: str | None = None
+    data_folder: Annotated[str | None, Use(by=f"{WRITES} verify", closed=True)] = None
     """Where the files lie; files are at `train/` below it."""
-    format: FormatName
+    format: Annotated[FormatName, Use(by=PLANS)]
     """How a file holds its samples."""
-    num_files_train: Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"]
+    num_files_train: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"],
+        Use(by=PLANS, closed=True),
+    ]
     """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
-    num_samples_per_file: Annotated[int, Whole, Field(ge=1, le=10**7)] = 1
+    num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**7)], Use(by=PLANS)] = 1
     """Samples in each file."""
-    record_length_bytes: SampleBytes = 65536.0
+    record_length_bytes: Annotated[
+        SampleBytes, Use(by=PLANS, when=lambda job: not job.has_other_size)
+    ] = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
-        float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)
+        Annotated[float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)],
+        Use(when=lambda job: not (job.dataset.record_dims or job.dataset.listed_sizes)),
     ] = 0.0
     """Standard deviation of that size over the samples."""
-    record_length_bytes_distribution: str = "normal"
+    record_length_bytes_distribution: Annotated[
+        str, Use(when=lambda job: not (job.dataset.record_dims or job.has_rows))
+    ] = "normal"
     """How sizes are distributed: `normal`, `lognormal`, or a file with one size in bytes a line,
     which are drawn equally often and decide mean and stdev."""
-    record_length_bytes_resize: Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None = None
+    record_length_bytes_resize: Annotated[
+        Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None,
+        Use(by=RUNS, when=lambda job: job.hands_over or job.by_dali),
+    ] = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
-        tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
-        Field(strict=False, max_length=MOST_AXES),
+        Annotated[
+            tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
+            Field(strict=False, max_length=MOST_AXES),
+        ],
+        Use(by=PLANS, when=lambda job: not job.has_columns),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
-    record_element_type: Annotated[str, AfterValidator(_element_type)] = "uint8"
+    record_element_type: Annotated[Annotated[str, AfterValidator(_element_type)], Use(by=PLANS)] = (
+        "uint8"
+    )
     """NumPy name of a sample's element type."""
-    num_subfolders_train: Natural = 0
+    num_subfolders_train: Annotated[Natural, Use(closed=True)] = 0
     """Subfolders of `train/` that the files are spread over; 0: none."""
     file_prefix: FileName = "img"
     """Begin of each file's name."""
-    num_dset_per_record: Annotated[int, Field(ge=1, le=1)] = 1
+    num_dset_per_record: Annotated[Annotated[int, Field(ge=1, le=1)], Use(by="")] = 1
     """HDF5 datasets that a sample is cut into; only 1 is supported."""
-    compression: Literal["none"] = "none"
+    compression: Annotated[Literal["none"], Use(by="")] = "none"
     """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
-    enable_chunking: Literal[False] = False
+    enable_chunking: Annotated[Literal[False], Use(by="")] = False
     """HDF5 chunks; only `false` is supported."""
-    parquet: ParquetSection = ParquetSection()
-    chunk_size: Annotated[Size, Field(ge=0, le=2**40)] = 0
+    parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
+    chunk_size: Annotated[Annotated[Size, Field(ge=0, le=2**40)], Use(by="")] = 0
     """Bytes of an HDF5 chunk; has no effect."""
-    seed: Seed = 0
+    seed: Annotated[Seed, Use(closed=True)] = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
 
     @model_validator(mode="after")
@@ -464,42 +559,69 @@ class DatasetSection(Section):
 class ReaderSection(Section):
     """How the samples are read."""
 
-    data_loader: Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"] = "pytorch"
+    data_loader: Annotated[
+        Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"],
+        Use(by=f"{RUNS} predict"),
+    ] = "pytorch"
     """Which loader reads. `tensorflow`: threads that read in tf.data's order and as far ahead."""
-    batch_size: Positive = 1
+    batch_size: Annotated[Positive, Use(by=f"{PLANS} steptime")] = 1
     """Samples of one accelerator and step (DLIO: 1)."""
-    read_threads: Annotated[int, Whole, Field(ge=0, le=1024)] = 1
+    read_threads: Annotated[
+        Annotated[int, Whole, Field(ge=0, le=1024)], Use(by=f"{RUNS} predict steptime", closed=True)
+    ] = 1
     """Workers of each accelerator; 0 reads in the rank itself."""
-    prefetch_size: Annotated[int, Whole, Field(ge=0, le=10_000)] = 2
+    prefetch_size: Annotated[
+        Annotated[int, Whole, Field(ge=0, le=10_000)],
+        Use(when=lambda job: job.by_tf_data or job.reader.read_threads > 0, closed=True),
+    ] = 2
     """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
     file_shuffle: Shuffle = "off"
     """Order of the files. `seed` and `random`: another in each epoch, drawn by train.seed."""
     sample_shuffle: Shuffle = "off"
     """Order of the samples, in the same way."""
-    shuffle_size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 2
+    shuffle_size: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=10**9)], Use(when=lambda job: job.has_shuffle_buffer)
+    ] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
-    transfer_size: ReadBytes = 262_144
+    transfer_size: Annotated[
+        ReadBytes,
+        Use(when=lambda job: job.parses and job.has_many and not job.in_bucket, closed=True),
+    ] = 262_144
     """Bytes of one read of a file of several samples (DLIO: 262144)."""
-    piece_bytes: ReadBytes = 1_048_576
+    piece_bytes: Annotated[
+        ReadBytes, Use(when=lambda job: job.parses and not job.has_many and not job.in_bucket)
+    ] = 1_048_576
     """Bytes of one read of a file of one sample."""
-    access: Literal["stream", "random"] | None = None
+    access: Annotated[Literal["stream", "random"] | None, Use(when=lambda job: job.has_many)] = None
     """How files of several samples are read. `stream`: from end to end. `random`: each sample
     alone, in the plan's order. null: `random` for hdf5, `stream` for the others."""
-    coalesce_gap: Annotated[Size, Field(ge=0, le=2**30)] = 8192
+    coalesce_gap: Annotated[
+        Annotated[Size, Field(ge=0, le=2**30)], Use(when=lambda job: job.has_rows and job.parses)
+    ] = 8192
     """parquet: ranges of columns are joined to one read where at most so many bytes lie between
     (PyArrow: 8192)."""
-    io_depth: Annotated[int, Whole, Field(ge=1, le=1024)] = 1
+    io_depth: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)],
+        Use(when=lambda job: job.parses and not job.in_bucket),
+    ] = 1
     """Reads that a worker keeps outstanding."""
-    gets_in_flight: Annotated[int, Whole, Field(ge=1, le=1024)] = 8
+    gets_in_flight: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)], Use(when=lambda job: job.in_bucket)
+    ] = 8
     """Requests that a worker keeps outstanding where the data folder is a bucket."""
-    range_bytes: ReadBytes | None = None
+    range_bytes: Annotated[ReadBytes | None, Use(when=lambda job: job.in_bucket)] = None
     """Bytes of one request where the data folder is a bucket; a smaller object is read by one
     request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
-    odirect: bool | Literal["auto"] = False
+    odirect: Annotated[
+        bool | Literal["auto"],
+        Use(by=f"{RUNS} predict", when=lambda job: job.parses and not job.in_bucket),
+    ] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
     """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
-    preprocess: Literal["cpu", "sleep"] = "cpu"
+    preprocess: Annotated[
+        Literal["cpu", "sleep"], Use(when=lambda job: job.reader.preprocess_time.mean > 0)
+    ] = "cpu"
     """`cpu`: a worker computes, for preprocess_time where all workers compute at once, and longer
     where others need the cores: as decoding does. `sleep`: it sleeps for preprocess_time."""
     decode: Literal["raw", "library"] = "raw"
@@ -507,9 +629,14 @@ class ReaderSection(Section):
     `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
     check_crc: bool = False
     """Check the checksums in the files with `raw` too."""
-    multiprocessing_context: Literal["fork", "forkserver", "spawn"] = "fork"
+    multiprocessing_context: Annotated[
+        Literal["fork", "forkserver", "spawn"], Use(when=lambda job: job.has_pytorch_workers)
+    ] = "fork"
     """How PyTorch starts its workers."""
-    gds: Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)] = "off"
+    gds: Annotated[
+        Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)],
+        Use(when=lambda job: job.on_gpu),
+    ] = "off"
     """GPUDirect Storage with DALI on a GPU. `require`: reads must bypass the host's memory.
     `prefer`: they bypass it where they can. `off`: cuFile is not used."""
     hand_over: Literal["none", "batch"] | None = None
@@ -567,11 +694,13 @@ class TrainSection(Section):
 
     epochs: Positive = 1
     """Times that all samples are read."""
-    computation_time: Duration = Distribution(mean=0.0)
+    computation_time: Annotated[Duration, Use(by=f"{RUNS} predict")] = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    total_training_steps: Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)] = -1
+    total_training_steps: Annotated[
+        Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)], Use(by=f"{RUNS} predict")
+    ] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
-    seed: Seed = 123
+    seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
     loop: Literal["rule", "pipelined"] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
@@ -584,19 +713,32 @@ class TrainSection(Section):
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
 
+def _share(value: object) -> object:
+    """Take "90%" as 0.9."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    if isinstance(value, (int, float)) and 10 <= value <= 100:
+        raise ValueError(f"must be at most 1, got {value:g}; write {value / 100:g} or {value:g}%")
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+
+
 class MetricSection(Section):
     """Which metrics are computed, and when a run passes."""
 
-    au: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Least accelerator utilisation that passes, 0 to 1."""
-    edition: Literal["v1.0", "v2.0", "v3.0"] = "v1.0"
+    au: Annotated[Share, Use(by=f"{RUNS} predict report")] = 0.9
+    """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
+    edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
     """Edition of MLPerf Storage whose formulas apply (docs/rules.md). v3.0 has v2.0's formulas,
     and rules of its own in `division=closed`."""
-    exclude_start_steps: Natural = 1
+    exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 1
     """Steps left out at an epoch's start (edition v2.0)."""
-    exclude_end_steps: Natural = 0
+    exclude_end_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 0
     """Steps left out at an epoch's end (edition v2.0)."""
-    max_cached_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_cached_share: Annotated[Annotated[float, Field(ge=0, le=1)] | None, Use(closed=True)] = None
     """Largest share of bytes that may come from memory; above it, or if it is unknown, a run gets
     no verdict. None: 0.2, where it is known. 1: any share."""
 
@@ -620,9 +762,11 @@ Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 class StorageSection(Section):
     """Where the data folder lies: below a folder, or in a bucket of an S3 server."""
 
-    storage_type: Literal["local_fs", "parallel_fs", "s3"] = "local_fs"
+    storage_type: Annotated[Literal["local_fs", "parallel_fs", "s3"], Use(closed=True)] = "local_fs"
     """DLIO's key. `s3`: storage_root is a bucket; s3://... in dataset.data_folder says the same."""
-    storage_root: str = "./"
+    storage_root: Annotated[
+        str, Use(by=f"{WRITES} verify", when=lambda job: job.below_root, closed=True)
+    ] = "./"
     """Folder that a relative data_folder starts from; of `s3`, the bucket."""
     endpoint_url: Annotated[
         tuple[str, ...], Field(strict=False, max_length=1024), BeforeValidator(_one_or_many)
@@ -636,7 +780,7 @@ class StorageSection(Section):
     secret_access_key: Secret | None = None
     """Its other half. null: AWS_SECRET_ACCESS_KEY in the environment of rank 0, which other
     processes of the host cannot read, as they can a command line."""
-    get_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    get_seconds: Annotated[float, DURATION, Field(gt=0, le=3600)] = 60.0
     """A request to a bucket that takes longer is given up, and tried again."""
     retries: Annotated[int, Whole, Field(ge=0, le=100)] = 8
     """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
@@ -645,16 +789,26 @@ class StorageSection(Section):
 class OutputSection(Section):
     """Where results go."""
 
-    folder: str | None = None
+    folder: Annotated[str | None, Use(by=f"{RUNS} predict steptime checkpoint")] = None
     """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
-    log: str | None = None
+    log: Annotated[str | None, Use(by=f"{PLANS} verify steptime checkpoint")] = None
     """File that gets a copy of what is printed, each line with its time; None: no copy."""
-    stall_seconds: Annotated[float, Field(gt=0, le=1_000_000)] = 300.0
+    stall_seconds: Annotated[
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)], Use(by=f"{RUNS} checkpoint")
+    ] = 300.0
     """A run that makes no progress for this time is ended; computing is progress."""
-    drop_caches: bool = True
+    drop_caches: Annotated[
+        bool,
+        Use(
+            by=f"{RUNS} checkpoint",
+            when=lambda job: not (job.output.drop_all_caches or job.in_bucket),
+        ),
+    ] = True
     """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
     only if the command line asks for it."""
-    drop_all_caches: bool = False
+    drop_all_caches: Annotated[
+        bool, Use(by=f"{RUNS} checkpoint", when=lambda job: not job.in_bucket)
+    ] = False
     """Drop the host's whole page cache instead (root only)."""
 
 
@@ -687,7 +841,7 @@ class PredictSection(Section):
     predict.minutes, 8."""
     minutes: bool = False
     """Predict the minutes that one pass over the dataset takes as well: time to train."""
-    calibration: str | None = None
+    calibration: Annotated[str | None, Use(by="predict size calibrate")] = None
     """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
     tool: Literal["dlemu", "dlio"] = "dlemu"
     """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
@@ -715,7 +869,10 @@ class DaliSection(Section):
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
-    gpus_per_host: Annotated[int, Whole, Field(ge=1, le=1024)] | None = None
+    gpus_per_host: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)] | None,
+        Use(when=lambda job: job.on_gpu or job.train.compute == "gpu"),
+    ] = None
     """GPUs that the accelerators are dealt to in turn; None: all of the host."""
 
 
@@ -753,7 +910,7 @@ class SteptimeSection(Section):
     """Order of a tensor's axes in memory. `auto`: the faster one."""
     steps: Annotated[int, Whole, Field(ge=2, le=1_000_000)] = 100
     """Least steps of each batch size; a fifth more come before, to warm up."""
-    seconds: Annotated[float, Field(ge=0, le=86_400)] = 20.0
+    seconds: Annotated[float, DURATION, Field(ge=0, le=86_400)] = 20.0
     """Least seconds of each batch size; a quarter more come before, to warm up."""
     side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
@@ -783,28 +940,38 @@ class CacheSection(Section):
     folder: str | None = None
     """Folder of a read-through cache of dlemu's own, on the cache's drive; null: no such cache.
     Each host has its own, which all its ranks share."""
-    capacity: Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)] = 1.0
+    capacity: Annotated[
+        Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)],
+        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+    ] = 1.0
     """Bytes with a unit such as 500GiB, or a share of the dataset up to 1. It is never exceeded."""
-    policy: CachePolicy = "lru"
+    policy: Annotated[
+        CachePolicy, Use(by="run size predict", when=lambda job: job.cache.folder is not None)
+    ] = "lru"
     """What is given up for a new file: the least recently read one (`lru`), or nothing (`keep`:
     what came first stays). `none`: nothing is cached."""
-    fill: Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)] = "async"
+    fill: Annotated[
+        Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)],
+        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+    ] = "async"
     """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a
     thread of the reader, meanwhile. `off`: never."""
-    warm: bool | Literal["found"] = False
+    warm: Annotated[bool | Literal["found"], Use(when=lambda job: job.cache.folder is not None)] = (
+        False
+    )
     """What the cache holds when the epochs begin. `false`: nothing. `true`: as many files as it can
     hold, which are copied and timed before. `found`: what an earlier run has left."""
-    origin: str | None = None
+    origin: Annotated[str | None, Use(by="run")] = None
     """Folder whose drive or mount is watched as the origin of a cache that is mounted already."""
-    devices: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    devices: Annotated[Annotated[tuple[str, ...], Field(strict=False)], Use(by="run")] = ()
     """Folders whose drives are watched as the cache of what is mounted."""
 
 
 class OriginSection(Section):
     """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
 
-    read_bandwidth: Bandwidth | None = None
+    read_bandwidth: Annotated[Bandwidth | None, Use(by="run size predict")] = None
     """Most bytes per second that each host reads from the data folder; null: as it gives. For
     `dlemu predict` it is the rate of the origin."""
-    latency: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    latency: Annotated[float, DURATION, Field(ge=0, le=3600)] = 0.0
     """Seconds that are added to each file that is read from the data folder."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.completion import SHELLS, script, values_of_keys, words_of_commands
-from dlemu.cli.main import COMMANDS, run
+from dlemu.cli.main import run
 from dlemu.workload.keys import all_keys
 
 ASKED = {
@@ -94,7 +95,7 @@ def test_all_is_offered() -> None:
     assert words.keys() == {*COMMANDS, "help"}
     offered = {word.removesuffix("=") for each in words.values() for word in each}
     assert {*all_keys()} <= offered
-    of_tools = {"paths": "queue_depths=", "load": "readers=", "wear": "wear.years=", "try": "keep="}
+    of_tools = {"paths": "queue_depths=", "load": "readers=", "wear": "years=", "try": "keep="}
     assert all(word in words[name] for name, word in of_tools.items())
     assert {"--trace", "--html"} <= {*words["report"]}
     assert values_of_keys()["reader.odirect"] == ["true", "false", "auto"]

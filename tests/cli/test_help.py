@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.help import OPTIONS_OF_ALL, READERS, USAGES, help_of, keys_of, reading
-from dlemu.cli.main import COMMANDS, USAGE, run
+from dlemu.cli.commands import AIMS, COMMANDS
+from dlemu.cli.help import help_of, keys_of, reading, usage
+from dlemu.cli.main import run
 from dlemu.cli.words import OPTIONS
 from dlemu.workload.keys import all_keys
+from dlemu.workload.model import read_by
 
 RUN_EXAMPLES = ("datasize", "predict", "verify")
 """Commands whose examples run here; those of the others are checked by their keys."""
@@ -25,45 +27,40 @@ def test_every_key_has_its_meaning() -> None:
     assert [key.name for key in all_keys().values() if not key.values] == []
 
 
-def test_every_key_has_commands_that_read_it() -> None:
-    for name in all_keys():
-        listed = name in READERS or name.partition(".")[0] in READERS
-        assert listed, f"give {name} or its group a row in READERS of dlemu/cli/help.py"
-    groups = {name.partition(".")[0] for name in all_keys()}
-    assert {*READERS} <= {*all_keys(), *groups}
-    assert {name for names in READERS.values() for name in names.split()} <= {*USAGES}
+def test_every_key_is_read_by_commands_that_are_there() -> None:
+    named = {name for key in all_keys() for name in read_by(key)}
+    assert named <= {*COMMANDS}
 
 
-def test_every_command_has_its_help() -> None:
-    assert {name for name in COMMANDS if name in USAGES} | {
-        name for name in COMMANDS if hasattr(COMMANDS[name], "module")
-    } == {*COMMANDS}
-    for name in COMMANDS:
-        assert f"\n  {name} " in USAGE, f"{name} is missing in USAGE of dlemu/cli/main.py"
-        known = {*getattr(COMMANDS[name], "options", ()), *OPTIONS_OF_ALL}
-        assert known <= {*OPTIONS}, f"give each option of {name} its row in OPTIONS"
+def test_every_command_is_listed_under_its_aim() -> None:
+    text = usage()
+    for name, command in COMMANDS.items():
+        assert f"\n  {name} " in text and command.aim in AIMS
+        assert {*command.options} <= {*OPTIONS}, f"give each option of {name} its row in OPTIONS"
+    assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", USAGES)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_has_the_commands_keys_and_no_other(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short, whole = said([command, "--help"], capsys), said([command, "--help-all"], capsys)
     own = {key.name for key in keys_of(command)}
+    known = own | {*all_keys()}
     for text in (short, whole):
-        shown = {line.strip() for line in text.splitlines() if line.strip() in all_keys()}
+        shown = {line[2:] for line in text.splitlines() if line[2:] in known}
         assert shown <= own
         assert max(map(len, text.splitlines())) <= 100
     assert shown == own
     assert said(["help", command], capsys) == short
-    assert {*USAGES[command].keys.split()} <= own
+    assert {*COMMANDS[command].keys.split()} <= own
 
 
 def test_a_key_is_shown_with_unit_default_and_range(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(["help", "reader.read_threads"], capsys)
     assert "Workers of each accelerator; 0 reads in the rank itself." in text
     assert "values   whole number, 0 to 1,024" in text and "default  1" in text
-    assert "read by  dlemu run, dlemu size" in text
+    assert "read by  dlemu run, dlemu steptime, dlemu size" in text
     assert "  unet3d_h100     4\n" in text
     assert "bytes (as 4096, 64KiB, 1MB), 4,096 to" in said(["help", "reader.piece_bytes"], capsys)
     assert "values   true, false, auto" in said(["help", "++reader.odirect=true"], capsys)
@@ -74,7 +71,7 @@ def test_a_key_is_shown_with_unit_default_and_range(capsys: pytest.CaptureFixtur
 
 
 def test_a_command_does_not_show_what_only_others_read() -> None:
-    shown = {name: {key.name for key in keys_of(name)} for name in USAGES}
+    shown = {name: {key.name for key in keys_of(name)} for name in COMMANDS}
     assert not {"size.quick", "drive", "predict.tool"} & shown["run"]
     assert not {"reader.io_depth", "train.epochs", "metric.au"} & shown["datagen"]
     storage = {name for name in all_keys() if name.startswith("storage.")}
@@ -87,16 +84,17 @@ def test_a_command_does_not_show_what_only_others_read() -> None:
 
 
 def test_the_table_says_what_predict_reads() -> None:
-    assert reading("metric.au") == ["run", "size", "calibrate", "predict"]
-    assert reading("dataset.file_prefix") == ["datagen", "run", "size", "calibrate"]
+    assert reading("metric.au") == ["run", "size", "predict", "calibrate", "report"]
+    assert reading("dataset.file_prefix") == ["run", "size", "calibrate", "datagen"]
     assert reading("dataset.chunk_size") == []
 
 
 def test_examples_are_shown_as_a_shell_takes_them() -> None:
-    for name, usage in USAGES.items():
-        text = help_of(name, "", ()).replace("\\\n", " ")
+    for name, command in COMMANDS.items():
+        text = help_of(name).replace("\\\n", " ")
         lines = [shlex.split(line) for line in text.splitlines() if line.startswith("  dlemu ")]
-        assert [shlex.split(example) for example in usage.examples] == lines[1:]
+        number = len(command.words.splitlines())
+        assert [shlex.split(example) for example in command.examples] == lines[number:]
 
 
 def test_examples_run(
@@ -107,9 +105,9 @@ def test_examples_run(
     small = ["dataset.num_files_train=2", "dataset.record_length_bytes=20kB"]
     small.append("dataset.record_length_bytes_stdev=0")
     assert run(["datagen", "workload=cosmoflow_h100", data, *small]) == 0
-    for name, usage in USAGES.items():
-        for example in usage.examples:
+    for name, command in COMMANDS.items():
+        for example in command.examples:
             words = shlex.split(example)[1:]
-            if name not in RUN_EXAMPLES:
+            if name not in RUN_EXAMPLES and not command.module:
                 words.append("--cfg=job")
             assert run(words) == 0, capsys.readouterr().err

@@ -260,7 +260,7 @@ def fixed() -> Iterator[None]:
         drive_counters.lifetime: lambda device: _LIFETIME,
         devices.devices_under: lambda folder, **_: [],
         devices.lies_in_memory: lambda *_, **__: False,
-        own: lambda others: [BlockDevice("nvme1n1", ())] if others == ["."] else own(others),
+        own: lambda path: [BlockDevice("nvme1n1", ())] if path == Path() else own(path),
         real: lambda name: "1.2.3" if name == "dlemu" else real(name),
     }
     with pytest.MonkeyPatch.context() as patch, swapped(fakes):

@@ -100,7 +100,9 @@ def test_a_model_is_written_read_cold_and_removed(load: Load) -> None:
 def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:
     assert load.target is not None
     folder = load.target / "dlemu_load.tiny"
-    load = replace(load, ways=("odirect",), readers=(2,), scale=0.1, keep=True)
+    load = load.model_copy(
+        update={"ways": ("odirect",), "readers": (2,), "scale": 0.1, "keep": True}
+    )
 
     answer = measure(load, lambda _: None)
 
@@ -109,31 +111,31 @@ def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> 
     text = render_text(present_load(document_of(load, answer)))
     assert "(scale=0.1 of the model); cold: 0 of" in text and "computed from a part" in text
     events: list[str] = []
-    measure(replace(load, keep=False), events.append)
+    measure(load.model_copy(update={"keep": False}), events.append)
     assert events[0] == f"{folder} has the files already; they stay"
     assert len([*folder.iterdir()]) == 3
 
 
 def test_a_share_of_less_than_a_page_a_file_is_refused(load: Load) -> None:
     with pytest.raises(WorkloadError, match=r"^scale=1e-09 is too small: .*; take scale=0\.0\d+$"):
-        measure(replace(load, scale=1e-9), lambda _: None)
+        measure(load.model_copy(update={"scale": 1e-9}), lambda _: None)
     assert load.target is not None and not any(load.target.iterdir())
 
 
 def test_kept_files_of_another_scale_stay(load: Load) -> None:
     assert load.target is not None
     folder = load.target / "dlemu_load.tiny"
-    load = replace(load, ways=("odirect",), readers=(2,))
-    measure(replace(load, scale=0.5, keep=True), lambda _: None)
+    load = load.model_copy(update={"ways": ("odirect",), "readers": (2,)})
+    measure(load.model_copy(update={"scale": 0.5, "keep": True}), lambda _: None)
     kept = {path: path.read_bytes() for path in folder.iterdir()}
 
     with pytest.raises(RunError, match=r"it was kept with another scale, .*; give its scale, or r"):
-        measure(replace(load, scale=0.2), lambda _: None)
+        measure(load.model_copy(update={"scale": 0.2}), lambda _: None)
     assert {path: path.read_bytes() for path in folder.iterdir()} == kept
 
     first, *others = sorted(kept)
     first.unlink()
-    measure(replace(load, scale=0.5), lambda _: None)
+    measure(load.model_copy(update={"scale": 0.5}), lambda _: None)
     assert sorted(folder.iterdir()) == others, "it was written for this command alone"
 
 
@@ -156,9 +158,9 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
     assert load.target is not None
     huge = replace(MODEL, files=(1 << 50,))
     with pytest.raises(RunError, match=r"free, too little for 1 file, 1\.0 PiB; .*: scale=\d"):
-        measure(replace(load, model=huge), lambda _: None)
+        measure(load.model_copy(update={"model": huge}), lambda _: None)
     with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
-        measure(replace(load, ways=("cufile",)), lambda _: None)
+        measure(load.model_copy(update={"ways": ("cufile",)}), lambda _: None)
     monkeypatch.setattr(module, "drop", lambda _: Pages(3, 7, 3420))
     with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
         measure(load, lambda _: None)

@@ -163,7 +163,7 @@ def plan(tmp_path: Path, **changes: object) -> Sweep:
     target = tmp_path / "target"
     target.mkdir(exist_ok=True)
     plain = Sweep(
-        targets=(target,),
+        target=(target,),
         output=tmp_path / "output",
         seconds=0.1,
         io_sizes=(4096, 131072),
@@ -172,7 +172,7 @@ def plan(tmp_path: Path, **changes: object) -> Sweep:
         paths=("host_buffered",),
         file_size=MIB,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return Sweep(**dict(plain) | changes)
 
 
 def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:
@@ -207,13 +207,13 @@ def test_what_was_written_to_the_drives_is_kept(
     monkeypatch.setattr("dlemu.paths.sweep.has_writes", lambda wear: True)
     monkeypatch.setattr("dlemu.paths.sweep.is_verbose", lambda: verbose)
     events: list[str] = []
-    (cell,) = run_paths(replace(writes, io_sizes=(131072,)), events.append)
+    (cell,) = run_paths(writes.model_copy(update={"io_sizes": (131072,)}), events.append)
     [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["file_bytes_written"] == MIB + cell.num_ios * cell.io_size
     assert events[-1].startswith("wear: ") and told["end"] and "missing" in told
     verbose = False
-    run_paths(replace(writes, io_sizes=(262144,)), events.append)
+    run_paths(writes.model_copy(update={"io_sizes": (262144,)}), events.append)
     assert sum(event.startswith("wear: ") for event in events) == 1, "it is shown by -v"
 
 
@@ -306,7 +306,7 @@ def test_a_file_has_all_blocks_that_are_in_flight(
     monkeypatch.setattr(sweep, "_LARGEST_FILE", 65536)
     deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(3,))
 
-    cells = run_paths(replace(deep, seconds=0.02), lambda _: None)
+    cells = run_paths(deep.model_copy(update={"seconds": 0.02}), lambda _: None)
 
     assert [cell.file_bytes for cell in cells] == [3 * 65536] * 2
 
@@ -334,8 +334,8 @@ def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> None:
     """The second one would remove and rewrite the files that the first one reads."""
     one = plan(tmp_path)
-    target = one.targets[0]
-    mine = replace(one, output=tmp_path / output)
+    target = one.target[0]
+    mine = one.model_copy(update={"output": tmp_path / output})
     with locked(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
         run_paths(mine, lambda _: pytest.fail("it has begun"))
     assert not list(target.glob("dlemu_paths.*"))
@@ -354,7 +354,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
     )
 
     assert plan_of(parse(words.split())) == Sweep(
-        targets=(tmp_path / "d1", tmp_path / "d2"),
+        target=(tmp_path / "d1", tmp_path / "d2"),
         seconds=5.0,
         io_sizes=(4096, MIB),
         workers=(1, 8),
@@ -363,7 +363,7 @@ def test_arguments_become_a_plan(tmp_path: Path) -> None:
         file_size=1 << 30,
         output=Path("out"),
     )
-    assert plan_of(parse([str(tmp_path)])) == Sweep(targets=(tmp_path,))
+    assert plan_of(parse([str(tmp_path)])) == Sweep(target=(tmp_path,))
 
 
 def test_the_command_writes_its_reports_and_ends_with_0(
@@ -389,7 +389,7 @@ def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
         )
         cells = run_paths(few, lambda _: None)
     assert [cell.queues for cell in cells] == [1, 7]
-    assert len(run_paths(replace(few, seconds=0.03), lambda _: None)) == 1
+    assert len(run_paths(few.model_copy(update={"seconds": 0.03}), lambda _: None)) == 1
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     cells = run_paths(
         plan(
             tmp_path,
-            targets=(target,),
+            target=(target,),
             paths=None,
             patterns=("seq_read", "random_write"),
             seconds=1.0,

@@ -63,8 +63,12 @@ def tiny(name: str = "cosmoflow_h100", **keys: object) -> Workload:
 
 
 def trial(drive: Path, tmp_path: Path, *workloads: Workload, **more: Any) -> Trial:
-    values: dict[str, Any] = {"seconds": 10, "max_bytes": 1 << 20, "output": str(tmp_path / "out")}
-    return Trial(folder=drive, workloads=workloads or (tiny(),), **(values | more))
+    values: dict[str, Any] = {
+        "seconds": 10,
+        "max_bytes": 1 << 20,
+        "output": {"folder": str(tmp_path / "out")},
+    }
+    return Trial(folder=drive, jobs=workloads or (tiny(),), **(values | more))
 
 
 def written(found: list[Sized]) -> bool:
@@ -191,7 +195,9 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
     for line in (datagen, size):
         assert f"dataset.data_folder={drive}/cosmoflow_h100" in line
     # The dataset that it has written is read by the next try, stays, and is enough.
-    again = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
+    again = try_storage(
+        trial(drive, tmp_path, output={"folder": str(tmp_path / "2")}), lambda text: None
+    )
     assert left(drive) == {"cosmoflow_h100"}
     now = again[0].first
     assert now is not None and not now.written and now.commands == (size,)
@@ -224,7 +230,9 @@ def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     assert left(drive) == {"dlemu-try"}
     (drive / "dlemu-try" / "foreign").write_text("not ours")
 
-    second = try_storage(trial(drive, tmp_path, output=str(tmp_path / "2")), lambda text: None)
+    second = try_storage(
+        trial(drive, tmp_path, output={"folder": str(tmp_path / "2")}), lambda text: None
+    )
 
     assert not written(second)
     assert (drive / "dlemu-try" / "foreign").read_text() == "not ours"
@@ -265,7 +273,7 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
     status = child.wait()
     if number == signal.SIGKILL:
         assert left(drive) == {"dlemu-try"}
-        try_storage(trial(drive, tmp_path, output=str(tmp_path / "next")), lambda text: None)
+        try_storage(trial(drive, tmp_path, output={"folder": str(tmp_path / "next")}), lambda text: None)
     else:
         assert status == 130
     assert left(drive) == set()
@@ -358,6 +366,6 @@ def test_its_words() -> None:
     asked = trial_of(parse(["/mnt/d", "seconds=60", "try.max_bytes=2GiB", "keep=true"]))
 
     assert (asked.folder, asked.seconds, asked.max_bytes) == (Path("/mnt/d"), 60, 2 << 30)
-    assert asked.keep and [w.name for w in asked.workloads] == list(WORKLOADS)
+    assert asked.keep and [w.name for w in asked.jobs] == list(WORKLOADS)
     one = trial_of(parse(["/mnt/d", "workloads=unet3d_b200", "reader.data_loader=threads"]))
-    assert [(w.name, w.reader.data_loader) for w in one.workloads] == [("unet3d_b200", "threads")]
+    assert [(w.name, w.reader.data_loader) for w in one.jobs] == [("unet3d_b200", "threads")]

@@ -199,6 +199,13 @@ def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, then: st
         assert process.stderr.read() == b""
 
 
+def test_a_folder_says_its_own_job_and_a_name_is_a_workload(folder: Path) -> None:
+    with dlemu.make_loader(folder) as loading:
+        assert loading.workload.data_folder == folder
+    with pytest.raises(dlemu.WorkloadError, match=r"^dataset\.data_folder is not set"):
+        dlemu.make_loader("unet3d_h100")
+
+
 def test_what_a_loader_cannot_do_is_named(folder: Path) -> None:
     with pytest.raises(dlemu.WorkloadError, match="below num_ranks 2, got 2"):
         dlemu.make_loader(load(folder), rank=2, num_ranks=2)

@@ -1,14 +1,13 @@
 """Keys that have no effect on a job are named, and no others."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
 from dlemu.cli.main import run
-from dlemu.workload.idle import _effects, idle_keys
-from dlemu.workload.model import Workload, load_workload
+from dlemu.workload.idle import Job, idle_keys
+from dlemu.workload.keys import all_keys
+from dlemu.workload.model import load_workload, use_of
 from tests.lab.commands import QUICK, generate
 
 MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 0}
@@ -23,7 +22,7 @@ OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
 
 def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run") -> list[str]:
-    return list(idle_keys(load_workload(name, keys), command=command))
+    return list(idle_keys(Job(load_workload(name, keys), command)))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +77,9 @@ def test_some_keys_never_have_effect() -> None:
 
 def test_several_hosts_are_counted_and_not_told() -> None:
     keys = {"num_hosts": 2, "dataset.num_files_train": "auto"}
-    assert idle_keys(load_workload("unet3d_h100", keys), num_hosts=2) == ("num_hosts",)
+    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ("num_hosts",)
     keys["host_memory"] = "64GiB"
-    assert idle_keys(load_workload("unet3d_h100", keys), num_hosts=2) == ()
+    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ()
 
 
 def test_each_command_has_keys_of_its_own() -> None:
@@ -106,7 +105,9 @@ def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:
         "dataset: {format: npz, num_files_train: 4}\n"
         "reader: {transfer_size: 1048576, io_depth: 4, shuffle_size: 2}\n"
     )
-    assert idle_keys(load_workload(own)) == ("framework", "reader.transfer_size"), "not defaults"
+    assert idle_keys(Job(load_workload(own))) == ("framework", "reader.transfer_size"), (
+        "not defaults"
+    )
 
 
 def test_a_job_of_another_name_is_compared_with_what_it_was_made_from() -> None:
@@ -118,19 +119,10 @@ def test_the_published_workloads_have_none(name: str) -> None:
     assert idle({}, name) == []
 
 
-def groups(annotation: object) -> list[type[BaseModel]]:
-    """Return the group of keys that an annotation names, alone or beside None."""
-    each = (annotation, *get_args(annotation))
-    return [inner for inner in each if isinstance(inner, type) and issubclass(inner, BaseModel)]
-
-
-def test_the_table_knows_its_keys() -> None:
-    for key in _effects(load_workload("unet3d_h100"), "run", 1):
-        model: type[BaseModel] = Workload
-        *sections, leaf = key.split(".")
-        for section in sections:
-            (model,) = groups(model.model_fields[section].annotation)
-        assert leaf in model.model_fields, key
+def test_every_condition_can_be_asked() -> None:
+    job = Job(load_workload("unet3d_h100"))
+    conditions = {key: use_of(key).when for key in all_keys()}
+    assert all(when is None or when(job) in (True, False) for when in conditions.values())
 
 
 def test_they_are_said_once_and_stand_in_the_summary(

@@ -262,6 +262,23 @@ def test_sizes_may_be_written_as_people_write_them(key: str, value: Any, num_byt
     assert check_workload(with_key(key, value)).host_memory == num_bytes
 
 
+def test_units_are_those_that_people_write() -> None:
+    keys: dict[str, object] = {
+        "train.computation_time": "5ms",
+        "output.stall_seconds": "3min",
+        "metric.au": "90%",
+        "drive": "d7_ps1010",
+        "drive.read_bandwidth": "7GB/s",
+        "drive.endurance": "1DWPD",
+    }
+    workload = load_workload("unet3d_h100", keys)
+    assert workload.train.computation_time == Distribution(mean=0.005)
+    assert (workload.output.stall_seconds, workload.metric.au) == (180, 0.9)
+    drive = workload.drive
+    assert drive is not None and drive.capacity is not None
+    assert (drive.read_bandwidth, drive.endurance) == (7 * 10**9, 5 * 365 * drive.capacity)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

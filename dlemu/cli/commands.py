@@ -1,0 +1,281 @@
+"""The commands: what each is for, what it takes, and examples that run as they stand.
+
+`dlemu --help`, the help of each command and the completion are made of this table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlemu.cli.words import DRY_RUN, FOR_SCRIPTS
+
+AIMS = {
+    "measure": "Measure",
+    "size": "Size",
+    "look": "Look",
+    "prepare": "Prepare",
+}
+"""What a user wants, in the order of the help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What is known of a command."""
+
+    aim: str
+    """A key of AIMS."""
+    line: str
+    """What it does, in one line."""
+    words: str
+    """Behind its name; a second way to call it in a second line."""
+    examples: Sequence[str] = ()
+    about: str = ""
+    """What else a user needs to know."""
+    keys: str = ""
+    """The keys that most users need, the most important first; "" where all are shown."""
+    options: Sequence[str] = ()
+    replays: bool = False
+    """Whether it replays a workload: keys without effect are then printed."""
+    without_workload: bool = False
+    """Whether a data folder alone is enough; the workload is then None."""
+    makes_folder: bool = False
+    """Whether the folder may be missing yet."""
+    module: str = ""
+    """Of a command without a workload, which rank 0 alone does: it has `main(words)`. Without it,
+    all ranks call the function of the command's name in dlemu/cli/jobs.py."""
+    arguments: str = ""
+    """Its own keys: the `Arguments` that this names, module and class."""
+    measures: bool = False
+    """Whether it measures from one process, which rank 0 must not do alone for all."""
+
+
+_DATA = "workload=cosmoflow_h100 dataset.data_folder=data/cosmoflow dataset.num_files_train=340"
+_KEYS_AND = "workload=NAME [key=value ...]"
+_OR_FOLDER = "[FOLDER] [workload=NAME] [key=value ...]"
+
+COMMANDS: dict[str, Command] = {
+    "run": Command(
+        aim="measure",
+        line="replay a workload; PASS or FAIL, samples/s, AU, and the limit",
+        words=_OR_FOLDER,
+        examples=(
+            f"dlemu run {_DATA}",
+            f"dlemu run {_DATA} num_accelerators=2 train.epochs=2 reader.odirect=true",
+        ),
+        keys="workload dataset.data_folder dataset.num_files_train num_accelerators train.epochs "
+        "reader.data_loader reader.read_threads reader.odirect train.loop reader.hand_over "
+        "metric.au runs warmup output.folder output.log",
+        options=(DRY_RUN, *FOR_SCRIPTS),
+        replays=True,
+    ),
+    "checkpoint": Command(
+        aim="measure",
+        line="write a model's checkpoints into a folder, read them back, and time each",
+        words="[FOLDER] model=NAME [key=value ...]",
+        examples=(
+            "dlemu checkpoint data/checkpoints model=unet3d "
+            "checkpoint.num_checkpoints_write=2 checkpoint.num_checkpoints_read=2",
+            "dlemu checkpoint data/checkpoints model=llama3_8b "
+            "checkpoint.scale=0.001 checkpoint.time_between_checkpoints=0 checkpoint.mtbf=3h",
+        ),
+        keys="model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
+        "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
+        "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
+        options=(DRY_RUN, "--verify", "--json"),
+        makes_folder=True,
+    ),
+    "paths": Command(
+        aim="measure",
+        line="compare the data paths from a folder to memory and to the GPU",
+        words="FOLDER [key=value ...]",
+        about="Page cache, O_DIRECT, O_DIRECT with a copy to the GPU, and cuFile (GPUDirect "
+        "Storage), side by side. Writes files named dlemu_paths.<n> into the folder and removes "
+        "them. The same command goes on where it was interrupted.",
+        options=FOR_SCRIPTS,
+        module="dlemu.cli.paths",
+        arguments="dlemu.paths.sweep:Sweep",
+        measures=True,
+    ),
+    "load": Command(
+        aim="measure",
+        line="how long an inference server waits for a model's files",
+        words="model=NAME [target=FOLDER] [key=value ...]\nfiles=FILE,FILE... [key=value ...]",
+        examples=("dlemu load model=llama2_70b", "dlemu load model=sdxl drive=d7_ps1010"),
+        about="The files are read once and cold: before each read they are dropped from the page "
+        "cache, and it is checked that none of their pages is left. Without a target: by "
+        "arithmetic, from the datasheets of drives.",
+        options=FOR_SCRIPTS,
+        module="dlemu.cli.load",
+        arguments="dlemu.load.measure:Load",
+        measures=True,
+    ),
+    "steptime": Command(
+        aim="measure",
+        line="time real training steps on this host's GPU; write a workload with their times",
+        words=_KEYS_AND,
+        examples=(
+            "dlemu steptime workload=unet3d_h100",
+            "dlemu steptime workload=cosmoflow_h100 steptime.device=cpu steptime.batches=[1] "
+            "steptime.side=32 steptime.steps=3 steptime.seconds=0",
+        ),
+        keys="workload steptime.model steptime.batches steptime.compile steptime.device "
+        "steptime.steps steptime.seconds output.folder output.log",
+        measures=True,
+    ),
+    "try": Command(
+        aim="size",
+        line="a first answer for a folder in three minutes",
+        words="FOLDER [key=value ...]",
+        about="How many accelerators of each of three workloads the storage under a folder feeds, "
+        "what limits them, and the command of a full measurement. The files that are read lie in "
+        "FOLDER/dlemu-try and are removed in the end; a dataset of dlemu's that is in FOLDER, or "
+        "one level below it, is read instead where it fits. dlemu report shows the answer again. "
+        "Any key of a workload holds for all of them: reader.data_loader=threads.",
+        options=FOR_SCRIPTS,
+        module="dlemu.cli.try_",
+        arguments="dlemu.sizing.first:Trial",
+        measures=True,
+    ),
+    "size": Command(
+        aim="size",
+        line="find the most accelerators that this storage feeds, by measured search",
+        words=_OR_FOLDER,
+        examples=(
+            f"dlemu size {_DATA} size.quick=true size.confirm=1 train.epochs=2",
+            f"dlemu size {_DATA} size.quick=true size.confirm=1 size.max_accelerators=2",
+        ),
+        keys="workload dataset.data_folder dataset.num_files_train size.quick size.confirm "
+        "size.start size.max_accelerators size.targets size.workloads train.epochs "
+        "reader.data_loader reader.odirect metric.au output.folder output.log",
+        options=(DRY_RUN, *FOR_SCRIPTS),
+        replays=True,
+    ),
+    "predict": Command(
+        aim="size",
+        line="the same by arithmetic, from a drive's rates or a calibration, with its error",
+        words=_KEYS_AND,
+        examples=(
+            "dlemu predict workload=unet3d_h100 drive=d7_ps1010 drives=4",
+            "dlemu predict workload=unet3d_h100 drive.read_bandwidth=7GB predict.accelerators=2",
+            "dlemu predict workload=unet3d_h100 drive=d7_ps1010 origin.read_bandwidth=2GB "
+            "cache.capacity=0.8",
+            "dlemu predict workload=dlrm_dcnv2_h100 drive=d3_s4520 drives=2 predict.minutes=true",
+            "dlemu predict workload=unet3d_b200 server.read_bandwidth=60GB client.nic_gbps=100 "
+            "num_hosts=4",
+        ),
+        keys="workload drive drives drive.read_bandwidth predict.calibration predict.accelerators "
+        "predict.minutes cache.capacity cache.policy origin.read_bandwidth server.read_bandwidth "
+        "client.nic_gbps num_hosts metric.au",
+        options=FOR_SCRIPTS,
+    ),
+    "calibrate": Command(
+        aim="size",
+        line="measure what this host can move and how fast the storage is, for dlemu predict",
+        words=_OR_FOLDER,
+        examples=(
+            "dlemu calibrate workload=cosmoflow_h100",
+            f"dlemu calibrate {_DATA} predict.calibration=cosmoflow.json",
+        ),
+        keys="workload dataset.data_folder predict.calibration reader.data_loader reader.odirect "
+        "output.log",
+    ),
+    "report": Command(
+        aim="look",
+        line="show results again, computed anew from their stored steps",
+        words="[FOLDER...] [metric.KEY=value ...]",
+        about="Runs, also interrupted ones, several runs (runs=5, division=closed), sizings, and "
+        "the results of DLIO and mlpstorage. Without a folder, it takes the newest result below "
+        "outputs/. metric.edition=v2.0 applies the other definition. Several results end with one "
+        "table of all.",
+        keys="metric.au metric.edition",
+        options=("--html", "--json", "--trace"),
+        module="dlemu.cli.report",
+    ),
+    "compare": Command(
+        aim="look",
+        line="results of one workload side by side, and what differs",
+        words="A B... [compare.max_loss=5%]",
+        about="Folders of runs, of several runs (runs=5), or of sizings. Then how far each differs "
+        "from the first, with the noise of the difference where runs=5 tells it, and what else "
+        "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
+        "error, 2 where a result has lost more than compare.max_loss.",
+        options=("--json",),
+        module="dlemu.cli.compare",
+        arguments="dlemu.cli.compare:Allowed",
+    ),
+    "workloads": Command(
+        aim="look",
+        line="what each published workload asks of storage, and whether storage limits it",
+        words="[NAME ...]",
+        examples=("dlemu workloads", "dlemu workloads dlrm flux --json"),
+        about="A NAME is the begin of a workload's name, such as dlrm. Without names all are "
+        "listed. Rates are those of one accelerator that never waits; docs/workloads.md says how "
+        "they are computed.",
+        options=("--json",),
+        module="dlemu.cli.workloads",
+    ),
+    "wear": Command(
+        aim="look",
+        line="what drives count of their wear, and the write rate that they sustain",
+        words="[FOLDER or /dev/DRIVE] [key=value ...]",
+        examples=("dlemu wear .", "dlemu wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%"),
+        about="Bytes written by hosts and to flash, write amplification (WAF), and the share of "
+        "their life that is used. A drive's own counters need root and NVMe. With the drive's "
+        "endurance, the write rate that uses it up in some years.",
+        keys="drive drive.endurance drive.capacity",
+        options=("--json",),
+        module="dlemu.cli.wear",
+        arguments="dlemu.cli.wear:Endurance",
+    ),
+    "doctor": Command(
+        aim="prepare",
+        line="what this host and a folder can do, what is missing, and the remedy",
+        words="[FOLDER] [key=value ...]",
+        about="Exit status 0 when the loader can run.",
+        module="dlemu.cli.doctor",
+        arguments="dlemu.cli.doctor:Examined",
+    ),
+    "datasize": Command(
+        aim="prepare",
+        line="how large the dataset must be, and which rule says so",
+        words=_KEYS_AND,
+        examples=(
+            "dlemu datasize workload=unet3d_h100 num_accelerators=8",
+            "dlemu datasize workload=unet3d_h100 num_accelerators=8 host_memory=256GiB num_hosts=2",
+        ),
+        keys="workload num_accelerators host_memory num_hosts",
+        options=FOR_SCRIPTS,
+    ),
+    "datagen": Command(
+        aim="prepare",
+        line="write the dataset; killed at any moment and started again, it continues",
+        words=_OR_FOLDER,
+        examples=(
+            f"dlemu datagen {_DATA}",
+            "dlemu datagen workload=unet3d_h100 dataset.data_folder=data/unet3d "
+            "dataset.num_files_train=16 dataset.record_length_bytes=4MB "
+            "dataset.record_length_bytes_stdev=1MB",
+        ),
+        keys="workload dataset.data_folder dataset.num_files_train num_accelerators dataset.format "
+        "dataset.num_subfolders_train dataset.record_length_bytes output.log",
+        options=(DRY_RUN,),
+        makes_folder=True,
+    ),
+    "verify": Command(
+        aim="prepare",
+        line="check a data folder by its manifest; --full its content too, --repair mends it",
+        words="FOLDER [--full] [--repair]",
+        examples=("dlemu verify data/cosmoflow", "dlemu verify data/cosmoflow --full --repair"),
+        keys="dataset.data_folder",
+        options=("--full", "--repair"),
+        without_workload=True,
+    ),
+    "completion": Command(
+        aim="prepare",
+        line="print what makes a shell complete dlemu's commands, keys, values and folders",
+        words="bash|zsh",
+        examples=("dlemu completion bash",),
+        about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
+        "to _dlemu in a folder of $fpath. For this shell only: source <(dlemu completion bash).",
+        module="dlemu.cli.completion",
+    ),
+}
