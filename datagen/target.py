@@ -23,7 +23,7 @@ from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.limits import memory_bytes
 from dlemu.objects.store import Store, store_of
-from dlemu.storage.atomic import create, replacing, sync_folder
+from dlemu.storage.atomic import Write, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
 from dlemu.units import format_bytes, round_up
 from dlemu.workload.objects import Access, ObjectPath
@@ -33,8 +33,6 @@ _SHARE_OF_MEMORY = 4
 """Objects that are being written may take one part in so many of a host's memory."""
 _TREES = ("train", "index/train")
 
-Write = Callable[[NDArray[np.uint8], int, int], None]
-"""`write(data, offset, num_bytes)`: the first `num_bytes` of `data` are the file's bytes there."""
 Read = Callable[[memoryview, int], int]
 """`read(into, offset)` fills memory with a file's bytes; returns how many, 0 at the file's end."""
 
@@ -49,31 +47,11 @@ class Folder:
         """Return what lies there."""
         return sort_out((each for tree in _TREES for each in walk(self.path, tree)), layouts)
 
-    @contextmanager
-    def writing(self, name: str, *, direct: bool, sync: bool = True) -> Iterator[Write]:
-        """Yield what writes a file; it has its name, and the size that was written, in the end.
-
-        `direct`: past the page cache if possible; data are whole aligned pages then. `sync`: it is
-        on the drive in the end. If the block fails, what had the name before stays.
-        """
-        end = 0
-
-        def write(data: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
-            nonlocal end
-            done = 0
-            while done < len(data):
-                done += os.pwrite(number, data[done:].data, offset + done)
-            end = max(end, offset + num_bytes)
-
-        with replacing(self.path / name) as partial:
-            number = direct_if_possible(create, partial)[0] if direct else create(partial)
-            try:
-                yield write
-                os.ftruncate(number, end)  # O_DIRECT wrote the last page whole
-                if sync:
-                    os.fsync(number)
-            finally:
-                os.close(number)
+    def writing(
+        self, name: str, *, direct: bool, sync: bool = True
+    ) -> AbstractContextManager[Write]:
+        """Yield what writes a file, as `atomic.writing` does."""
+        return writing(self.path / name, direct=direct, sync=sync)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Read]:
@@ -127,9 +105,9 @@ class Bucket:
         """Yield what writes an object, which is put in the end."""
         end = 0
 
-        def write(data: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+        def write(data: memoryview, offset: int, num_bytes: int) -> None:
             nonlocal end
-            self.memory[offset : offset + num_bytes] = data[:num_bytes]
+            self.memory.data[offset : offset + num_bytes] = data[:num_bytes]
             end = max(end, offset + num_bytes)
 
         yield write
@@ -209,7 +187,7 @@ class FileMaker(Worker):
             num_bytes = len(piece)
             padded = self._buffer[: round_up(num_bytes)]  # `piece` is the start of this buffer
             padded[num_bytes:] = 0
-            take(padded, offset, num_bytes)
+            take(padded.data, offset, num_bytes)
             self.bytes_done += num_bytes
 
         assembly = Assembly(self._content, self._buffer, put)
@@ -221,7 +199,7 @@ class FileMaker(Worker):
         """Write a file's indexes, if the format has some."""
         for name, index in zip(self.names(file)[1:], self.recipe.indexes(file), strict=True):
             with self.target.writing(name, direct=False, sync=sync) as write:
-                write(np.frombuffer(index, np.uint8), 0, len(index))
+                write(memoryview(index), 0, len(index))
 
     def write_file(self, file: int, *, wanted_crc: int | None = None) -> int:
         """Write a file and return its CRC-32C.

@@ -188,14 +188,14 @@ class _Reader(FileMaker):
         same = crc == self._crcs[file]
         return "" if same else "is as generated, but the manifest has another checksum for it"
 
-    def _compare(self, read: Read, data: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+    def _compare(self, read: Read, data: memoryview, offset: int, num_bytes: int) -> None:
         done = 0
         while done < num_bytes:
             count = read(self._read[done : len(data)].data, offset + done)
             if count == 0:  # truncated since the listing
                 raise _Differs(offset + done)
             done += count
-        found, made = self._read[:num_bytes], data[:num_bytes]
+        found, made = self._read[:num_bytes], np.frombuffer(data[:num_bytes], np.uint8)
         if not np.array_equal(found, made):
             raise _Differs(offset + int(np.argmax(found != made)))
 

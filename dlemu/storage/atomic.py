@@ -2,15 +2,21 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from dlemu.storage.regular import direct_if_possible
+
 PARTIAL = ".partial"
 """Suffix of the temporary name, which lies beside the file."""
+_PIECE_BYTES = 8 << 20
 _REMOVED = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
 """What may be in the way of a new file; unlink(2) says what is wrong with a folder."""
+
+Write = Callable[[memoryview, int, int], None]
+"""`write(data, offset, num_bytes)`: the first `num_bytes` of `data` are the file's bytes there."""
 
 
 def partial_path(path: Path) -> Path:
@@ -70,6 +76,36 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # it may not be there
             os.unlink(partial)
         raise
+
+
+@contextmanager
+def writing(path: Path, *, direct: bool, sync: bool = True) -> Iterator[Write]:
+    """Yield what writes a file, which becomes `path` in the size that was written.
+
+    `direct`: nothing of it stays in the page cache; data are whole aligned pages then. `sync`: it
+    is on the drive in the end. If the block fails, `path` stays as it was.
+    """
+    end = 0
+
+    def write(data: memoryview, offset: int, num_bytes: int) -> None:
+        nonlocal end
+        done = 0
+        while done < len(data):
+            done += os.pwrite(number, data[done : done + _PIECE_BYTES], offset + done)
+        end = max(end, offset + num_bytes)
+
+    with replacing(path) as partial:
+        number, is_direct = direct_if_possible(create, partial) if direct else (create(partial), 0)
+        try:
+            yield write
+            os.ftruncate(number, end)  # O_DIRECT wrote the last page whole
+            stays = direct and not is_direct
+            if sync or stays:
+                os.fsync(number)
+            if stays:  # only clean pages can be dropped
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(number)
 
 
 def write_atomically(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:

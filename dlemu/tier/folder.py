@@ -18,9 +18,8 @@ from pathlib import Path
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.drive_counters import flush
-from dlemu.storage.atomic import PARTIAL, create, replacing
+from dlemu.storage.atomic import PARTIAL, writing
 from dlemu.storage.owned import OwnedFolder, disk_bytes, room
-from dlemu.storage.regular import direct_if_possible
 from dlemu.units import counted, format_bytes, round_up
 from dlemu.workload.model import Workload
 
@@ -31,7 +30,6 @@ _UNSAFE = "may_be_lost_after_boot"
 """Key of the mark: the start of the host in which entries were written; empty: all are on the
 drive."""
 _ENTRY = re.compile(rf"(\d+)\.(\d+)(?:{re.escape(PARTIAL)})?")
-_PIECE_BYTES = 8 << 20
 
 
 def entry_path(folder: str, file: int, generation: int) -> str:
@@ -46,19 +44,8 @@ def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
         RunError: the drive refuses it.
     """
     try:
-        with replacing(Path(path)) as partial:
-            descriptor, is_direct = direct_if_possible(create, partial)
-            try:
-                end = round_up(num_bytes) if is_direct else num_bytes
-                at = 0
-                while at < end:
-                    at += os.pwrite(descriptor, memory[at : min(at + _PIECE_BYTES, end)], at)
-                os.ftruncate(descriptor, num_bytes)
-                if not is_direct:
-                    os.fdatasync(descriptor)  # only clean pages can be dropped
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+        with writing(Path(path), direct=True, sync=False) as write:
+            write(memory[: round_up(num_bytes)], 0, num_bytes)
     except OSError as error:
         raise RunError(
             f"{path} cannot be written to the cache: {error.strerror}; set a smaller "

@@ -111,6 +111,12 @@ def test_the_au_is_the_mean_over_epochs_at_the_end_of_each(job: Workload) -> Non
     assert now.au_percentage == pytest.approx(37.5), "of 50 and 25"
 
 
+def test_a_rank_without_accelerators_has_epochs_as_well(job: Workload) -> None:
+    live, records = Live(), new_steps(0, np.empty((4, 0)))
+    with live.epoch(0, records, job, NoMonitor(), 3):  # type: ignore[arg-type]
+        assert replay_epoch([[]] * 4, records, barrier=lambda: None, clock=VirtualClock()).size == 0
+
+
 def test_it_says_what_is_done_outside_epochs(job: Workload) -> None:
     live = Live()
     phase = ["while probing the drive"]
