@@ -140,7 +140,7 @@ class Job:
         function = "benchmarks.fidelity_real:decoding"
         seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
         found = time_preprocessing(function, net.workers, seconds)
-        print(f"{net.label}: {'; '.join(found.lines(0))}", flush=True)
+        print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
     def train(self, loop: str, steps: int, repeat: int, *, metered: bool) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def write(name: str, keys: Mapping[str, object]) -> None:
     if dataset.format != "jpeg":
         dlemu.generate(workload, world=dlemu.Alone())
     else:
-        write_pictures(folder, dataset.num_files_train, int(dataset.record_length_bytes))
+        write_pictures(folder, int(dataset.num_files_train), int(dataset.record_length_bytes))
 
 
 def files_of(workload: dlemu.Workload) -> list[Path]:
@@ -336,8 +336,9 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     print(machine, flush=True)
     cells: list[tuple[Cell, list[str]]] = []
     for word in keys["cells"].split(","):
-        net, rate, loop, arms = word.split("/")
-        cells.append((Cell(device=device, net=net, loop=loop, rate=float(rate)), arms.split("+")))
+        label, rate, loop, asked = word.split("/")
+        cell = Cell(device=device, net=label, loop=loop, rate=float(rate))
+        cells.append((cell, asked.split("+")))
     # CUDA does not survive a fork; and the emulation has a process of its own.
     context = multiprocessing.get_context("spawn")
     line, other = context.Pipe()

@@ -1,6 +1,6 @@
 """How well predictions meet the published cells: python -m benchmarks.published.
 
-36 cells: 3 workloads x 3 drives x 1, 2, 4, 8 drives (tests/lab/data). Five numbers are fitted,
+36 cells: 3 workloads x 3 drives x 1, 2, 4, 8 drives (benchmarks/data). Five numbers are fitted,
 none of them to a cell of its own: what the host moves for each workload, one overhead as a share
 of the step, and one gain of all drives over their datasheets (page cache and efficiency are not
 to be told apart in this table). Each is the median over the cells that show it.
@@ -17,19 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.published_training import (
-    Minutes,
-    Spread,
-    fit_efficiency,
-    read_minutes,
-    read_spreads,
-)
-from dlemu.results.wear import sustained
-from dlemu.sizing.calibration_file import ERROR
-from dlemu.sizing.formula import Prediction, predict
-from dlemu.units import format_rate
-from dlemu.workload.model import load_workload
-from tests.lab.published import (
+from benchmarks.published_cells import (
     CEILING,
     SHARE,
     Cell,
@@ -46,6 +34,18 @@ from tests.lab.published import (
     read_one_host,
     without_drive,
 )
+from benchmarks.published_training import (
+    Minutes,
+    Spread,
+    fit_efficiency,
+    read_minutes,
+    read_spreads,
+)
+from dlemu.results.wear import sustained
+from dlemu.sizing.calibration_file import ERROR
+from dlemu.sizing.formula import Prediction, predict
+from dlemu.units import format_rate
+from dlemu.workload.model import load_workload
 
 _DLRM, _SLOWEST = "dlrm_dcnv2_h100", "d5_p5336"
 

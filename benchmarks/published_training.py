@@ -13,7 +13,7 @@ from statistics import median
 from dlemu.sizing.predict import predict
 from dlemu.workload.model import Workload, load_workload
 
-_DATA = Path(__file__).parents[1] / "tests" / "lab" / "data"
+_DATA = Path(__file__).with_name("data")
 _DLRM = "dlrm_dcnv2_h100"
 _FELT = 1.1
 """A drive limits a cell if that takes so many times the minutes of the accelerators alone."""

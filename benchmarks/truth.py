@@ -27,12 +27,25 @@ from benchmarks.checkpoint_in_run import asynchronous, synchronous
 from benchmarks.held_drive import WORKLOADS, bytes_per_step, rate_for, search
 from benchmarks.held_drive import dataset as held_dataset
 from benchmarks.known import CASES, Found
+from benchmarks.published_cells import (
+    core_seconds,
+    fit,
+    largest_overhead,
+    off,
+    quantile,
+    read_caches,
+    read_cells,
+    read_one_host,
+    without_drive,
+)
 from benchmarks.scale import MOST_BYTES, PARTS, costs
 from benchmarks.step_cost import step_cost
 from dlemu import Alone, generate, load_workload, make_loader
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.observer import HostObserver
 from dlemu.loaders import Batch
+from dlemu.sizing.calibration_file import ERROR
+from dlemu.sizing.formula import DLIO_CORE_SECONDS, UNMEASURED_OVERHEAD
 from tests.lab.bench import dataset, folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout
@@ -389,6 +402,37 @@ def growing(part: str) -> Measured:
     )
 
 
+def band_of_predictions() -> Measured:
+    """Take the printed band from cells whose drive was left out of the fit."""
+    cells = read_cells()
+    band = quantile(off(*pair) for pair in without_drive(cells))
+    residuals = quantile(off(cell, fit(cells)) for cell in cells)
+    return _all(
+        _within("band", 100 * band, 100 * ERROR - 1, 100 * ERROR),
+        _at_most("residuals, %", 100 * residuals, 50 * ERROR),
+        _at_most("overhead, %", 100 * largest_overhead(cells), 100 * UNMEASURED_OVERHEAD),
+    )
+
+
+def cores_of_dlio(name: str) -> Measured:
+    """Take what DLIO's host needs for a GB from the published hosts, to a tenth outward."""
+    low, high = DLIO_CORE_SECONDS[name]
+    least, most = core_seconds(read_cells(), read_one_host())[name]
+    return _all(
+        _within("least", least, low, low + 0.1 - 1e-9), _within("most", most, high - 0.1, high)
+    )
+
+
+def published_cache(number: int) -> Measured:
+    """Compare what datasheets say of a cache before an origin with its published test."""
+    row = read_caches()[number]
+    said = f"limit {row.published_limit}"
+    return _all(
+        _within("share of the rate", row.cache_rate / row.rate, 0.88, 1.12),
+        (said, row.limit, row.limit == row.published_limit),
+    )
+
+
 def claims() -> dict[str, Callable[[], Measured]]:
     """Return how each claim is measured, by its name."""
     keys = {"num_files": 96, "sample": 2_000_000}
@@ -416,6 +460,12 @@ def claims() -> dict[str, Callable[[], Measured]]:
         "a held drive, observed": observed_rate,
         "four who want one CPU, observed": observed_queue,
         "CPU of an observation": observing,
+        "the band of predictions": band_of_predictions,
+        **{
+            f"core seconds of DLIO, {each}": partial(cores_of_dlio, each)
+            for each in DLIO_CORE_SECONDS
+        },
+        **{f"a published cache, {each + 1}": partial(published_cache, each) for each in range(3)},
         **{f"ten times the files, {part}": partial(growing, part) for part in PARTS},
     }
 

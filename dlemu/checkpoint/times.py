@@ -45,10 +45,5 @@ class ReadTimes(Times):
     read: float = 0.0
     """From the first to the last read call, without `compare`."""
     compare: float = 0.0
-    """Making the bytes again and comparing them; with several threads, their mean."""
+    """Making the bytes again and comparing them."""
     close: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was read."""
-        return self.open + self.read + self.compare + self.close

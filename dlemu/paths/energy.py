@@ -21,20 +21,17 @@ class Energy:
     gpus: Mapping[str, float]
     """By GPU."""
 
-    def cpu_joules_since(self, start: "Energy") -> float | None:
-        """Return the joules of all packages since `start`; None if it is not known."""
-        if not self.cpus or self.cpus.keys() != start.cpus.keys():
-            return None
-        # At 300 W a counter wraps around every quarter of an hour, so at most once in a cell.
-        return sum(
-            (now - start.cpus[name]) % self.cpu_ranges[name] for name, now in self.cpus.items()
-        )
-
-    def gpu_joules_since(self, start: "Energy") -> float | None:
-        """Return the joules of all GPUs since `start`; None if it is not known."""
-        if not self.gpus or self.gpus.keys() != start.gpus.keys():
-            return None
-        return sum(now - start.gpus[name] for name, now in self.gpus.items())
+    def joules_since(self, start: "Energy") -> tuple[float | None, float | None]:
+        """Return the joules of all packages and of all GPUs since `start`; None: not known."""
+        cpus = gpus = None
+        if self.cpus and self.cpus.keys() == start.cpus.keys():
+            # At 300 W a counter wraps around every quarter of an hour, so at most once in a cell.
+            cpus = sum(
+                (now - start.cpus[name]) % self.cpu_ranges[name] for name, now in self.cpus.items()
+            )
+        if self.gpus and self.gpus.keys() == start.gpus.keys():
+            gpus = sum(now - start.gpus[name] for name, now in self.gpus.items())
+        return cpus, gpus
 
 
 def read_energy(powercap: Path = Path("/sys/class/powercap")) -> Energy:

@@ -388,9 +388,10 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         seconds = {name: cpu[name] - cpu_before[name] for name in cpu}
         return 100 * sum(seconds[name] for name in names) / max(sum(seconds.values()), 1e-9)
 
-    def watts(joules: float | None) -> float | None:
-        return None if joules is None else joules / (end - start)
-
+    cpu_watts, gpu_watts = (
+        None if joules is None else joules / (end - start)
+        for joules in energy.joules_since(energy_before)
+    )
     all_cpus = elapsed * (os.cpu_count() or 1)
     return Cell(
         **asdict(asked),
@@ -407,8 +408,8 @@ def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
         host_user_percentage=host_share("user", "nice"),
         host_system_percentage=host_share("system", "irq", "softirq"),
         cpu_seconds_per_gb=(done.user_seconds + done.system_seconds) / (num_bytes / 1e9),
-        cpu_watts=watts(energy.cpu_joules_since(energy_before)),
-        gpu_watts=watts(energy.gpu_joules_since(energy_before)),
+        cpu_watts=cpu_watts,
+        gpu_watts=gpu_watts,
         mode=done.path_bytes.mode,
         p2pdma_bytes=done.path_bytes.p2pdma,
         nvidia_fs_bytes=done.path_bytes.nvidia_fs,

@@ -123,7 +123,9 @@ def _overview(names: Sequence[str], results: Sequence[Document]) -> Table:
             cells.append("-" if found is None else format(factor * found["value"], form))
         rows.append([*cells, *(result[text] for text in texts)])
     heads = ("", "accelerators", *(_FIGURES[name][0] for name in figures))
-    return Table(heads=(*heads, *texts), rows=rows, texts=texts, spare=("from memory (%)",))
+    return Table(
+        heads=(*heads, *texts), rows=rows, texts=texts, spare=("from memory (%)", "read (MB/s)")
+    )
 
 
 def _shown(name: str, found: Document) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from rich.box import Box
 from rich.console import Console
@@ -26,6 +27,12 @@ _UNBOUND = 100_000
 """Columns of what is no terminal: nothing is wrapped, so that it can be searched."""
 _STYLES = {"pass": "bold green", "fail": "bold red", "caution": "bold yellow", "plain": "bold"}
 _INDENT = "  "
+_APART = 3
+"""Characters between two columns."""
+_SHORT = 12
+"""Characters of a cell that stays on one line."""
+_SENTENCE = 24
+"""Characters that a column of sentences keeps."""
 _RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)
 """A line below the heads, in a character that every encoding has."""
 
@@ -160,12 +167,14 @@ def _table(table: Table, columns: int) -> Iterator[str | RichTable]:
     if table.title:
         yield "\n".join(_wrapped(table.title, columns))
     heads, left_out = list(table.heads), []
+    widths = _widths(table, heads, columns)
     for head in table.spare:
-        if _width_of(table, heads) <= columns:
+        if widths is not None:
             break
         heads.remove(head)
         left_out.append(head)
-    yield _rich(table, heads)
+        widths = _widths(table, heads, columns)
+    yield _rich(table, widths or {head: _least_width(table, head) for head in heads})
     if left_out:
         note = f"left out, for lack of columns: {', '.join(left_out)}; a wider terminal shows them"
         yield "\n".join(_wrapped(note, columns))
@@ -176,21 +185,41 @@ def _column(table: Table, head: str) -> list[str]:
     return [shown_line(row[place]) for row in table.rows]
 
 
-def _width_of(table: Table, heads: Sequence[str]) -> int:
-    """Return the characters of a line with these columns."""
-    cells = (max(map(len, [*head.split(), *_column(table, head)])) for head in heads)
-    return sum(cells) + 2 * (len(heads) - 1)
+def _words(text: str) -> list[str]:
+    """Return the parts between which a text may break; a short one does not."""
+    return [text] if len(text) <= _SHORT else text.split()
 
 
-def _rich(table: Table, heads: Sequence[str]) -> RichTable:
-    """Return the table of these columns; a column of numbers stands to the right, unwrapped."""
+def _least_width(table: Table, head: str) -> int:
+    """Return the characters that a column keeps: its longest number, or its longest word."""
+    cells = _column(table, head)
+    if _is_text(table, head):
+        cells = [word for cell in cells for word in (*_words(cell), cell[:_SENTENCE])]
+    return max(map(len, [*_words(head), *cells]), default=0)
+
+
+def _is_text(table: Table, head: str) -> bool:
+    return head == table.heads[0] or head in table.texts
+
+
+def _widths(table: Table, heads: Sequence[str], columns: int) -> dict[str, int] | None:
+    """Return the characters of each column, the widest of them narrowed; None: they do not fit."""
+    widths = {head: max(map(len, [head, *_column(table, head)])) for head in heads}
+    least = {head: _least_width(table, head) for head in heads}
+    while sum(widths.values()) + _APART * len(heads) - 1 > columns:
+        loose = [head for head in heads if widths[head] > least[head]]
+        if not loose:
+            return None
+        widths[max(loose, key=lambda head: widths[head])] -= 1
+    return widths
+
+
+def _rich(table: Table, widths: Mapping[str, int]) -> RichTable:
+    """Return the table of these columns; numbers stand to the right, and no word breaks."""
     made = RichTable(box=_RULED, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
-    for number, head in enumerate(heads):
-        text = number == 0 or head in table.texts
-        made.add_column(
-            shown_line(head), justify="left" if text else "right", no_wrap=not text,
-            overflow="fold",
-        )  # fmt: skip
-    for row in zip(*(_column(table, head) for head in heads), strict=True):
+    for head, width in widths.items():
+        side: Literal["left", "right"] = "left" if _is_text(table, head) else "right"
+        made.add_column(shown_line(head), justify=side, overflow="fold", width=width)
+    for row in zip(*(_column(table, head) for head in widths), strict=True):
         made.add_row(*row)
     return made

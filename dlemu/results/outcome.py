@@ -83,7 +83,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_au_percentage=au,
             train_au_mean_percentage=float(np.mean(au)),
             train_au_stdev_percentage=float(np.std(au)),
-            train_au_interval_percentage=metrics.au_interval,
+            train_au_interval_percentage=list(metrics.au_interval or ()) or None,
             train_au_min_accelerator_percentage=float(each.min()),
             train_au_meet_expectation=_MEET_EXPECTATION[judgement.verdict],
             train_hidden_share=hidden_share(workload, metrics),

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -152,7 +153,12 @@ class _Epoch:
     ) -> None:
         self._number, self._epochs = number, workload.train.epochs
         self._monitor, self._num_ranks = monitor, num_ranks
-        self._sums = StepsSoFar(steps, workload.metric)
+        self._steps, self._metric = steps, workload.metric
+
+    @cached_property
+    def _sums(self) -> "StepsSoFar":
+        """The sums of its steps, for a rank that shows them: another may have no accelerators."""
+        return StepsSoFar(self._steps, self._metric)
 
     def progress(self, job: str, before: "list[_Epoch]") -> RunProgress:
         """Return the figures of this epoch, and the AU of all with those `before`."""

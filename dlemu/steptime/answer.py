@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.steptime.gpu_state import summary
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.workload.derived import derived_yaml, normal, origin_of
@@ -120,11 +121,10 @@ def _evidence(timed: Timed) -> dict[str, Any]:
         "stdev_seconds": float(seconds.std()),
         "p05_seconds": float(np.percentile(seconds, 5)),
         "p95_seconds": float(np.percentile(seconds, 95)),
-        "last_tenth_over_first": timed.drift,
         "launch_seconds": timed.launch,
         "launch_bound": timed.launch_bound,
         "flop_per_step": timed.flops,
         "gpu_memory_bytes": timed.memory,
-        "gpu": timed.samples.summary(),
+        "gpu": summary(timed.states),
         "step_seconds": [float(f"{value:.7g}") for value in seconds],
     }

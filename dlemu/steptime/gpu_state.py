@@ -2,9 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 _INTERVAL = 1.0
@@ -40,26 +40,20 @@ class State:
         )
 
 
-@dataclass
-class Samples:
-    """The states of a GPU during a measurement; empty if NVML does not tell."""
-
-    states: list[State] = field(default_factory=list)
-
-    def summary(self) -> dict[str, Any]:
-        """Return least, median and greatest of each figure, and the causes of throttling."""
-        if not self.states:
-            return {}
-        told: dict[str, Any] = {}
-        for name in ("sm_mhz", "watts", "celsius"):
-            values = sorted(getattr(state, name) for state in self.states)
-            told[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
-        causes = [cause for state in self.states for cause in state.throttled_by]
-        told["throttled_share"] = {
-            cause: causes.count(cause) / len(self.states) for cause in dict.fromkeys(causes)
-        }
-        told["samples"] = [asdict(state) for state in self.states]
-        return told
+def summary(states: Sequence[State]) -> dict[str, Any]:
+    """Return least, median and greatest of each figure, and the causes of throttling."""
+    if not states:
+        return {}
+    told: dict[str, Any] = {}
+    for name in ("sm_mhz", "watts", "celsius"):
+        values = sorted(getattr(state, name) for state in states)
+        told[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
+    causes = [cause for state in states for cause in state.throttled_by]
+    told["throttled_share"] = {
+        cause: causes.count(cause) / len(states) for cause in dict.fromkeys(causes)
+    }
+    told["samples"] = [asdict(state) for state in states]
+    return told
 
 
 class Gpu:
@@ -99,20 +93,21 @@ class Gpu:
             return None
 
     @contextmanager
-    def sampled(self) -> Iterator[Samples]:
-        """Take a sample each second while the block runs."""
-        samples, ends = Samples(), threading.Event()
+    def sampled(self) -> Iterator[list[State]]:
+        """Note the state each second while the block runs; empty if NVML does not tell it."""
+        states: list[State] = []
+        ends = threading.Event()
 
         def sample() -> None:
             while not ends.wait(_INTERVAL):
                 state = self.state()
                 if state is not None:
-                    samples.states.append(state)
+                    states.append(state)
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
         try:
-            yield samples
+            yield states
         finally:
             ends.set()
             thread.join()

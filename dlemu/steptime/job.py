@@ -185,23 +185,17 @@ def _stem(workload: Workload, torch: Any, device: str) -> str:
 
 
 def _environment(torch: Any, job: Job, layout: str, gpu: Gpu | None) -> Mapping[str, str]:
-    on_gpu = job.device == "cuda"
+    on_gpu, own = job.device == "cuda", ":" in job.model
     cudnn = torch.backends.cudnn.version()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {os.cpu_count()} cores",
         "driver": gpu.driver if gpu else "unknown" if on_gpu else "none",
         "torch": f"{torch.__version__}, Python {platform.python_version()}",
         "cuDNN": str(cudnn) if on_gpu and cudnn else "none",
-        "dtype": _dtype(job, on_gpu),
+        "dtype": "the user's" if own else _DTYPES[job.precision] if on_gpu else "float32",
         "layout": layout,
         "compile": str(job.compiled).lower(),
         "graph": str(job.graph).lower(),
         "loop": "each step is waited for" if job.waits else "steps are queued ahead",
         "date": datetime.now().strftime("%Y-%m-%d"),
     }
-
-
-def _dtype(job: Job, on_gpu: bool) -> str:
-    if ":" in job.model:
-        return "the user's"
-    return _DTYPES[job.precision] if on_gpu else "float32"

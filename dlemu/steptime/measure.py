@@ -8,15 +8,15 @@ kernels included, and where each step is waited for the time to launch the next 
 import gc
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.steptime.gpu_state import Gpu, Samples
+from dlemu.steptime.gpu_state import Gpu, State
 from dlemu.steptime.steps import Job, Step, make_step, out_of_memory
 
 _STEPS_AHEAD = 4
@@ -54,7 +54,8 @@ class Timed:
     memory: int
     """Most bytes of the GPU that PyTorch held; 0 on a CPU."""
     on_gpu: bool
-    samples: Samples = field(default_factory=Samples)
+    states: Sequence[State] = ()
+    """Of the GPU, each second."""
 
     @property
     def mean(self) -> float:
@@ -70,12 +71,6 @@ class Timed:
     def launch_bound(self) -> bool:
         """Whether the host needs as long to launch a step as the device to compute it."""
         return self.on_gpu and self.launch >= _LAUNCH_BOUND * self.median
-
-    @property
-    def drift(self) -> float:
-        """Mean of the last tenth of the steps over that of the first: heat makes it more than 1."""
-        tenth = max(1, len(self.seconds) // 10)
-        return float(self.seconds[-tenth:].mean() / self.seconds[:tenth].mean())
 
 
 def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed | str:
@@ -111,7 +106,9 @@ def faster_layout(job: Job, batch: int) -> str:
 
 
 def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed:
-    step = make_step(job, batch, layout)
+    import torch
+
+    step, on_gpu = make_step(job, batch, layout), job.device == "cuda"
     flops = 0.0 if job.compiled else _count_flops(step)
     warm_up = Length(
         steps=max(2, int(WARM_UP["steps"] * length.steps)),
@@ -119,7 +116,7 @@ def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None)
     )
     _times(step, job, warm_up)
     launch = _launch_seconds(step, job.device)
-    with gpu.sampled() if gpu else nullcontext(Samples()) as samples:
+    with gpu.sampled() if gpu else nullcontext(list[State]()) as states:
         seconds = _times(step, job, length)
     return Timed(
         batch=batch,
@@ -127,9 +124,9 @@ def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None)
         seconds=seconds,
         launch=launch,
         flops=flops,
-        memory=_peak_memory(job.device),
-        on_gpu=job.device == "cuda",
-        samples=samples,
+        memory=torch.cuda.max_memory_reserved() if on_gpu else 0,
+        on_gpu=on_gpu,
+        states=states,
     )
 
 
@@ -165,12 +162,15 @@ def _times(step: Step, job: Job, length: Length) -> NDArray[np.float64]:
 
 def _launch_seconds(step: Step, device: str) -> float:
     """Return the host's seconds to queue a step while the device has nothing to do."""
+    import torch
+
     found = []
     for _ in range(_NUM_LAUNCHES):
         begin = time.perf_counter()
         step()
         found.append(time.perf_counter() - begin)
-        _synchronize(device)
+        if device == "cuda":
+            torch.cuda.synchronize()
     return float(np.median(found))
 
 
@@ -197,18 +197,3 @@ def _clean(device: str) -> Iterator[None]:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-def _peak_memory(device: str) -> int:
-    if device != "cuda":
-        return 0
-    import torch
-
-    return int(torch.cuda.max_memory_reserved())

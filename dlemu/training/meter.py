@@ -1,7 +1,7 @@
 """Measures a training loop of one's own, with the records and metrics of a replayed job."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,6 @@ from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP, Steps
 from dlemu.results.summary import Summary
 from dlemu.results.sums import Rule, Sums, sum_all
-from dlemu.training.batches import batch_bytes, batch_length
 from dlemu.training.watched_folder import WatchedFolder
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone, World
@@ -192,7 +191,7 @@ class Meter:
         """Return a batch's samples and their bytes; 0 where that is not known."""
         samples = getattr(batch, "samples", None)
         self._by_dlemu &= samples is not None or step.asked_compute is not None
-        length = batch_length(batch) if samples is None else len(samples)
+        length = _batch_length(batch) if samples is None else len(samples)
         if length is None and step.asked_compute is not None:  # the emulated job's batch
             length = self.workload.reader.batch_size
         length = self._batch_size or length or 0
@@ -200,7 +199,7 @@ class Meter:
             return length, round(length * self._sample_bytes)
         told = getattr(batch, "num_bytes", None)
         self._of_files &= told is not None
-        return length, batch_bytes(batch) if told is None else told
+        return length, _batch_bytes(batch) if told is None else told
 
     def compute(self, batch: object) -> None:
         """Emulate the accelerator: sleep until `train.computation_time` after the batch was taken.
@@ -307,13 +306,13 @@ class Meter:
         """
         sums, seen = self._sums(), Summary()
         metrics = None if sums is None else measure_sums(sums)
+        counted = self._as_counted()
         if self._folder is not None:
             epochs = np.unique(self.steps["epoch"]).tolist()
-            counted = self._as_counted()
             seen = self._folder.summary(counted, sums, epochs, in_files=self._of_files)
         if metrics is None:
             return None
-        document = with_metrics(seen, self._as_counted(), metrics)
+        document = with_metrics(seen, counted, metrics)
         if not self.steps["read"].any():  # a loader not dlemu's does not tell why it was late
             document["per_epoch"] = [{**row, "lost": {}} for row in document["per_epoch"]]
         if self._all_emulated:
@@ -341,3 +340,27 @@ class Meter:
             "timed_by": list(self._timed_by),
             "notes": notes,
         }
+
+
+def _batch_length(batch: object) -> int | None:
+    """Return the first axis of a batch's first array, or the length of a list; None: unknown."""
+    for array in _arrays(batch):
+        return int(array.shape[0]) if len(array.shape) else None
+    is_list = isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))
+    return len(batch) if is_list and isinstance(batch, Sequence) else None
+
+
+def _batch_bytes(batch: object) -> int:
+    """Return the bytes of a batch's arrays, as they are in memory; 0 where there are none."""
+    return sum(int(array.nbytes) for array in _arrays(batch))
+
+
+def _arrays(batch: object) -> Iterator[Any]:
+    if hasattr(batch, "shape") and hasattr(batch, "nbytes"):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for each in batch.values():
+            yield from _arrays(each)
+    elif isinstance(batch, (list, tuple)):
+        for each in batch:
+            yield from _arrays(each)

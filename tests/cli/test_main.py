@@ -166,7 +166,8 @@ def test_verify_names_what_is_bad_and_repairs_it(
     capsys.readouterr()
     assert run(["verify", *SMALL, data]) == 1
     assert capsys.readouterr().out == (
-        f"train/{files[3].name}: is missing\n{folder}: 1 bad file; sizes were checked\n"
+        f"train/{files[3].name}: is missing\n{folder}: 1 bad file; sizes were checked; "
+        f"dlemu verify {folder} --repair writes them again\n"
     )
     (folder / "train" / ".DS_Store").touch()
     assert run(["verify", str(folder), "--full", "--repair"]) == 0

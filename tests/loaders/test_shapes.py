@@ -178,9 +178,14 @@ def test_ranges_of_ones_own_files_are_joined_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All footers are alike, and a large one takes as long as its file."""
-    joined = []
+    joined: list[Ranges] = []
     join = Ranges.joined
-    monkeypatch.setattr(Ranges, "joined", lambda *given: joined.append(1) or join(*given))
+
+    def noted(ranges: Ranges, gap: int) -> object:
+        joined.append(ranges)
+        return join(ranges, gap)
+
+    monkeypatch.setattr(Ranges, "joined", noted)
     case = make_case(tmp_path, "parquet of 13", {"reader.read_threads": 0})
     with closing(case.open(keep=0)) as opened:
         for epoch in range(2):

@@ -31,15 +31,13 @@ def test_an_overrun_is_not_negative_energy() -> None:
     start = Energy({"intel-rapl:0": 90.0, "intel-rapl:1": 10.0}, ranges, {"gpu0": 3.0})
     end = Energy({"intel-rapl:0": 5.0, "intel-rapl:1": 40.0}, ranges, {"gpu0": 3.5})
 
-    assert end.cpu_joules_since(start) == pytest.approx(15 + 30)
-    assert end.gpu_joules_since(start) == pytest.approx(0.5)
+    assert end.joules_since(start) == pytest.approx((15 + 30, 0.5))
 
 
 def test_what_cannot_be_read_is_none() -> None:
     nothing = Energy({}, {}, {})
 
-    assert nothing.cpu_joules_since(nothing) is None
-    assert nothing.gpu_joules_since(Energy({}, {}, {"gpu0": 1.0})) is None
+    assert nothing.joules_since(Energy({}, {}, {"gpu0": 1.0})) == (None, None)
 
 
 class NVMLError(Exception):

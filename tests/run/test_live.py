@@ -105,7 +105,16 @@ def test_the_au_is_the_mean_over_epochs_at_the_end_of_each(job: Workload) -> Non
             now = live.now()
         assert now.au_percentage == pytest.approx(measure(np.concatenate(ended)).au_percentage)
         assert (now.step, now.num_ranks) == (4, 3)
+    # A rank may have no accelerators: it shows nothing.
+    with live.epoch(2, new_steps(2, np.ones((4, 0))), job, NoMonitor(), 3):  # type: ignore[arg-type]
+        pass
     assert now.au_percentage == pytest.approx(37.5), "of 50 and 25"
+
+
+def test_a_rank_without_accelerators_has_epochs_as_well(job: Workload) -> None:
+    live, records = Live(), new_steps(0, np.empty((4, 0)))
+    with live.epoch(0, records, job, NoMonitor(), 3):  # type: ignore[arg-type]
+        assert replay_epoch([[]] * 4, records, barrier=lambda: None, clock=VirtualClock()).size == 0
 
 
 def test_it_says_what_is_done_outside_epochs(job: Workload) -> None:

@@ -19,7 +19,6 @@ from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
-from tests.lab.published import read_caches
 
 
 def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
@@ -29,14 +28,21 @@ def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
 PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=2"]
 
 
-def test_the_published_tests_of_a_cache_come_out_of_the_datasheets() -> None:
-    load, load_qlc, read = read_caches()
-    assert (load.limit, load_qlc.limit, read.limit) == ("origin", "cache writes", "cache")
-    assert (load.rate, load_qlc.rate, read.rate) == (7.0e9, 3.0e9, 14.5e9)
-    for row in (load, load_qlc, read):
-        assert row.limit == row.published_limit
-        assert row.cache_rate == pytest.approx(row.rate, rel=0.12)
-    assert read.origin_rate == 0
+@pytest.mark.parametrize(
+    ("drive", "warm", "rate", "limit"),
+    [
+        ("d7_ps1010", False, 7.0e9, "origin"),
+        ("d5_p5336", False, 3.0e9, "cache writes"),
+        ("d7_ps1010", True, 14.5e9, "cache"),
+    ],
+)
+def test_the_slowest_of_origin_cache_and_its_writes_decides(
+    drive: str, warm: bool, rate: float, limit: str
+) -> None:
+    keys = {"drive": drive, "origin.read_bandwidth": 7.0e9, "cache.capacity": 1.0}
+    found = predict_cached(load_workload("unet3d_h100", keys))
+    assert (found.warm if warm else found.cold).drive.read_bandwidth == rate
+    assert (found.supply.warm_limit if warm else found.supply.cold_limit) == limit
 
 
 def test_the_supply_of_origin_and_cache() -> None:

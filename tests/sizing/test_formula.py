@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.results.metrics import passes
-from dlemu.sizing.calibration_file import ERROR, Calibration
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import (
-    DLIO_CORE_SECONDS,
-    UNMEASURED_OVERHEAD,
     PredictionInput,
     PublishedHost,
     predict,
@@ -20,7 +18,6 @@ from dlemu.sizing.formula import (
 )
 from dlemu.workload.compose import read_yaml
 from dlemu.workload.model import Drive, load_workload
-from tests.lab import published
 
 UNET3D = PredictionInput(
     computation_time=0.323,
@@ -141,30 +138,6 @@ def test_what_overhead_and_barrier_bound_has_a_band() -> None:
     nobody = predict(replace(many, accelerators=1))
     assert (nobody.au_percentage, nobody.limit) == (100.0, "none")
     assert nobody.au_low == pytest.approx(100 / 1.014), "as the published ceilings"
-
-
-def test_the_printed_band_comes_from_cells_whose_drive_was_left_out() -> None:
-    cells = published.read_cells()
-    left_out = published.without_drive(cells)
-
-    for cell, fitted in left_out:
-        assert not any(cell.drive in name for names in fitted.cells.values() for name in names)
-    needed = published.quantile(published.off(*pair) for pair in left_out)
-    residuals = published.quantile(published.off(cell, published.fit(cells)) for cell in cells)
-    assert math.ceil(100 * needed) / 100 == ERROR
-    assert residuals < 0.5 * ERROR, "what a fit leaves says too little"
-    assert sum(abs(published.off(*pair)) <= ERROR for pair in left_out) >= 0.9 * len(cells)
-    assert published.largest_overhead(cells) <= UNMEASURED_OVERHEAD < 0.015
-
-
-def test_what_dlio_takes_of_a_host_is_the_published() -> None:
-    found = published.core_seconds(published.read_cells(), published.read_one_host())
-
-    rounded = {
-        name: (math.floor(10 * least) / 10, math.ceil(10 * most) / 10)
-        for name, (least, most) in found.items()
-    }
-    assert rounded == DLIO_CORE_SECONDS
 
 
 def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:

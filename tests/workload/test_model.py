@@ -262,6 +262,21 @@ def test_sizes_may_be_written_as_people_write_them(key: str, value: Any, num_byt
     assert check_workload(with_key(key, value)).host_memory == num_bytes
 
 
+def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
+    for command in ("run", "checkpoint"):
+        meant = "reader" if command == "run" else command
+        with pytest.raises(WorkloadError, match=rf"did you mean {meant}\.odirect\?"):
+            check_workload(with_key("odirect", True), command)
+
+
+def test_a_changed_group_is_checked_with_the_others() -> None:
+    workload = load_workload("unet3d_h100")
+    with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without"):
+        workload.with_keys({"reader.gds": "require"})
+    with pytest.raises(WorkloadError, match=r"^unknown key reader\.batchsize; did you mean"):
+        workload.with_keys({"reader.batchsize": 3})
+
+
 def test_units_are_those_that_people_write() -> None:
     keys: dict[str, object] = {
         "train.computation_time": "5ms",

@@ -1,8 +1,8 @@
 """The published cells, and the fit of the closed form to them; benchmarks/published.py prints both.
 
-36 cells: 3 workloads x 3 drives x 1, 2, 4, 8 drives (tests/lab/data). Five numbers are fitted, none
-of them to a cell of its own: what the host moves for each workload, one overhead as a share of the
-step, and one gain of all drives over their datasheets (page cache and efficiency cannot be told
+36 cells: 3 workloads x 3 drives x 1, 2, 4, 8 drives (benchmarks/data). Five numbers are fitted,
+none of them to a cell of its own: what the host moves for each workload, one overhead as a share of
+the step, and one gain of all drives over their datasheets (page cache and efficiency cannot be told
 apart in this table). Each is the median over the cells that show it.
 """
 
@@ -30,7 +30,7 @@ SHARE = 0.9
 """Share of the cells that the printed band is to hold."""
 CEILING = 98.0
 """AU in percent above which nothing waits for the storage."""
-DRIVES = Path(__file__).parents[2] / "workloads" / "drive"
+DRIVES = Path(__file__).parents[1] / "workloads" / "drive"
 WORKLOADS = {"ResNet50": "resnet50_h100", "Unet3D": "unet3d_h100", "CosmoFlow": "cosmoflow_h100"}
 
 
